@@ -114,10 +114,6 @@ def _broken_image(reports: Path) -> None:
     (reports / "figures" / "wb-test.png").write_bytes(b"<html>")
 
 
-def _no_csv(reports: Path) -> None:
-    (reports / "figures" / "wb-test.csv").unlink()
-
-
 def _csv(text: str) -> Callable[[Path], None]:
     def damage(reports: Path) -> None:
         (reports / "figures" / "wb-test.csv").write_text(text)
@@ -130,7 +126,6 @@ def _csv(text: str) -> Callable[[Path], None]:
     [
         (_no_image, "image .*png is missing"),
         (_broken_image, "is not a PNG"),
-        (_no_csv, "CSV .*csv is missing"),
         (_csv(""), "cannot be read"),
         (_csv("error\n"), "has no row"),
         (_csv("other\n1\n"), "column error of its tolerance is missing"),
@@ -158,13 +153,6 @@ def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> N
     assert catalog.find_problems(reports, [gone]) == [
         "wb-test: input data/papers/osf/nothing.csv matches no file"
     ]
-
-
-def test_listing_has_a_line_an_entry_and_the_totals() -> None:
-    entries = catalog.load()
-    lines = catalog.listing(entries).splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == [entry.id for entry in entries]
-    assert lines[-1].startswith("27 figures and 17 tables of the papers")
 
 
 def test_the_table_links_what_is_done_and_only_that(entry: catalog.Entry) -> None:

@@ -400,7 +400,8 @@ def test_a_wrong_change_is_one_line(
     ("argv", "advice"),
     [
         (["bench"], "python -m timeit"),
-        (["measure", "collectives", "--algorithm", "ring"], "ddlkit.core.schedule"),
+        (["measure", "collectives", "--algorithm", "ring"], "notebook 11"),
+        (["measure", "collectives", "--algorithm=ring"], "notebook 11"),
         (["lab", "campaign", "mine.yml"], "write ddlkit measure FILE.yml"),
         (["lab", "up", "--change", "5s:rate=1mbit"], "make a lab of each kind"),
     ],

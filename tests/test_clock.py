@@ -14,13 +14,7 @@ from scipy.stats import binom
 from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import (
-    Budget,
-    Marks,
-    measure,
-    measure_interleaved,
-    timed,
-)
+from ddlkit.run.instruments.clock import Budget, Marks, measure, measure_interleaved, timed
 
 ENDLESS = 1e9
 
@@ -51,7 +45,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     return fake
 
 
-@given(st.integers(9, 400), st.sampled_from([0.5, 0.95, 0.99, 0.995]))
+@given(st.integers(9, 400), st.sampled_from([0.5, 0.95, 0.995]))
 def test_interval_covers_the_median_as_often_as_asked_and_no_narrower_one_does(
     n: int, level: float
 ) -> None:
@@ -61,12 +55,7 @@ def test_interval_covers_the_median_as_often_as_asked_and_no_narrower_one_does(
     assert 1 - 2 * binom.cdf(low - 1, n, 0.5) >= level > 1 - 2 * binom.cdf(low, n, 0.5)
 
 
-def test_steady_times_stop_as_soon_as_an_interval_exists(simulated: Simulated) -> None:
-    action = simulated.taking(repeat(0.5))
-    assert measure(action, Budget(min_repeats=1, max_s=ENDLESS)).tolist() == [0.5] * 6
-
-
-@pytest.mark.parametrize("share", [0.3, 0.1, 0.03])
+@pytest.mark.parametrize("share", [0.3, 0.03])
 def test_stops_with_the_first_interval_narrow_enough(simulated: Simulated, share: float) -> None:
     times = np.random.default_rng(0).uniform(0.9, 1.3, 5000)
     budget = Budget(warmup=0, max_repeats=5000, max_s=ENDLESS, relative_halfwidth=share)
@@ -87,9 +76,17 @@ def test_time_ends_the_budget_but_not_before_the_fewest_repeats(simulated: Simul
     assert len(measure(restless, Budget(warmup=0, min_repeats=3, max_s=15.0))) == 10
 
 
-def test_warm_up_is_run_and_dropped(simulated: Simulated) -> None:
-    times = iter([100.0, 50.0, *[1.0] * 6])
-    assert measure(simulated.taking(times), Budget(warmup=2, max_s=ENDLESS)).tolist() == [1.0] * 6
+def test_warm_up_is_run_and_dropped_and_steady_times_stop_with_the_first_interval(
+    simulated: Simulated,
+) -> None:
+    times = chain_of([100.0, 50.0], 0.5)
+    budget = Budget(warmup=2, min_repeats=1, max_s=ENDLESS)
+    assert measure(simulated.taking(times), budget).tolist() == [0.5] * 6
+
+
+def chain_of(first: list[float], then: float) -> Iterator[float]:
+    yield from first
+    yield from repeat(then)
 
 
 def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulated) -> None:
@@ -111,20 +108,13 @@ def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulate
     assert set(samples) == {1.0}
 
 
-def test_actions_take_turns_and_stop_together() -> None:
+def test_actions_take_turns_and_one_restless_keeps_all_running(simulated: Simulated) -> None:
     calls: list[str] = []
     actions = {name: lambda name=name: calls.append(name) for name in "abc"}
-    samples = measure_interleaved(actions, Budget(warmup=1, min_repeats=4, max_repeats=4))
+    measure_interleaved(actions, Budget(warmup=1, min_repeats=4, max_repeats=4))
     assert "".join(calls) == "abc" * 5
-    assert {name: len(s) for name, s in samples.items()} == {"a": 4, "b": 4, "c": 4}
-
-
-def test_one_restless_action_keeps_all_running(simulated: Simulated) -> None:
-    actions = {
-        "steady": simulated.taking(repeat(1.0)),
-        "restless": simulated.taking(cycle([1, 2])),
-    }
-    samples = measure_interleaved(actions, Budget(max_repeats=30, max_s=ENDLESS))
+    two = {"steady": simulated.taking(repeat(1.0)), "restless": simulated.taking(cycle([1, 2]))}
+    samples = measure_interleaved(two, Budget(max_repeats=30, max_s=ENDLESS))
     assert len(samples["steady"]) == len(samples["restless"]) == 30
 
 

@@ -67,16 +67,6 @@ def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
         assert steps[row["machine"], row["precision"]] == pytest.approx(row["c"])
 
 
-def test_a_gpus_peak_is_its_datasheets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "gpu", lambda self, kind: "NVIDIA A100-SXM4-40GB")
-    real = Source.table
-    monkeypatch.setattr(Source, "table", lambda self, kind: real(self, kind).assign(device="cuda"))
-    shares = compare.kernel_shares(source.recordings("peaks"), [])
-    peaks = shares.set_index(["precision", "unit"])["peak"]
-    assert peaks["bf16", "FLOP/s"].unique().tolist() == [312e12]
-    assert peaks["copies", "B/s"].unique().tolist() == [1555e9]
-
-
 @pytest.mark.parametrize(
     ("factor", "verdict"), [(1.1, "worth it"), (1.0, "not worth it"), (0.9, "slower")]
 )

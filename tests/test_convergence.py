@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
 
-from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import NETWORKS, Recipe
 from ddlkit.run.nets import pictures
-from ddlkit.run.sessions.engine import measure
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
 
@@ -39,10 +34,6 @@ def test_a_seed_is_a_data_set() -> None:
 
 
 # -- networks ----------------------------------------------------------------------------------
-
-
-def weights(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(p.shape) for name, p in network.named_parameters()}
 
 
 def test_of_one_seed_convolutions_and_order_are_the_same_for_all() -> None:
@@ -95,26 +86,3 @@ def test_a_loss_that_is_no_number_ends_in_one_line() -> None:
         train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
     with pytest.raises(UserError, match="unknown network 'vgg': use one of vgg16_eighth"):
         train("vgg", 0)
-
-
-# -- the command's points ----------------------------------------------------------------------
-
-
-def test_trainings_are_stamped_and_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(machine, "cores", lambda: 1)
-    suite = tmp_path / "tiny.json"
-    points = [{"measure": "convergences", "recipe": asdict(TINY), "seeds": 0}]
-    suite.write_text(json.dumps({"points": points}))
-    out = tmp_path / "out"
-    measure(str(suite), out=out)
-    names = {path.name for path in out.glob("*.csv")}
-    assert names == {f"convergence-{network}-e2-s0.csv" for network in NETWORKS}
-    tables = [store.load_table(out / name, "convergence") for name in names]
-    assert len({table["data_sha256"].iloc[0] for table in tables}) == 1
-    capsys.readouterr()
-    measure(str(suite), out=out)
-    said = capsys.readouterr().err
-    assert all(f"convergence/{network}-e2-s0" in said for network in NETWORKS)
-    assert "already measured" in said

@@ -6,7 +6,7 @@ import pytest
 
 from ddlkit.core.iteration import predict
 from ddlkit.model import Calibration, make_plan
-from ddlkit.papers.osf import audit
+from ddlkit.papers import audit
 from ddlkit.report import source
 from ddlkit.report.figures import core_panels, osf_measured
 from ddlkit.report.source import Source
@@ -39,7 +39,7 @@ def test_where_nothing_is_decided_every_link_is_drawn_beside_the_printed_thresho
 
 
 def test_gaps_are_sorted_and_never_negative() -> None:
-    _, numbers = core_panels.gaps(audit.random_audit(20))
+    _, numbers = core_panels.gaps(audit.random_audit(audit.dense_draw, audit.DENSE, 20))
     gaps = numbers[numbers["of"] == "share_percent"][[*core_panels.AUDITED]]
     assert (gaps.diff().dropna() >= 0).all(axis=None) and (gaps >= -1e-9).all(axis=None)
 

@@ -127,7 +127,7 @@ def test_a_number_is_read_however_it_is_written(value: float) -> None:
 
 @pytest.mark.parametrize("wrong", ["1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"])
 def test_what_is_no_number_is_refused_in_words_and_no_try(wrong: Any) -> None:
-    fault = Key(1.0).fault(wrong)
+    fault = Key(1.0).refusal(wrong)
     assert isinstance(fault, Malformed) and "\n" not in fault
 
 

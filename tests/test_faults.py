@@ -27,6 +27,7 @@ import fault_table
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
+from ddlkit.report import book
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network
@@ -70,12 +71,13 @@ def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list
         "import sys",
         "from pathlib import Path",
         "from ddlkit import cli",
+        "from ddlkit.cli.command import COMMANDS, Command",
         "here = Path(sys.argv[1])",
         body,
         "def begun(arguments):",
         '    (here / "begun").touch()',
         "    command(arguments)",
-        'cli.COMMANDS["machine"] = cli.COMMANDS["machine"]._replace(run=begun)',
+        'COMMANDS["machine"] = Command(begun, "", ())',
         main,
     ]
     return [sys.executable, "-c", "\n".join(parts)]
@@ -461,16 +463,12 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
 
 # -- kernels, descriptors, memory ------------------------------------------------------------------
 
-DYING = """
-import resource, ipykernel.kernelspec
-whole = ipykernel.kernelspec.get_kernel_dict
-dies = [sys.executable, "-c", "import os; os._exit(3)"]
-ipykernel.kernelspec.get_kernel_dict = lambda: {**whole(), "argv": dies}
-print(cli.main(["machine"]), flush=True)
-ipykernel.kernelspec.get_kernel_dict = whole
+FEW = """
+import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (24, 2**12))
 print(cli.main(["machine"]))
 """
+DIES = "import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)\n"
 
 
 @pytest.mark.fault(
@@ -478,15 +476,18 @@ print(cli.main(["machine"]))
     injected="a kernel that ends at once; no more than 24 open files allowed",
     holds="one line that names the notebook or the limit, and what may help",
 )
-def test_a_kernel_that_does_not_start_is_one_line(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_start_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_notebook(tmp_path / "10_a.ipynb", [("code", "print(1)")])
-    done = run([*as_command(STAGES["03-book"], DYING), str(tmp_path)])
-    assert done.stdout.split() == ["2", "2"] and "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("ddlkit: error: ")]
-    assert len(lines) == 2
-    assert "10_a.ipynb: its kernel did not start: Kernel died before" in lines[0]
-    assert lines[1].startswith("ddlkit: error: 24 open files are allowed, ")
-    assert lines[1].endswith(": ulimit -n 128")
+    done = run([*as_command(STAGES["03-book"], FEW), str(tmp_path)])
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("ddlkit: error: ")]
+    assert done.stdout.split() == ["2"] and "Traceback" not in done.stderr
+    assert "24 open files are allowed, " in line and line.endswith(": ulimit -n 128")
+    (tmp_path / "sitecustomize.py").write_text(DIES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(UserError, match=r"10_a.ipynb: its kernel did not start: .*exit status 3"):
+        book.run([tmp_path / "10_a.ipynb"], executed=tmp_path / "e", reports=tmp_path, inputs=())
 
 
 @pytest.mark.fault(

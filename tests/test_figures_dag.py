@@ -26,14 +26,14 @@ def test_slack_in_a_schedule_is_zero_exactly_on_critical_paths() -> None:
     assert layers.to_list() == [1.5, 1.0, 0.5, 0.0]
 
 
-def test_the_five_convolutions_are_marked_and_mended() -> None:
+def test_the_five_convolutions_are_marked_and_fixed() -> None:
     trace = dag.table6()
     assert dag.marked(trace) == tuple(f"conv{i}" for i in range(1, 6))
-    mended = dag.mended(trace)
-    assert dag.marked(mended) == ()
-    changed = mended.forward_s[0] != trace.forward_s[0]
+    fixed = dag.fixed(trace)
+    assert dag.marked(fixed) == ()
+    changed = fixed.forward_s[0] != trace.forward_s[0]
     assert [trace.name[row] for row in np.flatnonzero(changed)] == list(dag.marked(trace))
-    assert mended.forward_s[0][changed] * 10 == pytest.approx(trace.forward_s[0][changed])
+    assert fixed.forward_s[0][changed] * 10 == pytest.approx(trace.forward_s[0][changed])
 
 
 def test_what_limits_takes_the_whole_critical_path() -> None:

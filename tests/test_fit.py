@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from ddlkit import store
 from ddlkit.core.cost import FORMS, AlphaBeta, Chords, MessageCost, Piecewise, Segments, Table
 from ddlkit.core.doubt import DIGITS
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import costs_from_dict, fit, fitted_forms, held_out_errors, unseen_errors
 from ddlkit.core.pieces import LINES
+from ddlkit.formats import messages
+from ddlkit.report.clusters import vidur
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
@@ -44,14 +48,6 @@ def test_noisy_data_give_the_cost_within_the_noise(form: str) -> None:
     lower, upper = found.interval(SIZES)
     assert np.all(lower <= upper)
     assert np.mean((lower <= TRUTHS[form](SIZES)) & (TRUTHS[form](SIZES) <= upper)) >= 0.7
-
-
-def test_relative_error_keeps_alpha_where_plain_least_squares_loses_it() -> None:
-    truth = AlphaBeta(1e-4, 1e-8)
-    sizes, seconds = samples(truth, 0.1, repeats=3, seed=5)
-    plain_alpha = np.polyfit(sizes, seconds, 1)[1]
-    found = fit("alpha_beta", sizes, seconds, draws=0).cost.alpha_s
-    assert abs(found / 1e-4 - 1) < 0.15 < abs(plain_alpha / 1e-4 - 1)
 
 
 @pytest.mark.parametrize("how", LINES)
@@ -93,30 +89,6 @@ def test_lines_are_what_their_names_say() -> None:
     assert bare.to_dict() == costs["relative"].to_dict()
 
 
-def test_a_given_slope_is_kept_and_the_smallest_message_gives_the_rest() -> None:
-    sizes, seconds = samples(TRUTHS["alpha_beta"], 0.05)
-    found = fit("alpha_beta:1.2e-8", sizes, seconds, draws=3)
-    assert found.cost.beta_s_per_byte == 1.2e-8
-    assert found.cost.alpha_s == np.median(seconds[sizes == SIZES[0]])
-
-
-@pytest.mark.parametrize("how", ["least_squares", "medians", "ends"])
-def test_no_line_starts_below_zero(how: str) -> None:
-    sizes, seconds = samples(AlphaBeta(-1e-6, 8e-9), 0.0)
-    cost = fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost
-    assert cost.alpha_s == 0
-    assert cost(SIZES[-1]) == pytest.approx(seconds.max(), rel=1e-3)
-
-
-def test_held_out_error_prefers_the_true_form() -> None:
-    data = samples(TRUTHS["piecewise"], 0.02)
-    straight, broken = (
-        np.abs(held_out_errors(form, *data)[1]) for form in ("alpha_beta", "piecewise")
-    )
-    assert np.median(broken) < np.median(straight)
-    assert held_out_errors("alpha_beta", *data)[0].tolist() == SIZES[1:-1].tolist()
-
-
 def test_a_given_threshold_is_kept_and_the_found_one_is_no_worse() -> None:
     data = samples(TRUTHS["piecewise"], 0.05)
     found, right, wrong = (fit(f"piecewise{at}", *data, draws=0) for at in ("", ":3e5", ":8KiB"))
@@ -139,13 +111,6 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
     assert sizes.tolist() == sorted(set(others))
     np.testing.assert_allclose(errors, -0.5, rtol=1e-6)
     assert seen == [set(SIZES), set(SIZES) - {SIZES[3]}, set(SIZES) - {SIZES[8]}]
-
-
-def test_the_same_rows_in_another_order_give_the_same_fit() -> None:
-    sizes, seconds = samples(TRUTHS["segments"], 0.05)
-    order = np.random.default_rng(1).permutation(sizes.size)
-    one, other = (fit("segments", sizes[o], seconds[o], draws=0) for o in (slice(None), order))
-    np.testing.assert_allclose(one.cost(SIZES), other.cost(SIZES), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -179,3 +144,44 @@ def test_a_fit_written_as_json_is_read_back_with_its_draws(form: str) -> None:
     read, kept = ([draw(1e6) for draw in many] for many in (draws, found.draws))
     np.testing.assert_allclose(read, kept, rtol=10.0 ** (1 - DIGITS))
     assert cost.workers == 4
+
+
+@pytest.fixture(scope="module")
+def dense() -> pd.DataFrame:
+    """A row a table of others' clusters: errors of the default form, fitted to twelve of its sizes."""
+    return vidur.judged(vidur.predictions())
+
+
+def test_twelve_sizes_tell_dense_tables_to_one_percent_and_below_25_mib_to_three(
+    dense: pd.DataFrame,
+) -> None:
+    """No line through twelve points comes to 0.4% of most: teeth of some percent lie between them."""
+    assert len(dense) == 14 and dense["n"].sum() == 14464
+    assert dense["median"].median() <= 0.0103 and dense["median"].min() < 0.004
+    assert dense["below_25_mib"].median() <= 0.016 and dense["below_25_mib"].max() <= 0.031
+    assert (vidur.floors()["curve"] > 0.004).sum() >= 12, "though it had seen every row"
+
+
+def test_intervals_of_dense_tables_are_at_most_three_errors_wide_and_hold_most_rows(
+    dense: pd.DataFrame,
+) -> None:
+    """95% of the rows would need five times the error: NCCL's outliers are many errors away."""
+    assert (dense["half_width"] / dense["median"]).median() <= 3
+    assert dense["covered"].sum() / dense["n"].sum() >= 0.87
+    halves = dense.groupby("tuned")[["covered", "n"]].sum()
+    assert (halves["covered"] / halves["n"]).min() > 0.85, "tables that nothing was tuned on, too"
+
+
+@pytest.mark.parametrize(("form", "least"), [("auto", 0.9), ("table", 0.92), ("alpha_beta", 0.95)])
+def test_intervals_of_a_row_a_size_hold_a_size_that_the_fit_has_not_seen(
+    form: str, least: float
+) -> None:
+    """On twelve nccl-tests logs, every fourth inner size held out."""
+    inside = []
+    for path in sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz")):
+        sizes, seconds, _ = messages.read_bytes_seconds(path, place="out_of_place")
+        for k in range(1, len(sizes) - 1, 4):
+            kept = np.arange(len(sizes)) != k
+            low_s, high_s = fit(form, sizes[kept], seconds[kept]).interval(sizes[k])
+            inside.append(low_s <= seconds[k] <= high_s)
+    assert least <= np.mean(inside)

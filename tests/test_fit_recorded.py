@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.doubt import interval
-from ddlkit.core.fit import SIMPLE_FIRST, costs_from_dict, fit
+from ddlkit.core.fit import fit
 
 KEYS = ["link", "ranks", "collective"]
 KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
@@ -34,15 +32,3 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
             fitted = fit(numbers.form, rows["bytes"], rows["seconds"], draws=20)
             computed = np.concatenate([fitted.cost(at), *fitted.interval(at)])
             np.testing.assert_allclose(computed, numbers[5:], rtol=1e-9, err_msg=str(numbers[:5]))
-
-
-@pytest.mark.parametrize("table", KEPT["table"].unique()[:2])
-def test_the_fits_of_a_recorded_table_have_short_descriptions(table: str) -> None:
-    key, rows = max(recorded(table).groupby(KEYS), key=lambda one: one[1]["bytes"].nunique())
-    for form in (*SIMPLE_FIRST, "auto"):
-        text = json.dumps(fit(form, rows["bytes"], rows["seconds"]).to_dict())
-        assert len(text) < 50_000, (key, form)
-        cost, draws = costs_from_dict(json.loads(text))
-        assert len(draws) == 200
-        low, high = interval([draw(1e6) for draw in draws])
-        assert 0.2 * cost(1e6) < low <= high < 5 * cost(1e6)

@@ -6,18 +6,16 @@ import json
 import re
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from PIL import Image
 
 from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
 from ddlkit.core.fit import SIMPLE_FIRST, fit, held_out_errors
 from ddlkit.core.units import MIB
 from ddlkit.formats import messages
-from ddlkit.report import fits, plots
+from ddlkit.report import fits
 
 LOG = min((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 COST = AlphaBeta(2e-5, 1e-10)
@@ -59,37 +57,6 @@ def test_a_comparison_holds_what_the_fits_say(
         assert (compared.fits[str(form)].draws != ()) == (form == compared.chosen)
 
 
-def test_a_comparison_of_few_sizes_leaves_open_what_they_do_not_tell() -> None:
-    sizes = np.array([1e3, 1e4, 1e5, 1e6])
-    compared = fits.compare(sizes, COST(sizes))
-    assert set(compared.fits) == {"alpha_beta", "segments", "table", "chords"}
-    assert compared.table.loc["piecewise", ["sizes"]].item() == 0
-    assert np.isnan(compared.table.loc["piecewise", "median"])
-    with pytest.raises(UserError, match="at least 5 distinct sizes"):
-        fits.compare(sizes, COST(sizes), "piecewise:8KiB")
-
-
-def test_forms_are_drawn_with_their_times_and_their_errors(
-    rows: tuple[np.ndarray, np.ndarray], compared: fits.Comparison
-) -> None:
-    sizes, seconds = rows
-    off = {form: (one.sizes, one.errors()) for form, one in compared.unseen.items()}
-    figure = plots.cost_forms(compared.fits, off, compared.chosen)
-    above, below = figure.axes
-    drawn = {str(line.get_label()): line for line in above.lines}
-    assert len(drawn) == len(compared.fits) + 1
-    shown_at = np.asarray(drawn["measured, median"].get_xydata(), dtype=float)
-    np.testing.assert_allclose(shown_at, np.column_stack([sizes, seconds * 1e3]))
-    (thick,) = (line for name, line in drawn.items() if name.endswith("(chosen)"))
-    x, y = np.asarray(thick.get_xydata()).T
-    np.testing.assert_allclose(y / 1e3, compared.fits[compared.chosen].cost(x), rtol=1e-12)
-    assert thick.get_linewidth() == max(line.get_linewidth() for line in above.lines)
-    shown = {tuple(np.asarray(line.get_ydata()).round(9)) for line in below.lines}
-    for _, errors in off.values():
-        assert tuple(np.maximum(100 * np.abs(errors), 0.1).round(9)) in shown
-    plt.close(figure)
-
-
 def test_the_command_compares_prints_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +79,3 @@ def test_the_command_compares_prints_and_draws(
     assert (told["chosen"], told["drawn"], Path("a.png").is_file()) == (chosen, "a.png", True)
     assert told["forms"].keys() == {*SIMPLE_FIRST, "alpha_beta:ends"}
     assert told["forms"]["table"]["median"] == pytest.approx(compared.table.loc["table", "median"])
-
-
-def test_a_drawing_without_a_comparison_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, said = asked(capsys, "fit", LOG, "--draw", tmp_path / "a.png")
-    assert (status, out) == (2, "") and "give both" in said and said.count("\n") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,7 +19,7 @@ CLAIMS, PLANS = Path(__file__).with_name("gate.csv"), Path(__file__).with_name("
 COSTS: dict[str, MessageCost] = {
     "expensive start": AlphaBeta(5e-3, 8e-9),
     "cheap start": AlphaBeta(1e-4, 2e-8),
-    "steps": Table([1e3, 1e5, 1e6, 1e7, 1e8], [1e-3, 1.1e-3, 8e-3, 7e-2, 0.9]),
+    "steps": Table(np.array([1e3, 1e5, 1e6, 1e7, 1e8]), np.array([1e-3, 1.1e-3, 8e-3, 7e-2, 0.9])),
 }
 
 

@@ -14,8 +14,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.formats.plans import read_inputs
 from ddlkit.papers.dag import naive_iteration_s
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.report.figures import dag_inputs
+from ddlkit.report.figures import dag as figures
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import inputs
 from ddlkit.run.sessions.session import Unavailable
@@ -34,18 +33,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> list[dag_inputs.Parts]:
-    return list(dag_inputs.parts(dag_inputs.recorded()).values())
-
-
-def test_a_jpeg_is_near_the_picture_that_it_is_of(tmp_path: Path) -> None:
-    """At its full size nothing is shrunk; chroma is coarser in a JPEG, so greys are compared."""
-    shape = inputs.Shape(48, 48, quality=95)
-    (path,) = inputs.stored(tmp_path, shape, 1)
-    jpeg = inputs.prepared(path.read_bytes(), 48).numpy()
-    picture = inputs.drawn(shape, 1)[0].transpose(2, 0, 1).astype(np.float32) / 64 - 2
-    assert jpeg.shape == picture.shape
-    assert np.corrcoef(picture.mean(axis=0).ravel(), jpeg.mean(axis=0).ravel())[0, 1] > 0.98
+def recorded() -> list[figures.Parts]:
+    return list(figures.parts().values())
 
 
 def test_cold_reads_come_from_the_disk_and_times_are_of_a_batch(measured: Path) -> None:
@@ -61,13 +50,13 @@ def test_cold_reads_come_from_the_disk_and_times_are_of_a_batch(measured: Path) 
 
 
 def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
-    recorded: list[dag_inputs.Parts],
+    recorded: list[figures.Parts],
 ) -> None:
     """One disk for all ranks: each waits for those before it; all else is one after the other."""
     for part in recorded:
 
-        def predicted_s(*case: Any, part: dag_inputs.Parts = part) -> float:
-            return dag_inputs.steady_s(schedule(part.graph(*case)))
+        def predicted_s(*case: Any, part: figures.Parts = part) -> float:
+            return part.predicted_s(*case)
 
         for stored in STORED:
             times = part.times(stored)
@@ -89,7 +78,7 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
             lambda at: inputs.stored(at / "no", SHAPE, 1),
             "No such file or directory: choose another --out",
         ),
-        (lambda at: dag_inputs.parts(at), "no training with pictures in"),
+        (lambda at: figures.parts(at), "no training with pictures in"),
     ],
 )
 def test_a_mistake_is_one_line(make: Any, message: str, tmp_path: Path) -> None:
@@ -99,7 +88,7 @@ def test_a_mistake_is_one_line(make: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_a_table_without_what_is_asked_for_is_told(
-    recorded: list[dag_inputs.Parts], tmp_path: Path
+    recorded: list[figures.Parts], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match="no decode of jpeg by 3 ranks: measure input again"):
         recorded[0].input_s("decode", "jpeg", 3)

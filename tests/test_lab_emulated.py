@@ -21,13 +21,12 @@ import pytest
 from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab import emulated, network, tunnel
+from ddlkit.run.lab import network, tunnel
 from ddlkit.run.lab.conditions import Conditions
-from ddlkit.run.lab.emulated import Crossing
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
-from test_lab_network import entering, lines, links, send, start, traces
+from test_lab_network import entering, lines, links, start, traces
 
 # Echo requests, each answered before the next: prints the round trips in seconds.
 PING = """
@@ -88,27 +87,22 @@ class TestLink:
             subprocess.run(entering(lab, 0, *argv), check=True, timeout=PATIENCE_S)
             heard = receiving.communicate(timeout=PATIENCE_S)[0].strip()
             took_s = time.perf_counter() - start_s
-            crossed = Crossing.between({}, lab.crossed())
             counters = [lines(*entering(lab, rank, "cat", "/proc/net/snmp")) for rank in (0, 1)]
         assert heard == hashlib.sha256(random.Random(1).randbytes(n_bytes)).hexdigest()
-        sent = crossed.ranks.iloc[0]
-        assert sent["sent_lost"] > 0 and crossed.refused == 0
-        assert n_bytes * 1538 / 1448 <= sent["sent_bytes"] <= took_s * rate / 8
-        for told in counters:
-            names, values = (line.split() for line in told if line.startswith("Tcp:"))
-            assert dict(zip(names, values, strict=True))["InCsumErrors"] == "0"
+        assert n_bytes * 1538 / 1448 <= took_s * rate / 8
+        tcp = [[line.split() for line in told if line.startswith("Tcp:")] for told in counters]
+        sender, receiver = (dict(zip(names, values, strict=True)) for names, values in tcp)
+        assert int(sender["RetransSegs"]) > 0, "something was lost"
+        assert sender["InCsumErrors"] == receiver["InCsumErrors"] == "0"
 
-    def test_ranks_of_a_node_share_its_link_and_jitter_spreads_its_round_trips(self) -> None:
+    def test_jitter_spreads_round_trips_and_the_host_never_sees_the_link(self) -> None:
         before = links()
-        with Lab(LabShape(4, 1e8, 2, 1e9, Conditions(5e-3, 4e-3))) as lab:
+        with Lab(shape(rate=1e8, delay_s=5e-3, jitter_s=4e-3)) as lab:
             process = link_process(lab.label)
-            assert lab.name == "emulated:100mbit-g2-1gbit-delay5ms-jitter4ms" and links() == before
-            trips = ping(lab, 0, 2, 40)
+            assert lab.name == "emulated:100mbit-delay5ms-jitter4ms" and links() == before
+            trips = ping(lab, 0, 1, 40)
             assert min(trips) >= 4 * 1e-3
             assert statistics.stdev(trips) > 1e-3  # of four uniform draws: 4.6 ms
-            start_s = time.perf_counter()
-            send(lab, 0, 3, 1_000_000)
-            assert time.perf_counter() - start_s >= 0.95e6 * 8 / 1e8
         assert not process.is_running() and traces(lab.label) == [] and links() == before
 
 
@@ -140,8 +134,6 @@ class TestJobs:
             assert "\n" not in str(raised.value)
             assert alive(ranks_below(os.getpid())) == []
             assert {row["label"]: row["alive"] for row in status()}["cutoff"] is False
-            with pytest.raises(UserError, match="does not answer"):
-                lab.crossed()
         assert traces("cutoff") == []
 
 
@@ -182,7 +174,7 @@ class TestEnd:
         with pytest.raises(UserError, match="tbf lab works without it"):
             lab.up()
         assert traces(lab.label) == []
-        monkeypatch.setattr(emulated, "check_possible", lambda: None)
+        monkeypatch.undo()
         monkeypatch.setattr(network, "NAMESPACES", Path("/nowhere"))
         with pytest.raises(UserError, match="the emulated link did not start: .*nowhere"):
             lab.up()
@@ -202,11 +194,6 @@ class TestEnd:
             assert "stays" not in clean() and alive([link])
             assert attach("stays").name == "emulated:500mbit-delay2ms-jitter0.2ms-loss0.001"
             assert min(ping(attach("stays"), 0, 1, 3)) >= 4 * 1.8e-3
-            assert cli.main(["lab", "crossed", "--label", "stays", "--json"]) == 0
-            told = Crossing.between({}, json.loads(capsys.readouterr().out))
-            assert told.packets >= 6 and told.processor_s > 0
-            assert cli.main(["lab", "crossed", "--label", "stays"]) == 0
-            assert "in time" in capsys.readouterr().out
             link.kill()
             assert wait_for(lambda: not alive([link]))
             assert cli.main(["lab", "status"]) == 0
@@ -223,7 +210,7 @@ class TestEnd:
     [
         (["--delay", "2ms"], "--delay needs --engine emulated"),
         (["--engine", "emulated", "--jitter", "1ms"], "at most the delay"),
-        (["--engine", "emulated", "--change", "2s:loss=1%"], "--change: links no longer change"),
+        (["--engine", "emulated", "--ranks-per-node", "2", "--intra-rate", "1gbit"], "engine tbf"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -126,10 +126,6 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     assert len(profile.tensor) == 62
     assert dict(zip(profile.tensor, profile.parameters, strict=True)) == sizes
     assert (profile.gradient_bytes == 4 * profile.parameters).all()
-    # Forward order by layer, as the network defines its layers.
-    assert list(dict.fromkeys(profile.layer)) == list(
-        dict.fromkeys(name.rpartition(".")[0] for name in sizes)
-    )
     assert (np.diff(profile.workload().ready_s) >= 0).all()
     # A layer's forward time and FLOPs lie on its weight; only convolutions and products have FLOPs.
     weight = np.array([tensor.endswith("weight") for tensor in profile.tensor])
@@ -139,24 +135,6 @@ def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
     frame = store.profile_frame(profile, "fp32", ranks=1, threads=1)
     assert list(frame.columns) == list(store.SCHEMAS["layers"].names)
     assert list(samples.columns) == list(store.SCHEMAS["samples"].names)
-
-
-def test_ready_order_is_the_one_that_ddp_fills_its_buckets_in(tmp_path: Path) -> None:
-    workload = profile_layers("lenet5", 2, threads=1, budget=ONCE)[0].workload()
-    assert len(set(workload.bytes.tolist())) == workload.n, "equal sizes would hide a swap"
-    inputs, labels = networks.sample_batch("lenet5", 2)
-    one_bucket_a_tensor: dict[str, Any] = {"bucket_cap_mb_list": (workload.bytes / 2**20).tolist()}
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
-    )
-    try:
-        ddp = nn.parallel.DistributedDataParallel(networks.build("lenet5"), **one_bucket_a_tensor)
-        for _ in range(3):
-            nn.functional.cross_entropy(ddp(inputs), labels).backward()
-        sizes = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]
-    finally:
-        torch.distributed.destroy_process_group()
-    assert [int(size) for size in sizes.split(",")] == workload.bytes.tolist()
 
 
 def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,16 +188,6 @@ def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("precision", layers.PRECISIONS)
-def test_cuda_profile_sums_to_its_samples(precision: str) -> None:
-    profile, samples = profile_layers("resnet18", 8, device="cuda", precision=precision, budget=FEW)
-    median = samples.groupby("quantity")["seconds"].median()
-    assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)
-    assert (profile.backward_s >= 0).all() and median["hooked_iteration"] > 0
-
-
 def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +210,7 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
 @pytest.mark.parametrize("network", ["resnet18", "vit_b_16", "alexnet"])
 def test_a_graph_is_made_of_every_kind_of_layer(network: str, precision: str) -> None:
     """Of normalisation, attention and dropout each: what a graph cannot hold is seen here first."""
-    _, samples = profile_layers(network, 8, device="cuda", precision=precision, budget=FEW)
+    profile, samples = profile_layers(network, 8, device="cuda", precision=precision, budget=FEW)
     median = samples.groupby("quantity")["seconds"].median()
     assert median["issue"] > 0 and median["graph_iteration"] > 0
+    assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)

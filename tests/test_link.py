@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core.cost import SMALL, AlphaBeta, Samples, Table
+from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
@@ -62,42 +62,6 @@ def test_each_message_takes_from_computing_what_is_its_own(
     beside = (starts[:, None] < middle) & (middle < ends[:, None])
     pace = 1 / (1 + np.where(beside, slowdown[:, None], 0.0).max(axis=0))
     assert pace @ np.diff(edges) == pytest.approx(ready[-1], abs=1e-6)
-
-
-@given(MESSAGES, st.integers(1, 3), BURSTS, st.floats(0.001, 2))
-def test_what_computing_loses_is_its_time_beside_messages(
-    messages: list, lanes: int, burst: float, slowdown: float
-) -> None:
-    """Messages begin when ready; until the last is ready, time beside messages counts 1 / (1 + s)."""
-    ready, parts = columns(messages)
-    link = Link(lanes, 1.5, burst, 1.0, slowdown)
-    starts, ends = link.play(ready, parts)
-    shown = link.computed_s(ready, starts, ends)
-    assert np.all(starts >= shown - 1e-9)
-    last = shown[-1]
-    edges = np.unique(np.clip(np.concatenate([[0.0], starts, ends, shown]), 0.0, last))
-    middle = (edges[:-1] + edges[1:]) / 2
-    busy = ((starts[:, None] < middle) & (middle < ends[:, None])).any(axis=0) @ np.diff(edges)
-    assert last - busy + busy / (1 + slowdown) == pytest.approx(ready[-1], abs=1e-6)
-    # A message that shares its link may gain by a later one that is slowed down.
-    if lanes == 1:
-        assert np.all(ends >= Link(1, 1.5, burst, 1.0).ends(ready, parts) - 1e-9)
-    assert np.all(shown <= (1 + slowdown) * ready + 1e-9)
-
-
-@given(MESSAGES, st.floats(0, 3), st.floats(0, 3), st.floats(0, 3))
-def test_messages_slowed_beside_computing_lose_what_lies_beside_it(
-    messages: list, slowdown: float, one: float, other: float
-) -> None:
-    """Until the last is ready, a message's time counts 1 / (1 + m); a larger m is never faster."""
-    ready, parts = columns(messages)
-    less, more = (Link(1, slowdown=slowdown, message_slowdown=m) for m in sorted((one, other)))
-    starts, ends = less.play(ready, parts)
-    computed = less.computed_s(ready[-1:], starts, ends)[0]
-    beside = np.clip(np.minimum(ends, computed) - starts, 0.0, None)
-    alone = ends - starts - beside + beside / (1 + less.message_slowdown)
-    np.testing.assert_allclose(alone, sum(parts), rtol=1e-6, atol=1e-6)
-    assert np.all(more.ends(ready, parts) >= ends - 1e-9)
 
 
 def test_two_messages_beside_computing_share_what_is_left_of_the_link() -> None:
@@ -167,49 +131,6 @@ def test_a_row_of_equals_costs_what_was_calibrated(
     assert end == pytest.approx(per_sample * cost(size))
 
 
-@given(MESSAGES, st.integers(1, 3), BURSTS)
-def test_scenarios_are_computed_as_one_by_one(messages: list, lanes: int, burst: float) -> None:
-    ready, parts = columns(messages)
-    link = Link(lanes, 1.5, burst, 1.0)
-    factors = np.array([[0.5], [1.0], [2.0]])
-    together = link.ends(ready, Parts(*(part * factors for part in parts)))
-    for row, factor in zip(together, factors, strict=True):
-        one = link.ends(ready, Parts(*(part * factor for part in parts)))
-        np.testing.assert_allclose(row, one)
-
-
-SIZES = st.lists(st.integers(1, 10**9), min_size=2, max_size=8, unique=True).map(sorted)
-
-
-@given(SIZES, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7), st.integers(1, 4))
-def test_a_table_of_a_line_is_that_line_wherever_its_sizes_begin(
-    sizes: list[int], alpha: float, beta: float, lanes: int
-) -> None:
-    """Up to SMALL the bytes of the first size are taken for software; beyond, nothing is."""
-    line, at = AlphaBeta(alpha, beta), np.array(sizes, dtype=float)
-    table, link = Table(at, line(at)), Link(lanes)
-    of_table, of_line = link.parts(table, at), link.parts(line, at)
-    np.testing.assert_allclose(sum(of_table), line(at), rtol=1e-9)
-    known = beta * (
-        at[0] - 1 if at[0] <= SMALL else -1
-    )  # a line's own start-up is that of one byte
-    apart_s = of_table.software_s - of_line.software_s
-    np.testing.assert_allclose(apart_s, known, rtol=1e-6, atol=1e-9 * line(at[-1]))
-    ends = [link.ends(np.zeros(at.size), parts)[-1] for parts in (of_table, of_line)]
-    assert abs(ends[0] - ends[1]) <= abs(known) * at.size + 1e-6 * ends[1]
-
-
-@given(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=3))
-def test_a_table_s_start_is_within_its_first_time_and_of_small_sizes_that_very_time(
-    seconds: list[float],
-) -> None:
-    for first_bytes in (1.0, SMALL, SMALL + 1, 10**7):
-        table = Table(first_bytes * np.array([1.0, 2.0, 8.0]), np.array(seconds))
-        assert 0 <= table.startup_s() <= table(1.0) * (1 + 1e-12)
-        if first_bytes <= SMALL:
-            assert table.startup_s() == table(1.0)
-
-
 def test_no_lane_is_refused() -> None:
     with pytest.raises(UserError, match="0 messages in flight"):
         Link(0)
@@ -224,17 +145,6 @@ def test_no_lane_is_refused() -> None:
         Link(slowdown=np.array([0.1, -0.5]))
     with pytest.raises(UserError, match="finite"):
         Link(2).ends([0.0], Parts(np.array([np.nan]), np.array([1.0])))
-
-
-@given(st.floats(1e-5, 1e-2), st.floats(1e-9, 1e-7), st.integers(1, 16))
-def test_after_a_rest_a_larger_message_is_never_faster(
-    alpha: float, beta: float, per_sample: int
-) -> None:
-    sizes = np.geomspace(1e3, 1e8, 60)
-    samples = Samples(np.array([1.0]), np.array([float(per_sample)]))
-    cost, link = AlphaBeta(alpha, beta, samples=samples), Link(1, 1.0, 1e-3, beta)
-    alone = link.ends(np.zeros(1), Parts(*(p[:, None] for p in link.parts(cost, sizes))))
-    assert np.all(np.diff(alone[:, 0]) >= -1e-12)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

@@ -14,18 +14,10 @@ import torch
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
-from places import ROOT
 
 SMI = """\
 NVIDIA H200, 570.86.15, 143771, 9.0
 NVIDIA H200, 570.86.15, 143771, 9.0
-"""
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
-GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0
-GPU1\tNV18\t X \tNODE\tPIX\t0-31\t0
-GPU2\tSYS\tNODE\t X \tSYS\t32-63\t1
-NIC0\tPIX\tPIX\tSYS\t X
 """
 
 
@@ -37,8 +29,6 @@ def test_the_description_is_complete_plain_data() -> None:
     assert said["memory_bytes"] > 2**27
     assert said["os"] and platform.release() in said["kernel"]
     assert all({"model", "driver", "memory_bytes"} <= gpu.keys() for gpu in said["gpus"])
-    assert all(link["bits_per_s"] >= 0 and link["kind"] for link in said["links"])
-    assert "lo" not in [link["name"] for link in said["links"]]
     assert platform.node() not in json.dumps([said[key] for key in ("cpu", "os", "gpus")])
 
 
@@ -46,9 +36,7 @@ def test_the_description_is_complete_plain_data() -> None:
     ("model", "slug"),
     [
         ("Intel(R) Xeon(R) Platinum 8488C", "intel-xeon-8488c"),
-        ("Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz", "intel-core-i7-8650u"),
         ("AMD EPYC 7B13 64-Core Processor", "amd-epyc-7b13"),
-        ("NVIDIA A100-SXM4-80GB", "nvidia-a100-sxm4-80gb"),
         ("@", "unknown"),
     ],
 )
@@ -73,51 +61,18 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
 
 
-DRIVER = """\
-#include <string.h>
-int cuInit(unsigned flags) { return 0; }
-int cuDeviceGetCount(int *n) { *n = 2; return 0; }
-int cuDeviceGetName(char *name, int size, int device) {
-  strncpy(name, device ? "NVIDIA H100" : "NVIDIA A100-SXM4-80GB", size); return 0;
-}
-int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 80ul << 30; return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  *value = attribute == 75 ? 8 + device : 0; return 0;
-}
-"""
-
-
-def test_without_nvidia_smi_the_driver_names_the_gpus(tmp_path: Path) -> None:
-    """A libcuda.so.1 that plays the driver; torch is not asked."""
-    (tmp_path / "driver.c").write_text(DRIVER)
-    library = ["-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1")]
-    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
-        pytest.skip("no C compiler")
-    subprocess.run([compiler, *library, str(tmp_path / "driver.c")], check=True)
-    asked = "import json, sys; from ddlkit import machine; assert 'torch' not in sys.modules; "
-    there = {"PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", asked + "print(json.dumps(machine.describe()))"],
-        env=there,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = json.loads(done.stdout)
-    assert said["name"] == "2x-nvidia-a100-sxm4-80gb"
-    facts = [(gpu["model"], gpu["memory_bytes"], gpu["compute_capability"]) for gpu in said["gpus"]]
-    n_bytes = 80 * 2**30
-    assert facts == [("NVIDIA A100-SXM4-80GB", n_bytes, "8.0"), ("NVIDIA H100", n_bytes, "9.0")]
-
-
-def test_each_pair_of_gpus_has_one_link() -> None:
-    links = machine.parse_gpu_links(TOPOLOGY)
-    assert {link["name"]: link["type"] for link in links} == {
-        "GPU0-GPU1": "NV18",
-        "GPU0-GPU2": "SYS",
-        "GPU1-GPU2": "NODE",
-    }
-    assert machine.parse_gpu_links("") == []
+def test_without_nvidia_smi_the_driver_names_the_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bus, model in enumerate(["NVIDIA A100-SXM4-80GB"] * 2):
+        (tmp_path / "gpus" / str(bus)).mkdir(parents=True)
+        (tmp_path / "gpus" / str(bus) / "information").write_text(f"Model: \t\t {model}\nIRQ: 9\n")
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
+    monkeypatch.setattr(machine, "_DRIVER_FILES", tmp_path)
+    monkeypatch.setattr(machine, "output", lambda *command: "")
+    monkeypatch.setattr(machine, "_gpus", machine._gpus.__wrapped__)
+    assert machine.name() == "2x-nvidia-a100-sxm4-80gb"
+    assert machine.describe()["gpus"][0]["driver"] == "570.86.15"
 
 
 def test_versions_are_the_same_with_and_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +117,6 @@ def test_the_commit_says_when_the_code_differs_from_it(
     ("said", "commit"),
     [
         ("", "unknown"),
-        ("0123abc", "0123abc"),
         ("0123456789abcdef" * 2 + "+dirty", "0123456789ab+dirty"),
     ],
 )
@@ -178,7 +132,7 @@ def test_a_copied_tree_takes_its_commit_from_the_environment(
     assert machine.commit(tmp_path) == _git(tmp_path, "rev-parse", "HEAD")[:12], "git knows better"
 
 
-@pytest.mark.parametrize("said", ["main", "0123ab", "0123abc+", "0123abc\n"])
+@pytest.mark.parametrize("said", ["main", "0123abc\n"])
 def test_what_is_no_commit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:

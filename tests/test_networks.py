@@ -13,7 +13,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.nets import registry
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet18"])
+@pytest.mark.parametrize("name", ["lenet5"])
 def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
     inputs, labels = registry.sample_batch(name, 2)
     again, labels_again = registry.sample_batch(name, 2)
@@ -25,19 +25,11 @@ def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
     assert 0 < loss.item() < float("inf")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "near"),
-    [("resnet5", "resnet50"), ("ResNet-50", "resnet50"), ("vgg-16", "vgg16"), ("lenet", "lenet5")],
-)
+@pytest.mark.parametrize(("wrong", "near"), [("resnet5", "resnet50"), ("vgg-16", "vgg16")])
 def test_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
     for call in (registry.build, lambda name: registry.sample_batch(name, 1)):
         with pytest.raises(UserError, match=f"unknown network '{wrong}': did you mean '{near}'"):
             call(wrong)
-
-
-def test_name_like_none_is_answered_with_all() -> None:
-    with pytest.raises(UserError, match="known are alexnet, .*vit_b_16"):
-        registry.build("transformer-xxl")
 
 
 @pytest.mark.parametrize("batch", [0, -4])
@@ -67,14 +59,6 @@ def test_cuda_wheel_beside_a_cpu_torch_is_imported(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib, "import_module", Importer(nms))
     assert registry.import_torchvision().__name__ == "torchvision"
     assert STUB in sys.modules
-
-
-def test_no_other_error_is_worked_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, STUB, raising=False)
-    monkeypatch.setattr(importlib, "import_module", Importer(RuntimeError("CUDA mismatch")))
-    with pytest.raises(RuntimeError, match="CUDA mismatch"):
-        registry.import_torchvision()
-    assert STUB not in sys.modules
 
 
 def test_absent_torchvision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,6 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.doubt import interval
-from ddlkit.model import Calibration
-from ddlkit.model.calibration import pooled
 from ddlkit.model.noise import Drift, Noise, Sessions
 
 TWO = np.repeat([1e3, 1e6], 4)
@@ -104,21 +102,3 @@ def test_a_further_session_is_covered_as_often_as_it_says(drift: float) -> None:
             next_s = (1e-3 + 1e-8 * 1e5) * np.exp(level)
             inside.append(np.mean((low_s <= next_s) & (next_s <= high_s)))
     assert 0.90 <= np.mean(inside) <= 0.98
-
-
-def test_many_links_tell_with_many_degrees_and_one_alone_keeps_what_it_says() -> None:
-    for links in (1, 20):
-        rows = recording(links, 0.03, 2)
-        own = Calibration.of(rows, draws=0)
-        by_all = pooled(own, rows)
-        for key, one in own.known.items():
-            before, after = one.noise, by_all.known[key].noise
-            assert before is not None and after is not None
-            assert after.ratios is before.ratios and by_all.known[key].cost is one.cost
-            if links == 1:
-                assert np.array_equal(before.drift, after.drift)
-                assert np.array_equal(before.degrees, after.degrees)
-            else:
-                assert np.all(after.degrees == 20) and np.all(before.degrees < 20)
-    once = Drift.of(links_of(rows[rows["session"] == 0]))
-    assert once.degrees == 0 and np.all(once.variance == 0)

@@ -19,7 +19,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.store import files, pack, tables
 
 MACHINE = {"name": "cpu-made-up", "cpu": {"cores": 2}}
-MOST_FILES, MOST_FILES_A_FOLDER = 240, 13
+MOST_FILES, MOST_FILES_A_FOLDER = 200, 13
 PARTS = store.list_tables(store.RECORDED, "**/*.csv*")
 FOLDERS = sorted({path.parent for path in PARTS})
 
@@ -279,6 +279,7 @@ def test_a_crash_at_any_moment_leaves_every_table_readable(
             assert_same(copy, before)
             assert set(tables.packed(copy)) == {*before}
             files.remove_unfinished(copy)
-            left = {path.name for path in copy.iterdir()}
+            left = {re.sub(r"\.\d\.", ".", path.name) for path in copy.iterdir()}
+            assert len(left) == len([*copy.iterdir()])
             assert left == {"drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv"}
     assert crashes > 20

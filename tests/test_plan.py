@@ -122,14 +122,6 @@ def test_exact_asks_for_each_group_of_516_tensors_once(monkeypatch: pytest.Monke
     assert sum(asked) == 516 * 517 / 2
 
 
-def test_random_plans_repeat_by_seed_and_differ_between_seeds() -> None:
-    workload = random_workload(np.random.default_rng(5), 100)
-    plan = make_plan("random:7:12", workload)
-    assert plan == make_plan("random:7:12", workload)
-    assert len(plan.ends) == 12
-    assert plan.ends != make_plan("random:8:12", workload).ends
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -149,20 +141,3 @@ def test_bad_specs_are_refused(spec: str, message: str) -> None:
     workload = random_workload(np.random.default_rng(6), 5)
     with pytest.raises(UserError, match=message):
         make_plan(spec, workload)
-
-
-def test_a_planner_is_registered_once() -> None:
-    register = planning.planner("test-alone", variants=("twice",))
-    register(lambda workload, cost, text: planning.none(workload))
-    workload = random_workload(np.random.default_rng(7), 4)
-    try:
-        assert len(make_plan("test-alone", workload).ends) == 4
-        assert planning.PLANNERS["test-alone"].examples == ("test-alone", "test-alone:twice")
-        with pytest.raises(
-            UserError, match="'test-alone:no': write test-alone or test-alone:twice"
-        ):
-            make_plan("test-alone:no", workload)
-        with pytest.raises(UserError, match="registered already"):
-            register(lambda workload, cost, text: planning.none(workload))
-    finally:
-        del planning.PLANNERS["test-alone"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
-from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
+from ddlkit.core.plan import FusionPlan, buffer, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import audit, cluster
+from ddlkit.papers import audit, networks, osf
+from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
-from ddlkit.papers.search import Stated
+from ddlkit.papers.search import Stated, settle
 from ddlkit.report.figures import osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
@@ -33,21 +33,11 @@ def even(n: int, gap_s: float) -> Workload:
 # ---------------------------------------------------------------- planners
 
 
-@given(workloads(), costs(), st.sampled_from(audit.PLANNERS))
+@given(workloads(), costs(), st.sampled_from(audit.DENSE))
 def test_no_planner_beats_the_exact_plan(workload: Workload, cost: MessageCost, name: str) -> None:
     best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
     found = predict(workload, make_plan(name, workload, cost), cost).iteration_s
     assert found >= best * (1 - 1e-9)
-
-
-@given(workloads(), st.floats(1e-12, 1e-6))
-def test_without_start_up_sending_one_by_one_is_optimal(workload: Workload, slope: float) -> None:
-    cost = AlphaBeta(0.0, slope)
-    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
-    for name in ("none", "mg_wfbp"):
-        assert predict(
-            workload, make_plan(name, workload, cost), cost
-        ).iteration_s == pytest.approx(best, rel=1e-9)
 
 
 @pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])
@@ -58,21 +48,6 @@ def test_an_idle_link_fuses_if_the_start_up_exceeds_the_wait(
     workload, cost = even(10, 0.001), AlphaBeta(start_up_s, 1e-10)
     for name in ("mg_wfbp", "adafusion:repaired"):
         assert len(make_plan(name, workload, cost).ends) == messages
-
-
-def test_mg_wfbp_also_sees_that_the_link_is_busy() -> None:
-    workload, cost = even(10, 0.001), AlphaBeta(0.0009, 1e-8)  # 10 ms a message
-    assert len(make_plan("adafusion:repaired", workload, cost).ends) == 10
-    assert len(make_plan("mg_wfbp", workload, cost).ends) < 5
-
-
-@given(workloads(), costs())
-def test_printed_eq17_fuses_all_that_merging_does_not_make_dearer(
-    workload: Workload, cost: MessageCost
-) -> None:
-    plan = make_plan("adafusion", workload, cost)
-    if isinstance(cost, AlphaBeta) and cost.alpha_s > 1e-3 * cost(float(workload.bytes.sum())):
-        assert plan.ends == make_plan("single", workload).ends
 
 
 @given(workloads(max_tensors=8), st.floats(1e-4, 1))
@@ -141,19 +116,6 @@ def test_no_plan_is_faster_than_the_bound(
     assert times[0] / times[1] - 1 <= most + 1e-9
 
 
-def test_the_bound_is_reached() -> None:
-    # All bytes ready at the start of backward, and as long to send as backward takes.
-    workload = Workload.from_arrays(1.0, [0.0, 2.0], [10**6, 1])
-    cost = AlphaBeta(0.0, 2e-6)
-    slow, fast = (
-        predict(workload, make_plan(name, workload, cost), cost).iteration_s
-        for name in ("single", "none")
-    )
-    assert slow == pytest.approx(5.0) and fast == pytest.approx(3.0, rel=1e-5)
-    most = osf.largest_fusion_gain(workload.compute_s / slow)
-    assert most == pytest.approx(slow / fast - 1, rel=1e-5)
-
-
 # ---------------------------------------------------------------- breakdown
 
 
@@ -174,18 +136,6 @@ def test_phases_fill_the_time_from_the_first_gradient_to_the_last_message(
 
 
 @given(workloads(), costs(), st.data())
-def test_negotiating_never_shortens_and_its_time_is_all_that_is_added(
-    workload: Workload, cost: MessageCost, data: st.DataObject
-) -> None:
-    plan = data.draw(plans(workload.n))
-    agree_s = data.draw(st.floats(0, 1))
-    plain = sum(breakdown(workload, plan, cost).values())
-    agreed = sum(breakdown(workload, plan, cost, negotiate_s=agree_s).values())
-    # Every message leaves later by that much, so the last one ends later by just that much.
-    assert agreed == pytest.approx(plain + agree_s, abs=1e-9)
-
-
-@given(workloads(), costs(), st.data())
 def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
     workload: Workload, cost: MessageCost, data: st.DataObject
 ) -> None:
@@ -197,29 +147,22 @@ def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
         of_timeline(Iteration(workload, plan, cost).timeline(), rank=1)
 
 
-def test_breakdown_refuses_a_slowest_rank_that_is_faster() -> None:
-    workload = even(2, 0.1)
-    with pytest.raises(UserError, match="slowest"):
-        breakdown(workload, none(workload), AlphaBeta(0, 1e-9), slowest=0.9)
-
-
 # ---------------------------------------------------------------- cluster
 
 
-@pytest.mark.parametrize("unit", cluster.UNITS)
-@pytest.mark.parametrize("network", [*cluster.FIVE, cluster.REPLACED])
-def test_workloads_have_the_networks_bytes_and_times(network: str, unit: str) -> None:
-    workload = cluster.workload(network, 0.3, unit)
-    assert workload.compute_s == pytest.approx(0.3)
-    assert workload.forward_s == pytest.approx(0.1)
-    if network != cluster.REPLACED:
-        assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
+def test_workloads_have_the_networks_bytes_and_times() -> None:
+    for network, unit in product((*cluster.FIVE, cluster.REPLACED), cluster.UNITS):
+        workload = cluster.workload(network, 0.3, unit)
+        assert workload.compute_s == pytest.approx(0.3)
+        assert workload.forward_s == pytest.approx(0.1)
+        if network != cluster.REPLACED:
+            assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
     with pytest.raises(UserError, match="unit"):
-        cluster.workload(network, 0.3, "byte")
+        cluster.workload("VGG16", 0.3, "byte")
 
 
-@pytest.mark.parametrize("capacity", [0, 10**6, 10**8, 10**9])
-@pytest.mark.parametrize("timeout_s", [0.003, 0.02, math.inf])
+@pytest.mark.parametrize("capacity", [0, 10**6, 10**9])
+@pytest.mark.parametrize("timeout_s", [0.003, math.inf])
 def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeout_s: float) -> None:
     compute_s, overheads, slope = 0.2, np.array([1e-5, 1e-3]), 6e-10
     arguments = cluster.fused("VGG16", compute_s, capacity, timeout_s, "tensor")
@@ -234,32 +177,19 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
         assert found == pytest.approx(slow)
 
 
-def test_scaling_all_times_changes_no_quantity() -> None:
-    one = cluster.PaperSetting(0.1, 0.2, 1e-3, 0.01)
-    work, plan, waited = cluster.fused("VGG16", 0.2, 10**8, 0.01, "layer")
-    slope = one.cost().beta_s_per_byte
-    first = 0.2 / cluster.fused_iteration_s(work, plan, waited, np.array([1e-3]), slope)
-    times = "resnet101_s", "vgg16_s", "overhead_s", "timeout_s"
-    twice = replace(one, **{name: 2 * getattr(one, name) for name in times})
-    work, plan, waited = cluster.fused("VGG16", twice.vgg16_s, 10**8, twice.timeout_s, "layer")
-    overheads = np.array([twice.overhead_s])
-    second = 0.4 / cluster.fused_iteration_s(work, plan, waited, overheads, 2 * slope)
-    assert first == pytest.approx(second)
-
-
 def test_the_search_finds_the_setting_that_was_stated() -> None:
     values = cluster.quantities(SMALL)
     place = (0, 3, 4, 5, 2)
     stated = [
-        Stated.about(name, float(np.broadcast_to(value, SMALL.shape)[place]), 0.01)
+        Stated(name, 0.99 * at, 1.01 * at)
         for name, value in values.items()
-        if float(np.broadcast_to(value, SMALL.shape)[place]) > 0
+        if (at := float(np.broadcast_to(value, SMALL.shape)[place])) > 0
     ]
-    found = cluster.search(stated, SMALL)
+    found = settle(stated, SMALL, values)
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        cluster.search([Stated("ResNet-7: charm", 0, 1)], SMALL)
+        settle([Stated("ResNet-7: charm", 0, 1)], SMALL, values)
 
 
 def test_no_setting_agrees_with_all_that_the_paper_states() -> None:
@@ -287,8 +217,3 @@ def test_a_statement_that_is_left_out_is_judged_by_the_others_alone() -> None:
 
 
 # ---------------------------------------------------------------- audit, figures
-
-
-def test_gains_stay_below_the_most_possible() -> None:
-    frame = osf_scaling.fig11(osf_scaling.setting())
-    assert (frame["gain_over_100MB"] <= frame["most_possible_gain"] + 1e-9).all()

@@ -87,14 +87,6 @@ def test_every_span_kind_has_a_look_and_strangers_have_none() -> None:
         looks.look("guess")
 
 
-def test_a_name_with_an_argument_may_have_a_look_of_its_own() -> None:
-    names = ["alpha_beta:ends", "alpha_beta", "piecewise:BDP", "piecewise"]
-    ends, line, given, found = looks.looks(names)
-    forms = looks.FAMILIES["forms"]
-    assert (ends, line) == (forms["alpha_beta:ends"], forms["alpha_beta"])
-    assert given.color == forms["piecewise"].color != found.color
-
-
 def test_the_theme_is_left_behind() -> None:
     before = dict(mpl.rcParams)
     with looks.theme():
@@ -190,17 +182,6 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         plt.close(figure)
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_pairs_of_bars_stand_in_panels_with_room_for_what_is_beside_them(wide: bool) -> None:
-    table = pd.DataFrame({"both": [1.0, 2.0]}, ["a", "a"])
-    panels = {name: (table, "left: b; right: c") for name in ("first", "second", "third", "fourth")}
-    figure, beside = plots.paired_bars(panels, label="iteration", wide=wide)
-    drawn = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.containers}
-    assert [*drawn] == [*panels] and beside in figure.axes and not beside.containers
-    assert {ax.get_xlabel() for ax in drawn.values()} == {"left: b; right: c"}
-    plt.close(figure)
-
-
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
     plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
@@ -244,14 +225,6 @@ def test_dots_stand_in_their_case_and_the_grey_bars_about_the_reference(ax: Axes
     (bars,) = [container for container in ax.containers if isinstance(container, BarContainer)]
     assert np.allclose([(bar.get_x(), bar.get_width()) for bar in bars], [(-3, 6), (-1, 2)])
     assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
-
-
-def test_a_point_within_a_range_is_marked_and_its_ends_are_not(ax: Axes) -> None:
-    plots.intervals(ax, ["a"], {"x": ([1.0], [3.0], [1.5]), "y": ([4.0], [5.0])}, label="")
-    assert drawn(ax, "x")[:, 0].tolist() == [1.5] and drawn(ax, "y")[:, 0].tolist() == [4.0]
-    (first, second) = (c for c in ax.collections if isinstance(c, LineCollection))
-    ends = [np.asarray(one.get_segments()[0])[:, 0].tolist() for one in (first, second)]
-    assert ends == [[1.0, 3.0], [4.0, 5.0]]
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
@@ -410,7 +383,7 @@ def test_outputs_go_where_the_environment_says(
             lambda where: outputs.record_summary("a", {"x": float("nan")}, where),
             "summary a, x is nan",
         ),
-        (lambda where: outputs.record_summary("a", {"x": np.zeros(2)}, where), "x is a ndarray"),
+        (lambda where: outputs.record_summary("a", {"x": np.zeros(2)}, where), "x is array"),
         (lambda where: outputs.record_summary("A b", {"x": 1}, where), "summary name 'A b'"),
     ],
 )

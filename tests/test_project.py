@@ -93,19 +93,17 @@ def test_reading_on_a_binder_needs_no_torch() -> None:
     chosen = pins("requirements-read.txt")
     assert {*chosen} < {*pins()}
     assert not [pin for pin in chosen if pin.startswith("torch")]
-    (widgets,) = project()["optional-dependencies"]["widgets"]
-    assert read("binder/requirements.txt") == f"-r ../requirements-read.txt\n{widgets}\n"
+    assert read("binder/requirements.txt") == "-r ../requirements-read.txt\n"
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
 
 
 def test_the_pins_are_the_packages_own_requirements() -> None:
     """Each thing ddlkit asks for is pinned, within the range it asks for; nothing else is.
 
-    NCCL's own package, the CUDA compiler and sliders, which few need, are in no environment, and pinned where
-    asked for.
+    NCCL's own package and the CUDA compiler, which few need, are in no environment, but pinned where named.
     """
     extras = dict(project()["optional-dependencies"])
-    for extra in ("nccl", "nvrtc", "widgets"):
+    for extra in ("nccl", "nvrtc"):
         assert re.fullmatch(r"==\d+(\.\d+)+", str(Requirement(extras.pop(extra)[0]).specifier))
     asked = [Requirement(line) for line in sum(extras.values(), project()["dependencies"])]
     pinned = {Requirement(pin).name.lower(): pin.split("==")[1] for pin in pins()}

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 
 from ddlkit import store
 from ddlkit.report import book, site
 
 NOTEBOOKS = book.notebooks()
-
-
-@pytest.mark.parametrize(("path", "following"), [*pairwise(NOTEBOOKS)], ids=lambda path: path.stem)
-def test_next_is_where_the_arrow_leads(path: Path, following: Path) -> None:
-    """First the next notebook; another one beside it for those who take the short way."""
-    last = nbformat.read(str(path), as_version=4).cells[-1].source
-    assert last.startswith("**Next:**")
-    assert re.findall(r"\]\((\w+\.ipynb)\)", last)[0] == following.name
 
 
 PRIVATE = re.compile(

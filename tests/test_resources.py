@@ -109,15 +109,6 @@ def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
     )
 
 
-@given(WORK, CHOICES, st.integers(1, 3))
-def test_a_narrow_front_gives_a_plan_that_is_no_faster_than_the_best(
-    work: Workload, choices: list[Resources], width: int
-) -> None:
-    narrow, best = resources.jointly(work, choices, width), resources.jointly(work, choices)
-    assert narrow.iteration_s >= best.iteration_s - 1e-9
-    assert narrow.plan.n == work.n
-
-
 def test_no_choice_and_a_wrong_number_are_refused() -> None:
     work = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
     only = Resources("only", AlphaBeta(0.0, 1.0))

@@ -17,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import read_link
+from ddlkit.core.link import read_link
 from ddlkit.run.lab import conditions, tunnel
-from ddlkit.run.lab.conditions import Conditions
-from ddlkit.run.lab.network import LabShape
-from ddlkit.run.lab.shaper import NEVER_S, Line, Piece, Shaper, Size, size_of
+from ddlkit.run.lab.conditions import Conditions, LabShape
+from ddlkit.run.lab.tunnel import NEVER_S, Line, Piece, Shaper, Size, size_of
 
 MSS, HEAD = 1448, 52
 RATE = 1e8
@@ -59,62 +58,54 @@ def any_conditions(draw: st.DrawFn) -> Conditions:
     )
 
 
-def shaper_of(how: Conditions, per_node: int = 1) -> Shaper:
-    return Shaper([RATE] * 4, how, per_node, RATE / 2 if per_node > 1 else 0.0)
-
-
-def play(shaper: Shaper, sent: Sequence[Sent], lag_s: float = 0.0) -> Arrived:
+def play(how: Conditions, sent: Sequence[Sent], lag_s: float = 0.0) -> Arrived:
     """What arrives when everything is sent, and taken out by who comes ``lag_s`` after each packet."""
+    shaper = Shaper([RATE] * 4, how)
     arrived: Arrived = []
     for number, (now_s, source, target, size) in enumerate(sent):
         arrived += shaper.take(now_s - lag_s)
         shaper.send(now_s, source, target, size, number)
     while shaper.next_s < NEVER_S:
         arrived += shaper.take(shaper.next_s)
+    lost = sum(line.lost for line in shaper.up + shaper.down)
+    assert sum(p.stop - p.start for _, p in arrived) + lost == sum(s[3].frames for s in sent)
     return arrived
 
 
-@given(traffic(), any_conditions(), st.sampled_from([1, 2]))
+@given(traffic(), any_conditions(), st.floats(0, 0.01))
 def test_every_frame_arrives_once_in_order_in_no_less_than_its_time_or_is_counted_as_lost(
-    sent: list[Sent], how: Conditions, per_node: int
+    sent: list[Sent], how: Conditions, lag_s: float
 ) -> None:
-    shaper = shaper_of(how, per_node)
-    arrived = play(shaper, sent)
-    lost = sum(line.lost for line in shaper.up + shaper.down)
-    assert sum(p.stop - p.start for _, p in arrived) + lost == sum(s[3].frames for s in sent)
+    arrived = play(how, sent)
     seen = Counter((p.load, frame) for _, p in arrived for frame in range(p.start, p.stop))
     assert not seen or max(seen.values()) == 1
     assert [due_s for due_s, _ in arrived] == sorted(due_s for due_s, _ in arrived)
     for due_s, piece in arrived:
         assert piece.target == sent[piece.load][2]
-        near = per_node == 2 and piece.source // 2 == piece.target // 2
-        least_s = 0.0 if near else how.delay_s - how.jitter_s
         on_wire_s = piece.size.of(piece.start, piece.stop) * 8 / (RATE * (1 - how.background))
-        assert due_s >= sent[piece.load][0] + 2 * least_s + on_wire_s - 1e-12
+        least_s = 2 * (how.delay_s - how.jitter_s) + on_wire_s
+        assert due_s >= sent[piece.load][0] + least_s - 1e-12
     for way in {(s, t) for _, s, t, _ in sent}:
         order = [(p.load, p.start) for _, p in arrived if (p.source, p.target) == way]
         assert order == sorted(order), "nobody overtakes"
+
+    def told(arrived: Arrived) -> list[Any]:
+        return sorted((due_s, p.load, p.start, p.stop) for due_s, p in arrived)
+
+    assert told(arrived) == told(play(how, sent, lag_s)), "who takes late gets the same"
 
 
 @given(traffic(), st.floats(0, 0.01), st.sampled_from([0.0, 0.4]))
 def test_over_no_window_a_link_gives_more_than_its_rate(
     sent: list[Sent], delay_s: float, load: float
 ) -> None:
-    arrived = play(shaper_of(Conditions(delay_s=delay_s, background=load)), sent)
+    arrived = play(Conditions(delay_s=delay_s, background=load), sent)
     for rank in range(4):
         ends = [(due_s, p.size.bytes) for due_s, p in arrived if p.target == rank]
         for first in range(len(ends)):
             after = np.cumsum([n for _, n in ends[first + 1 :]])
             window_s = np.array([due_s for due_s, _ in ends[first + 1 :]]) - ends[first][0]
             assert (after <= RATE * (1 - load) / 8 * window_s + 1e-3).all()
-
-
-@given(traffic(), any_conditions(), st.floats(0, 0.01))
-def test_who_takes_late_gets_the_same(sent: list[Sent], how: Conditions, lag_s: float) -> None:
-    def told(arrived: Arrived) -> list[Any]:
-        return sorted((due_s, p.load, p.start, p.stop) for due_s, p in arrived)
-
-    assert told(play(shaper_of(how), sent)) == told(play(shaper_of(how), sent, lag_s))
 
 
 @given(sizes, st.sampled_from([1e7, 1e9]), st.sampled_from([1e7, 1e9]))
@@ -126,17 +117,19 @@ def test_frames_pass_two_links_at_once(size: Size, up: float, down: float) -> No
         sent_s += n_bits / up
         arrived_s = max(sent_s, arrived_s) + n_bits / down
     shaper = Shaper([up, down], Conditions())
-    ((due_s, _),) = play(shaper, [(0.0, 0, 1, size)])
+    shaper.send(0.0, 0, 1, size, None)
+    arrived: Arrived = []
+    while shaper.next_s < NEVER_S:
+        arrived += shaper.take(shaper.next_s)
+    due_s = arrived[-1][0]
     # A last frame that is shorter may find the one before it still under way.
     assert due_s <= arrived_s + 1e-12
     assert due_s >= arrived_s - 8 * size.frame_bytes / min(up, down)
-    line = shaper.down[1]
-    assert (line.bytes, line.packets, line.frames) == (size.bytes, 1, size.frames)
 
 
-@pytest.mark.parametrize("loss", [0.001, 0.01, 0.2])
+@pytest.mark.parametrize("loss", [0.001, 0.2])
 def test_as_many_frames_are_lost_as_chance_says(loss: float) -> None:
-    line, n = Line(1e9, 0.0, loss, random.Random(0)), 220_000
+    line, n = Line(1e9, loss, random.Random(0)), 220_000
     rest = n
     while rest > 0:
         asked = min(rest, 44)  # as many as a packet has
@@ -150,7 +143,7 @@ def test_the_same_seed_loses_the_same_frames_and_another_others() -> None:
     sent = [(k * 1e-3, k % 2, 2, size) for k in range(300)]
 
     def frames(seed: int, sent: Sequence[Sent]) -> list[tuple[int, int]]:
-        arrived = play(shaper_of(Conditions(loss=0.02, seed=seed)), sent)
+        arrived = play(Conditions(loss=0.02, seed=seed), sent)
         return [(p.start, p.stop) for _, p in arrived if p.source == 0]
 
     assert frames(1, sent) == frames(1, sent) != frames(2, sent)
@@ -163,12 +156,9 @@ def test_the_same_seed_loses_the_same_frames_and_another_others() -> None:
         ({"delay": "-1ms"}, "number with a unit"),
         ({"delay": "1m"}, "lies between 0 and 10"),
         ({"jitter": "1ms"}, "jitter is at most the delay"),
-        ({"loss": "80%"}, "lies between"),
         ({"loss": "much"}, "not a share"),
         ({"background": "100%"}, "lies between"),
-        ({"background": "50%:1s/1s"}, "write a load as 40%"),
         ({"congestion": "vegas"}, "use reno, cubic, bbr"),
-        *(({name: "1"}, f"--{name.replace('_', '-')}: ") for name in conditions.GONE),
     ],
 )
 def test_wrong_conditions_are_refused_in_one_line(wrong: dict[str, Any], told: str) -> None:
@@ -228,11 +218,11 @@ def test_pieces_of_a_packet_are_as_if_they_had_been_sent_alone(
     assert (size.frames, size.frame_bytes) == (-(-len(payload) // MSS), MSS + 52 + 38)
     assert size.bytes == len(payload) + size.frames * 90
     edges = sorted({0, size.frames, *(c for c in cuts if c < size.frames)})
-    found = b""
+    parts = b""
     for start, stop in zip(edges, edges[1:], strict=False):
         number, flags, part = checked(tunnel.cut(packet, start, stop))
-        assert number == (sequence + len(found)) % 2**32
+        assert number == (sequence + len(parts)) % 2**32
         assert bool(flags & 0x09) == (stop == size.frames)
         assert bool(flags & 0x80) == (start == 0)
-        found += part
-    assert found == payload
+        parts += part
+    assert parts == payload

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -29,12 +28,9 @@ from ddlkit.run.measure.sharing_training import (
     Setting,
     chunks_of_messages,
     measure_sending,
-    measure_sharing,
 )
 from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.kinds import Here, training_beside_messages
-from ddlkit.run.sessions.session import Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -58,7 +54,8 @@ class PlayedStandIn:
         return CHUNK_BYTES
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        return {"taken_threads": footprint.threads}
+        shape = {"blocks": footprint.blocks, "threads": footprint.threads}
+        return {**shape, "taken_threads": footprint.threads, "bytes_per_s_asked": 20e6}
 
     def record(self, blocks: int) -> Tensor:
         return torch.zeros(standin._HEAD + 3 * blocks, dtype=torch.int64)
@@ -186,37 +183,7 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
 
 
-def test_without_messages_and_with_them_an_iteration_computes_what_it_does_anyway(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def momenta(sends: Setting | None, *, plain: bool = False) -> list[Tensor]:
-        training = training_of("lenet5", monkeypatch)
-        sending = sending_of(training)
-        if plain:
-            training.iterate(lambda: None)
-        else:
-            with sending.hooked():
-                run = sending.iterate(sends)
-            assert len(run.records) == len(sending.sizes)
-            assert sends or not any(read_message(record)[1] for record in run.records)
-            assert len(run.marks.seconds()) == 5
-        states = training.optimizer.state.values()
-        return [state["momentum_buffer"] for state in states]
-
-    plain = momenta(None, plain=True)
-    for setting in (None, SLOW):
-        same = map(torch.equal, plain, momenta(setting))
-        assert plain and all(same)
-
-
 # -- policies and rows -------------------------------------------------------------------------
-
-
-def test_the_policy_gives_more_to_the_last_message_only() -> None:
-    least, most = Footprint(1, 64), Footprint(16, 512)
-    assert Setting(least, most).footprints(3) == [least, least, most]
-    assert Setting(least, most).footprints(1) == [most]
-    assert Setting(least).footprints(2) == [least, least]
 
 
 def test_the_table_can_be_saved_and_agrees_with_itself(
@@ -247,17 +214,3 @@ def test_a_message_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) ->
     sending = sending_of(training_of("lenet5", monkeypatch), most=1)
     with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
         measure_sending(sending, "lenet5", [SLOW], TWICE)
-
-
-def test_a_processor_has_no_stand_in() -> None:
-    with pytest.raises(Unavailable, match="needs a GPU"):
-        measure_sharing("lenet5", 2, [SLOW], TWICE)
-
-
-def test_a_point_has_a_budget_for_each_setting(tmp_path: Path) -> None:
-    chosen = [("lenet5", 4), ("alexnet", 128)]
-    here = Here("cuda", 1, tmp_path)
-    points = training_beside_messages(here, chosen, Budget(1, 2, 10, max_s=6.0))
-    names = {point.name: point.estimate_s for point in points}
-    assert set(names) == {"lenet5-b4-fp32", "alexnet-b128-fp32"}
-    assert all(math.isfinite(estimate_s) and estimate_s < 30 for estimate_s in names.values())

@@ -54,14 +54,6 @@ def test_a_head_says_the_unit_a_share_is_in_per_cent_and_what_has_a_form_keeps_i
     assert cells_of(page) == ["1.235", "+50.0%", "1.23%", "1.23456"]
 
 
-def test_a_row_is_headed_by_its_number_and_columns_in_two_floors_by_their_unit() -> None:
-    index = pd.Index([0.1, 1 / 3], name="share of bytes")
-    columns = pd.MultiIndex.from_product([["model_s"], ["WAIT", "MISC"]], names=[None, "phase"])
-    page = shown.table_html(pd.DataFrame(np.full((2, 2), 2 / 3), index, columns))
-    assert re.findall(r"row_heading[^>]*>([^<]*)<", page) == ["0.1", "0.3333"]
-    assert heads_of(page) == ["model [s]", "WAIT", "MISC"] and cells_of(page) == ["0.6667"] * 4
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "folded"), [(30, 10, False), (31, 10, True), (30, 11, True)]
 )
@@ -86,8 +78,3 @@ def test_a_table_of_the_catalog_stands_under_its_caption(tmp_path: Path) -> None
     frame = pd.DataFrame({"x_s": [1.5]})
     page = shown.table_html(frame, ENTRY.id, tmp_path / "figures" / f"{ENTRY.id}.csv")
     assert f">{CAPTION} " in page and f"{ENTRY.id}.csv" in page
-
-
-@pytest.mark.parametrize("name", ["alpha_beta:ends", "mg_wfbp", "buffer:25MB"])
-def test_names_of_the_code_stay_as_they_are(name: str) -> None:
-    assert shown.column(name) == (name, "")

@@ -54,14 +54,6 @@ def test_one_cost_is_never_calibrated_from_two_machines(merged: Source) -> None:
     assert rows[rows["link"] == "lab:1gbit"]["seconds"].unique().tolist() == [0.1]
 
 
-def test_a_source_says_in_one_line_what_it_merges(merged: Source) -> None:
-    assert merged.merges == "collectives of here and cpu-other"
-    (alone,) = (source for name, source in merged.apart("collectives").items() if name != "here")
-    assert alone.merges == "collectives of cpu-other"
-    assert "\n" not in open_source().merges
-    assert Source(()).merges == ""
-
-
 def test_machines_are_judged_apart(merged: Source) -> None:
     """Each with all of its own tables, those too that another machine's hide when they are merged."""
     apart = merged.apart("collectives")

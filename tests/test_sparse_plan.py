@@ -28,8 +28,6 @@ from ddlkit.core.sparse import (
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import omgs
-from ddlkit.papers.omgs import cluster as omgs_cluster
-from ddlkit.papers.osf import cluster
 from strategies import plans, workloads
 
 SELECTIONS: tuple[SelectionCost, ...] = (
@@ -118,18 +116,6 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.Data
     assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
 
 
-@pytest.mark.parametrize("selecting", SELECTIONS[:4], ids=lambda cost: f"{cost.form}")
-def test_deep_networks_are_planned_to_their_certificate(selecting: SelectionCost) -> None:
-    """With alpha and beta of the authors' code, as quickly as any test."""
-    cost = sparse(selecting, 1.1e-2, 1.7e-8)
-    for workload in (
-        cluster.workload("ResNet152", 1.0),
-        omgs_cluster.Setting("Inception-v4", 1.0).workload(),
-    ):
-        plan, least_s = planning.proven(workload, cost)
-        assert iteration_s(workload, plan, cost) == pytest.approx(least_s, rel=1e-11)
-
-
 def test_a_group_that_takes_a_negative_time_to_select_is_refused() -> None:
     workload = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
     with pytest.raises(UserError, match="the sparse_gather selection cost is negative"):
@@ -147,12 +133,6 @@ def test_mgs_sends_when_its_threshold_is_reached(workload: Workload, threshold: 
     assert all(size >= threshold for size in sizes[:-1])
     for group in plan.slices:
         assert workload.parameters[group][:-1].sum() < threshold
-
-
-@pytest.mark.parametrize("spec", ["mgs", "mgs:0", "mgs:8k"])
-def test_a_threshold_must_be_a_number_of_elements(spec: str) -> None:
-    with pytest.raises(UserError, match="write mgs:8192"):
-        make_plan(spec, Workload.from_arrays(0.0, [1.0], [4]))
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_a_dry_run_says_what_is_missing_and_measures_nothing(
             [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],
             "points[1]: device: 'tpu'",
         ),
-        ([{"measure": "disk_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
+        ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         (
             [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
             "sizes: '4Kb': size '4Kb' has unit",

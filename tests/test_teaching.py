@@ -63,11 +63,6 @@ def test_the_readme_states_the_same_time() -> None:
     assert f"core path ({core} minutes)" in readme and f": all in {format_minutes(read)}." in readme
 
 
-def test_the_lesson_is_as_long_as_it_says() -> None:
-    first = TEXT.split("## Forty-five minutes")[1].split("##")[0]
-    assert sum(map(int, re.findall(r"^\| (\d+) \|", first, re.M))) == 45
-
-
 @pytest.mark.parametrize(
     ("spec", "iteration_s", "exposed_s"),
     [("none", 12.5, 3.5), ("single", 15.5, 6.5), ("cuts:2,3", 14.0, 5.0)],
@@ -87,8 +82,3 @@ def test_googlenet_of_sheet_2() -> None:
     case = CASES["googlenet"]
     last = sum(case["bytes"][case["ends"][-2] :]) / sum(case["bytes"])
     assert last > 0.8, "GoogLeNet's last bucket holds nearly everything"
-
-
-def test_the_least_time_of_100_mb_over_a_gigabit() -> None:
-    workers, link_s_per_byte = 4, 8e-9
-    assert 2 * (workers - 1) / workers * 100e6 * link_s_per_byte == pytest.approx(1.2)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.timeline import COLUMNS, Timeline, merge
+from ddlkit.core.timeline import Timeline
 
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30)
 
@@ -67,19 +67,6 @@ def test_busy_overlap_and_exposed_count_the_ticks(compute: list, messages: list)
     assert line.exposed_communication_s() == len(ticks(messages) - ticks(compute))
 
 
-@given(spans)
-def test_merged_spans_are_disjoint_and_sorted(of: list) -> None:
-    union = merge(np.array([(a, a + d) for a, d in of], dtype=float).reshape(-1, 2))
-    assert np.all(union[1:, 0] > union[:-1, 1])
-    assert np.sum(union[:, 1] - union[:, 0]) == len(ticks(of))
-
-
-def test_breakdown_adds_up() -> None:
-    line = timeline([(0, 4)], [(2, 5)])
-    assert (line.busy_s(("backward",)), line.busy_s(("all_reduce",))) == (4, 5)
-    assert (line.overlap_s(), line.exposed_communication_s(), line.duration_s) == (2, 3, 7)
-
-
 @given(timelines())
 def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Timeline) -> None:
     trace = json.loads(json.dumps(line.to_chrome_trace()))
@@ -115,14 +102,6 @@ def test_chrome_trace_puts_iterations_one_after_the_other(line: Timeline) -> Non
         own = [event for event in events if event["args"]["iteration"] == iteration]
         assert min(event["ts"] for event in own) == pytest.approx(end)
         end = max(event["ts"] + event["dur"] for event in own)
-
-
-def test_a_frame_keeps_the_columns_and_reads_back() -> None:
-    frame = timeline([(0, 4)], [(2, 5)]).to_frame()
-    assert list(frame.columns) == list(COLUMNS)
-    again = Timeline.from_rows(frame.to_dict("records"))
-    assert again.to_frame().equals(frame)
-    assert again.select(again.kind == "all_reduce").n == 1
 
 
 def test_wrong_spans_are_refused() -> None:

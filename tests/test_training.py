@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
@@ -20,16 +18,14 @@ from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.job import Tables
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import training
-from ddlkit.run.measure.layers import Training, profile_layers
+from ddlkit.run.measure import layers, training
+from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
     OWN_PLAN,
     TrainingSettings,
-    _Block,
     _check_plans,
     training_job,
 )
-from ddlkit.run.nets import registry as networks
 
 
 @functools.cache
@@ -70,34 +66,25 @@ def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
 ) -> None:
     """CUDA's convolutions take TF32 unless they are told not to; the profiles are told."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    seen: dict[str, set[tuple[bool, ...]]] = {"training": set(), "layers": set()}
-
-    def note(what: str) -> None:
-        seen[what].add(tuple(switch.allow_tf32 for switch in switches))
+    seen: list[bool] = []
 
     def rounds(*_: object) -> Iterator[Tables]:
-        note("training")
+        seen.extend(switch.allow_tf32 for switch in switches)
         yield {}
 
-    def iterate(self: Training, mark: Callable[[], object]) -> None:
-        note("layers")
-        plain(self, mark)
-
-    plain = Training.iterate
     monkeypatch.setattr(training, "_rounds", rounds)
-    monkeypatch.setattr(Training, "iterate", iterate)
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = True
     me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
     settings = TrainingSettings(NETWORK, 2, {OWN_PLAN: []}, repeats=1, iterations=1)
     assert list(training_job.part(me, settings)) == [{}]
-    profile_layers(NETWORK, 1, budget=Budget(warmup=1, min_repeats=1, max_repeats=1))
+    with layers.computing("a profile", "cpu"):
+        seen.extend(switch.allow_tf32 for switch in switches)
     after = [switch.allow_tf32 for switch in switches]
     for switch, was in zip(switches, before, strict=True):
         switch.allow_tf32 = was
-    assert after == [True, True], "as before"
-    assert seen == {"training": {(False, False)}, "layers": {(False, False)}}
+    assert seen == [False] * 4 and after == [True, True], "as before"
 
 
 def keys(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
@@ -163,49 +150,14 @@ def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFr
         assert messages.start_s[0] >= backward.start_s[0]
 
 
-@pytest.mark.parametrize(
-    ("spec", "ends"), [("none", range(1, 11)), ("single", [10]), ("cuts", [3, 10])]
-)
-def test_a_message_leaves_with_its_last_gradient(
-    spec: str, ends: Sequence[int], tmp_path: Path
-) -> None:
-    """All in one bucket cannot overlap; each in its own leaves before the next is there."""
-    sizes = ready_bytes(NETWORK)
-    settings = TrainingSettings(NETWORK, 2, {spec: cut(sizes, *ends)}, repeats=1, iterations=1)
-    events: list[str] = []
-
-    def sent(_, bucket):  # type: ignore[no-untyped-def] # torch reads annotations, and wants no text
-        events.append(f"message of {len(bucket.gradients())}")
-        gone = torch.futures.Future[torch.Tensor]()
-        gone.set_result(bucket.buffer())
-        return gone
-
-    meet = f"file://{tmp_path}/meet"
-    dist.init_process_group("gloo", init_method=meet, rank=0, world_size=1)
-    try:
-        me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
-        block = _Block(me, settings, networks.build(NETWORK), spec)
-        block.model.register_comm_hook(None, sent)
-        for parameter in block.model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
-        block._iterate()
-    finally:
-        dist.destroy_process_group()
-    expected = []
-    for members in np.diff([0, *ends]):
-        expected += ["gradient"] * members + [f"message of {members}"]
-    assert events == expected
-
-
-def test_buckets_must_add_up() -> None:
+def test_buckets_must_add_up_and_nothing_to_measure_is_refused() -> None:
     total = sum(ready_bytes(NETWORK))
     _check_plans(TrainingSettings(NETWORK, 1, {"ddp": [], "single": [total]}), total)
-    for plans in ({"single": [total - 4]}, {"none": []}):
+    wrong: list[dict[str, list[int]]] = [{"single": [total - 4]}, {"none": []}]
+    for plans in wrong:
         with pytest.raises(UserError, match=f"the gradients of {NETWORK} {total}"):
             _check_plans(TrainingSettings(NETWORK, 1, plans), total)
-
-
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"iterations": 0}, {"plans": {}}])
-def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(UserError, match="needs at least one of each"):
-        TrainingSettings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **wrong})  # type: ignore[arg-type]
+    nothing: list[dict[str, Any]] = [{"repeats": 0}, {"iterations": 0}, {"plans": {}}]
+    for settings in nothing:
+        with pytest.raises(UserError, match="needs at least one of each"):
+            TrainingSettings(**{"network": "lenet5", "batch": 1, "plans": {"ddp": []}, **settings})

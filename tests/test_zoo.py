@@ -47,11 +47,6 @@ def test_what_has_no_published_flops_is_counted_by_hand() -> None:
     )
 
 
-def shapes(network: str) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in registry.build(network).named_parameters()}
-
-
 def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
     rows = paper_table("dag", "tab06")
     with torch.device("meta"):
@@ -64,31 +59,31 @@ def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
     )
 
 
-def test_vgg16_of_cifar_has_the_54_tensors_of_omgs() -> None:
-    assert tuple(np.prod(s) for s in shapes("vgg16_cifar").values()) == (
-        published.cifar_vgg16_parameters()
-    )
-
-
 def test_the_replaced_layers_have_the_sizes_of_osf_table_3() -> None:
     rows = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-    found = shapes("vgg16_replaced")
+    with torch.device("meta"):
+        found = {name: p.shape for name, p in registry.build("vgg16_replaced").named_parameters()}
+        tensors = [p.numel() for p in registry.build("vgg16_cifar").parameters()]
+    assert tuple(tensors) == published.cifar_vgg16_parameters()  # the 54 tensors of omgs
     for tensor, row in (("conv1", "Convolution Layer 1"), ("conv2", "Convolution Layer 2")):
         mib = 4 * np.prod(found[f"{tensor}.weight"]) / 2**20
         assert mib == pytest.approx(rows[row], abs=0.005)
 
 
-def small_language_model() -> nn.Module:
-    return zoo.LanguageModel(units=8)
-
-
-@pytest.mark.parametrize("name", ["vgg16_cifar", "lstm_ptb", "googlenet_aux"])
+@pytest.mark.parametrize("name", ["vgg16_cifar", "lstm_ptb", "googlenet_aux", "tied"])
 def test_a_profile_holds_every_tensor_and_all_flops(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch of 2: the LSTM's fused tensors and the stacked heads lose nothing."""
-    if name == "lstm_ptb":  # as built, it takes seconds
-        small = registry.Network(small_language_model, registry.find(name).sample)
+    """A batch of 2: the LSTM's fused tensors, a shared one and the stacked heads lose nothing."""
+
+    def language_model() -> nn.Module:  # as built, it takes seconds
+        model = zoo.LanguageModel(units=8)
+        if name == "tied":
+            model.decoder.weight = model.encoder.weight
+        return model
+
+    if name in ("lstm_ptb", "tied"):
+        small = registry.Network(language_model, registry.find("lstm_ptb").sample)
         monkeypatch.setitem(registry.NETWORKS, name, small)
     profile, _ = profile_layers(name, 2, threads=1, budget=ONCE)
     with torch.device("meta"):
@@ -97,19 +92,6 @@ def test_a_profile_holds_every_tensor_and_all_flops(
     assert profile.gradient_bytes.sum() == 4 * sum(held.values())
     assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
     assert profile.flops.sum() == 2 * registry.size(name).forward_flops
-
-
-def test_a_tensor_that_layers_share_is_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tied() -> nn.Module:
-        model = zoo.LanguageModel(units=8)
-        model.decoder.weight = model.encoder.weight
-        return model
-
-    small = registry.Network(tied, registry.find("lstm_ptb").sample)
-    monkeypatch.setitem(registry.NETWORKS, "tied", small)
-    profile, _ = profile_layers("tied", 2, threads=1, budget=ONCE)
-    assert len(profile.tensor) == len(set(profile.tensor)) == 10
-    assert profile.flops.sum() == 2 * registry.size("tied").forward_flops
 
 
 def test_recurrent_kernels_count_alike_on_every_device() -> None:

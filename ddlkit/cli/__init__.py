@@ -29,7 +29,7 @@ GONE: dict[tuple[str, ...], str] = {
     (
         "measure",
         "--algorithm",
-    ): "the library's own is measured; ddlkit.core.schedule computes others",
+    ): "the library's own is measured; notebook 11 has recorded times of others",
     ("lab", "campaign"): "write ddlkit measure FILE.yml, with --predict to write predictions first",
     **{("lab", word): _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
     **{("lab", word): "leave it out" for word in ("--queue", "--burst", "--framing")},

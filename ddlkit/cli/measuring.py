@@ -112,8 +112,8 @@ _EMULATED = {
     "a rate-limited network of namespaces (root, Linux)",
     arg(
         "action",
-        choices=("up", "status", "crossed", "down", "clean"),
-        help="make links, list labs, count what crossed, take a lab down, remove dead ones",
+        choices=("up", "status", "down", "clean"),
+        help="make links, list labs, take a lab down, remove dead ones",
     ),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
@@ -129,7 +129,6 @@ _EMULATED = {
 )
 def lab(arguments: argparse.Namespace) -> None:
     from ddlkit.run.lab import network
-    from ddlkit.run.lab.emulated import Crossing
 
     label = arguments.label
     if arguments.action == "up":
@@ -143,13 +142,6 @@ def lab(arguments: argparse.Namespace) -> None:
         for row in everyone:
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
             print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
-    elif arguments.action == "crossed":
-        if len(labels) != 1:
-            raise UserError(
-                f"which lab? labs that are up: {', '.join(labels) or 'none'}; use --label"
-            )
-        answer = network.attach(labels[0]).crossed()
-        show(answer if arguments.json else Crossing.between({}, answer).judged(), arguments.json)
     elif arguments.action == "down":
         for each in labels:
             network.attach(each).down()

@@ -36,7 +36,7 @@ class Case:
     collective, plan, ends : what is sent; ``ends`` are the plan's group ends in ready order, "3;40;161"
     density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
     straggler : factor on the compute of the slowest rank (1 = all are alike); straggler_spread : how that
-        varies from iteration to iteration, see `ddlkit.core.straggler`, drawn from ``seed``
+        varies from iteration to iteration
     selection_sha256 : hash of the selection times that were waited out, "" where selection was real
     negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
     in_flight : how many collectives may be under way at once

@@ -41,10 +41,7 @@ class Form(ABC):
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        self._check_numbers(*parameters(type(self)))
-
-    def _check_numbers(self, *names: str) -> None:
-        for name in names:
+        for name in parameters(type(self)):
             value = getattr(self, name)
             real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if not real or not np.isfinite(value):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.cost import (
@@ -63,12 +63,10 @@ THROUGH_ALL = (Chords.form, Table.form)
 such a form is off by there is once what it will be if times scatter, and four times if they bend."""
 COUNTS = 0.25
 """What AUTO makes of errors of THROUGH_ALL: that times bend. Seven dense tables (`tuned` of rules vidur-*,
-data/external/rules.yml) and twelve logs, calibrated by twelve sizes, are off by less so than at a half or
-more in the mean, none of them by more."""
+data/external/rules.yml) and twelve logs are off by less so than at a half or more in the mean."""
 APART = 2.0
 """Power of how far apart, in logarithms, the two sizes around a message lie, with which errors of THROUGH_ALL
-grow: none if times scatter, two if they bend. With it, on the dense tables, the half-width of 95% of the
-draws is less than three times the error, in the median of the tables."""
+grow: none if times scatter, two if they bend."""
 FAR = 4.0
 """So many times beyond the sizes that it is fitted to a form is tried at either end."""
 NEGLIGIBLE = 1e-6
@@ -199,8 +197,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
         held_out = _held_out(form, at[0], times, held)
         costs = held_out.draws(cost, draws) if held_out else ()
     else:
-        drawn = _resamples(at, draws, np.random.default_rng(seed))
-        costs = tuple(kind(**again, **use) for again in _refitted(kind, fitter, at, times, drawn))
+        again = _resampled(kind, fitter, at, times, draws, np.random.default_rng(seed))
+        costs = tuple(kind(**values, **use) for values in again)
     residuals = cost(*at) / times - 1
     error = held.error() if held and held.sizes.size else None
     return Fit(cost, costs, tuple(at), times, residuals, form, held_out, error, why)
@@ -243,31 +241,25 @@ def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
     return [column[order] for column in columns]
 
 
-def _resamples(
-    at: Sequence[Floats], draws: int, rng: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Return row numbers of bootstrap samples, drawn with replacement at each point: none is lost."""
-    if not draws:
-        return []
-    _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
-    first, count = np.repeat(starts, counts), np.repeat(counts, counts)
-    return [first + rng.integers(0, count) for _ in range(draws)]
-
-
-def _refitted(
+def _resampled(
     kind: Callable[..., Any],
     fitter: Fitter,
     at: Sequence[Floats],
     times: Floats,
-    drawn: Sequence[NDArray[np.int64]],
+    draws: int,
+    rng: np.random.Generator,
 ) -> Iterable[dict[str, Any]]:
-    """Return parameters fitted to each of some resamples of rows; of a table, to all of them at once."""
+    """Yield parameters fitted to bootstrap samples, drawn with replacement at each point: none is lost."""
+    _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
+    first, count = np.repeat(starts, counts), np.repeat(counts, counts)
+    drawn = [first + rng.integers(0, count) for _ in range(draws)]
     if not drawn or kind not in (Table, Chords):
-        return (fitter(*at, times[rows]) for rows in drawn)
-    sizes, starts = np.unique(at[0], return_index=True)
+        yield from (fitter(*at, times[rows]) for rows in drawn)
+        return
+    sizes, starts = np.unique(at[0], return_index=True)  # of a table all draws at once
     groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
     medians = np.column_stack([np.median(group, axis=1) for group in groups])
-    return (dict(zip(parameters(Table), (sizes, row), strict=True)) for row in medians)
+    yield from (dict(zip(parameters(Table), (sizes, row), strict=True)) for row in medians)
 
 
 # -- which form --------------------------------------------------------------------------------
@@ -287,19 +279,14 @@ def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form)
     if otherwise not in every:
         return otherwise, "too few sizes to leave one out and compare forms"
     errors = {form: one.error() for form, one in every.items()}
-    chosen = choose_form(errors)
+    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
+    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
+    chosen = next(form for form, error in counted.items() if error <= as_good)
     others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
     why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
     if chosen in THROUGH_ALL:
         why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
     return chosen, why
-
-
-def choose_form(errors: Mapping[str, float]) -> str:
-    """Return what AUTO takes of forms, the simplest first, with their errors at sizes left out."""
-    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
-    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
-    return next(form for form, error in counted.items() if error <= as_good)
 
 
 # -- where it was not fitted -------------------------------------------------------------------
@@ -336,8 +323,13 @@ def unseen(form: str, *rows: ArrayLike) -> Unseen:
     """
     columns = _checked(rows)
     points, groups, _ = grouped(np.column_stack(columns[:-1]), columns[-1])
+    simplest = AlphaBeta.form if len(columns) == 2 else Scan.form
+    least = _method(simplest if form == AUTO else form, len(columns))[-1]
+    distinct = np.unique(columns[0])
+    inner = distinct[1:-1] if distinct.size > max(least, 2) else distinct[:0]
+    some = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
     held, predicted_s = [np.zeros(0, dtype=np.int64)], [np.zeros(0)]
-    for size in _inner(form, columns[0], len(columns)).tolist():
+    for size in inner[some].tolist():
         kept, of_size = columns[0] != size, np.flatnonzero(points[:, 0] == size)
         try:
             cost = fit(form, *(column[kept] for column in columns), draws=0).cost
@@ -354,18 +346,6 @@ def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
     """Return (k,) sizes (and densities) of `unseen`, and signed relative errors of the medians there."""
     held_out = unseen(form, *rows)
     return *held_out.at, held_out.errors()
-
-
-def _inner(form: str, sizes: Floats, columns: int) -> Floats:
-    """Return sizes without which the form can still be fitted: not the ends, and evenly spaced if many."""
-    distinct = np.unique(sizes)
-    simplest = AlphaBeta.form if columns == 2 else Scan.form
-    least = _method(simplest if form == AUTO else form, columns)[-1]
-    if distinct.size <= max(least, 2):
-        return distinct[:0]
-    inner = distinct[1:-1]
-    every = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
-    return np.asarray(inner[every])
 
 
 def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOut | None:

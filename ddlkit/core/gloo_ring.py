@@ -1,20 +1,14 @@
 """gloo's own ring all-reduce over links with a delay: segments that wait for word from their receivers.
 
 Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and confirmed by measured times: each step of the
-ring is cut into segments, two at least, of 1 MiB at most. Two are under way at once: a rank enters a
-segment, which is to receive one and to send one, when both of the segment but one before are done. It
-then tells its neighbour that it is ready, and what it sends itself waits for the same word from the other
-side. So small messages pay a round trip for each pair of segments, not one way a step.
+ring is cut into segments, two at least, of 1 MiB at most, and two are under way at once. A rank enters a
+segment when both of the segment but one before are done, tells its neighbour that it is ready, and sends
+when the same word comes from the other side. So small messages pay a round trip r for each pair of segments.
 
-Large ones hide the round trip behind the other segment of the pair, but not all of it: the word stands in
-line behind the bytes that are on its link already. Ranks are not in step to the microsecond, so the word
-finds the link at any time of the pair's T seconds: with bytes of x seconds a segment the link is busy 2x of
-them, and then as a rule x from being free, as the two segments follow one another. With the round trip r,
+With bytes of x seconds a segment a pair takes T seconds, of which the link is busy 2x. Ranks are not in step,
+so the word finds the link at any time of them, and then as a rule x from being free:
 
     T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
-
-that is r + x for small segments, and the link's own 2x where there is nothing to wait for. It has no
-parameter to fit. (Where all ranks are in step, words either never wait or always do: the truth is between.)
 """
 
 from __future__ import annotations

@@ -1,18 +1,22 @@
-"""Messages that share a link: several under way at once, over a link that saves up credit while it rests.
+"""Messages that share a link: several under way at once, over a link that saves up tokens while it rests.
 
 gloo carries two messages at once by default. A GPU's collectives take processors and memory bandwidth from
 the computation that they hide behind, and it from them. And a rate is often enforced by a token bucket: what
 a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once.
 
-What a link carries is bus bandwidth as nccl-tests defines it. ``bytes`` is the size of the reduced buffer for
-all_reduce, of the whole output for all_gather, and of a rank's whole input for reduce_scatter; algorithm
-bandwidth is bytes / time; bus bandwidth multiplies it by what a link must carry at least, so that it compares
-with the link's rate whatever the number of ranks.
+What a link carries is bus bandwidth as nccl-tests defines it: algorithm bandwidth (bytes / time) times what a
+link must carry at least, so that it compares with the link's rate whatever the number of ranks. ``bytes`` is
+the size of the reduced buffer for all_reduce, of the whole output for all_gather, and of a rank's whole input
+for reduce_scatter.
+
+The name of a lab's link says what it is: "lab:1gbit" is shaped by the kernel's token bucket, and
+"emulated:500mbit-delay2ms-loss0.001" by a process of ours.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
+from ddlkit.core.units import parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import Floats, Ints
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
@@ -43,19 +48,15 @@ class Link:
 
     in_flight : how many may be under way at once, in their order; they share the rate alike
     software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
-    burst_s : most credit that a rested link has saved, in seconds of its rate; 0: it saves none
+    burst_s : most tokens that a rested link has saved, in seconds of its rate; 0: it saves none. With a burst
+        a message's software runs while tokens grow for its next bytes; without, it comes on top of the bytes
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
-    slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer
-    message_slowdown : how much longer a message takes while computing goes on, which is until the last one is
-        ready; with both at 1 nothing is gained by overlap. Of a link with a burst it is the software that
-        takes longer: the bucket fills at its rate, whatever computes
+    slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer;
+        of several under way the largest counts
+    message_slowdown : how much longer a message takes (with a burst, its software) while computing goes on,
+        which is until the last one is ready; with both at 1 nothing is gained by overlap
 
-    Each slowdown is one number, or (G,) one for each message: what it takes, and loses, by resources of its
-    own. Of several under way, computing is slowed by the one that slows it most. So is ``in_flight``: a
-    message begins, in their order, when fewer than its number are under way.
-
-    With a burst a message's software runs while credit grows for its next bytes: the longer of the two
-    decides. Without, the link rests meanwhile for good: software comes on top of the bytes.
+    Slowdowns and ``in_flight`` are one number, or (G,) one for each message, by resources of its own.
 
     Raises UserError for less than one message in flight or one's software, and for impossible slowdowns.
 
@@ -75,9 +76,7 @@ class Link:
             raise UserError(f"{np.min(self.in_flight)} messages in flight: at least 1")
         if not self.software >= 1:
             raise UserError(f"software of {self.software} messages at once: at least 1")
-        for share in np.concatenate(
-            [np.ravel(self.slowdown), np.ravel(self.message_slowdown)]
-        ).tolist():
+        for share in (*np.ravel(self.slowdown), *np.ravel(self.message_slowdown)):
             if not 0 <= share < math.inf:
                 raise UserError(f"a slowdown of {share}: 0 or more, 0.1 for a tenth longer")
 
@@ -286,6 +285,9 @@ COLLECTIVES: dict[str, Collective] = {
 }
 """Every collective that can be timed, fitted, predicted and drawn, by name."""
 
+STEPS = "steps:"
+"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
+
 BURST_S = 128 * 1024 / 1e9  # bytes per (bit/s); a smaller burst breaks the rate by 2x
 MIN_BURST_BYTES = 16 * 1024
 TBF_FRAMING_BYTES = 14
@@ -329,3 +331,80 @@ def wire_s_per_byte(
 ) -> float:
     """Of each rank's link, for a byte of a message, at the shaped rate; ``framing``: the message's share."""
     return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * framing)
+
+
+# -- the name of a lab's link --------------------------------------------------------------------
+
+FRAMING_BYTES = 38
+"""Around each packet of up to 1,500 bytes, as Ethernet on a wire has them."""
+WIRE_FRAMING = 1448 / (1500 + FRAMING_BYTES)
+"""TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
+_PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
+
+
+class Named(NamedTuple):
+    """What the name of a link says.
+
+    engine : "tbf" or "emulated"; delay_s, jitter_s : of each link, one way; loss : share of frames
+    burst_s : most that a rested link may send at once, in seconds of its rate
+    framing_bytes : counted around each packet
+    """
+
+    engine: str
+    rate_bits_per_s: float
+    delay_s: float
+    jitter_s: float
+    loss: float
+    burst_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    @property
+    def framing(self) -> float:
+        """Return the share of what the link carries that is a message's own bytes."""
+        return 1448 / (1500 + self.framing_bytes)
+
+
+def is_lab(link: str) -> bool:
+    """Return whether the link is one of a lab, by its name."""
+    return link.startswith(("lab:", "emulated:"))
+
+
+def read_link(link: str) -> Named:
+    """Return what the name of a lab's link says, as it stands in tables; UserError for other links.
+
+    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
+    ('emulated', 500000000.0, 0.002, 0.0, 0.001)
+    >>> read_link("lab:1gbit").engine
+    'tbf'
+    """
+    if not is_lab(link):
+        raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
+    engine, _, rest = link.partition(":")
+    rate, *parts = rest.split("-")
+    bits_per_s = parse_bits_per_s(rate)
+    if engine == "lab":
+        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, burst_s(bits_per_s), TBF_FRAMING_BYTES)
+    matches = (re.fullmatch(rf"({'|'.join(_PARTS)})([0-9].*)", part) for part in parts)
+    texts = _PARTS | {match[1]: match[2] for match in matches if match}
+    delay_s, jitter_s, saved_s = (parse_seconds(texts[n]) for n in ("delay", "jitter", "burst"))
+    loss, framing_bytes = float(texts["loss"]), int(texts["framing"])
+    return Named(engine, bits_per_s, delay_s, jitter_s, loss, saved_s, framing_bytes)
+
+
+def ranks_per_node(link: str) -> int:
+    """Return how many ranks share the link of a node, by its name; 1 where each has its own.
+
+    >>> ranks_per_node("emulated:200mbit-g4-1gbit-delay0.5ms"), ranks_per_node("lab:1gbit")
+    (4, 1)
+    """
+    group = re.search(r"-g([0-9]+)-", link)
+    return int(group[1]) if group else 1
+
+
+def way_s(link: str) -> float:
+    """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links.
+
+    >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
+    (0.004, 0.0)
+    """
+    return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0

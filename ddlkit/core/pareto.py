@@ -1,22 +1,16 @@
 """The shortest iteration where a group takes compute time before its message: a choice between two clocks.
 
 To select the largest gradients of a group delays all that is computed after it; its message delays all that
-is sent after it. What a cut of the first tensors leaves behind is the pair
-
-    (seconds selected so far, end of the last message)
-
-and of two cuts one is better for sure only if it is as good in both. So every prefix has a front of cuts that
-none is better than, and the best plan ends one of the last prefix. Read from the end, with what is selected
-and what is sent changing places, the problem is the same again, and a suffix has a front of
-
-    (seconds sent, end of the last message on a link that is free, if nothing was selected before).
+is sent after it. A cut of the first tensors leaves behind (seconds selected so far, end of the last message),
+and is better than another for sure only if it is as good in both: every prefix has a front of cuts that none
+is better than. Read from the end, selecting and sending change places, and a suffix has a front of (seconds
+sent, end of the last message on a free link, if nothing was selected before).
 
 A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p). So fronts of suffixes
 bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
-bounds from above. Fronts grow with the tensors, at worst exponentially. Where one is long, points that lie
-close together become one: their corner, which none of them is below, for a bound from below; the most
-promising of them for a plan. Prefixes and suffixes take turns, with more and more points, until the lower
-bound meets the plan.
+bounds from above. Fronts grow exponentially at worst. Where one is long, points close together become one:
+their corner, for a bound from below; the most promising of them, for a plan. Prefixes and suffixes take
+turns, with more and more points, until the lower bound meets the plan.
 """
 
 from __future__ import annotations
@@ -122,29 +116,23 @@ START = Front(np.zeros(1), np.full(1, -np.inf))
 """Nothing selected, nothing sent."""
 
 
-def best(groups: Groups, limit_s: float = np.inf) -> Best:
-    """The plan whose last message arrives first, of all 2**(n-1), with its certificate.
-
-    limit_s : when it is enough to know whether any plan ends before: one that does is as good as the best,
-        and where none does, ``ends`` is (), ``end_s`` is infinite and no plan ends before ``least_s``
-    """
+def best(groups: Groups) -> Best:
+    """Return the plan whose last message arrives first, of all 2**(n-1), with its certificate."""
     sides, n = (groups, groups.mirrored()), len(groups.ready_s)
     fronts = [[START] * (n + 1)] * 2
     ends: tuple[int, ...] = ()
     end_s, least_s = np.inf, -np.inf
     for side, width, bound in _passes():
-        passed, found = _fronts(
-            sides[side], fronts[side], fronts[1 - side], min(end_s, limit_s), width, bound=bound
+        passed, plan = _fronts(
+            sides[side], fronts[side], fronts[1 - side], end_s, width, bound=bound
         )
-        found = tuple(n - end for end in (*found[-2::-1], 0)) if found and side else found
-        if found:
-            ends, end_s = min((ends, end_s), (found, groups.end_s(found)), key=lambda plan: plan[1])
+        plan = tuple(n - end for end in (*plan[-2::-1], 0)) if plan and side else plan
+        if plan:
+            ends, end_s = min((ends, end_s), (plan, groups.end_s(plan)), key=lambda one: one[1])
         if bound:
             fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
-        if end_s < limit_s < np.inf or least_s >= min(end_s, limit_s) * (1 - ROUNDING):
+        if least_s >= end_s * (1 - ROUNDING):
             break
-    if end_s >= limit_s:
-        return Best((), np.inf, min(least_s, limit_s))
     return Best(ends, end_s, min(least_s, end_s))
 
 

@@ -1,9 +1,8 @@
 """How each form is fitted to measured times: straight pieces by least squares, and tables of medians.
 
-Every form here is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear
-least squares, and breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an
-error of 10% counts the same at 1 KiB and at 1 GiB) unless a line is asked for that counts seconds: what
-is right for a curve is wrong for a line, which cannot hold small and large messages to 10% at once.
+Every form is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear least
+squares, and breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an error of
+10% counts the same at 1 KiB and at 1 GiB) unless a line is asked for that counts seconds.
 """
 
 from __future__ import annotations
@@ -86,20 +85,15 @@ def log2(sizes: Floats) -> Floats:
     return np.column_stack([np.log2(sizes), np.ones_like(sizes)])
 
 
-def linear(sizes: Floats) -> Floats:
-    """Return (n, 2): the size and a constant."""
-    return np.column_stack([sizes, np.ones_like(sizes)])
-
-
-def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
-    """Return (starts, n+1) losses of a line through the points from i up to j, 0 where there is none.
+def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
+    """Return (n+1, n+1) losses of a line through the points from i up to j; infinite if below ``least``.
 
     x, y, weight : (n,) of the points
 
     Points are added one by one to moments about their mean: plain sums would lose the digits of short pieces.
     """
-    losses = np.zeros((x.size + 1, starts))
-    moments = np.zeros((6, starts))
+    losses = np.full((x.size + 1, x.size + 1), np.inf)
+    moments = np.zeros((6, x.size))
     for j, (new_x, new_y, new) in enumerate(zip(x, y, weight, strict=True)):
         total, mean_x, mean_y, xx, xy, yy = moments[:, : j + 1]
         both = total + new
@@ -111,34 +105,17 @@ def _losses(x: Floats, y: Floats, weight: Floats, starts: int) -> Floats:
         yy += rest * off_y * off_y
         total[:] = both
         explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
-        losses[j + 1, : j + 1] = np.maximum(yy - explained, 0.0)
-    return losses.T
-
-
-def _total_losses(variables: Sequence[Floats], groups: Sequence[Floats], minimum: int) -> Floats:
-    """Return losses of len(variables) pieces by where they are cut, an axis a cut; infinite if too short.
-
-    variables : of each piece (n,), what it is straight in; groups : the n sizes' times
-
-    Repeats scatter about their own mean wherever the cuts are, so that part is left out.
-    """
-    weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
-    mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
-    n, count = len(groups), np.arange(len(groups) + 1)
-    too_short, short = count - count[:, None] < minimum, count < minimum
-    total = np.where(short, np.inf, _losses(variables[0], mean, weight, 1)[0])
-    for variable in variables[1:-1]:
-        piece = np.full((n + 1, n + 1), np.inf)
-        piece[:n] = _losses(variable, mean, weight, n)
-        total = total[..., None] + np.where(too_short, np.inf, piece)
-    last = _losses(variables[-1][::-1], mean[::-1], weight[::-1], 1)[0]
-    return np.asarray(total + np.where(short, np.inf, last)[::-1])
+        long_enough = slice(0, max(0, j + 2 - least))
+        losses[long_enough, j + 1] = np.maximum(yy - explained, 0.0)[long_enough]
+    return losses
 
 
 def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
     """Return the breakpoints of least total loss, geometric means between neighbouring sizes.
+
+    Repeats scatter about their own mean wherever the cuts are, so that part is left out.
 
     Raises UserError for fewer than ``minimum`` distinct sizes a piece.
     """
@@ -149,12 +126,19 @@ def best_breaks(
             f"{len(designs)} pieces need at least {minimum * len(designs)} distinct sizes, "
             f"got {grid.size}"
         )
-    if len(designs) == 1:
-        return []
+    weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
+    mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
     # A design is a constant and a variable: their sum is as good a variable.
-    total = _total_losses([design(grid).sum(axis=1) for design in designs], groups, minimum)
-    cuts = np.unravel_index(int(np.argmin(total)), total.shape)
-    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in cuts]
+    pieces = [_losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs]
+    least, came = pieces[0][0], []
+    for piece in pieces[1:]:
+        total = least[:, None] + piece
+        came.append(total.argmin(axis=0))
+        least = total.min(axis=0)
+    cuts = [grid.size]
+    for before in reversed(came):
+        cuts.append(int(before[cuts[-1]]))
+    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in reversed(cuts[1:])]
 
 
 def apart(
@@ -251,7 +235,7 @@ def _seconds_per_byte(text: str) -> float:
 
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
     """With the threshold that is given, or else with the one of least loss."""
-    designs = log2, linear
+    designs: tuple[Design, ...] = (log2, lambda sizes: straight(sizes)[:, ::-1])
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
         below = int(np.searchsorted(np.unique(sizes), threshold_bytes))

@@ -172,15 +172,6 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
     return FusionPlan("exact", found.ends), found.least_s + workload.update_s
 
 
-def faster(workload: Workload, cost: MessageCost, than_s: float) -> FusionPlan | None:
-    """A plan whose iteration is shorter than ``than_s``, where messages are selected first; None: none is.
-
-    Any such plan, found or excluded long before the best one is known. Raises UserError as `proven` does.
-    """
-    found = pareto.best(_selected_groups(workload, cost), than_s - workload.update_s)
-    return FusionPlan("faster", found.ends) if found.ends else None
-
-
 def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
     """What each group takes to be selected and sent. Raises UserError for more than MOST_SELECTED tensors."""
     if workload.n > MOST_SELECTED:

@@ -91,15 +91,14 @@ def of_each(workload: Workload, plan: FusionPlan, choices: Sequence[Resources]) 
     return _best(workload, choices, plan)
 
 
-def jointly(workload: Workload, choices: Sequence[Resources], width: int = 0) -> Shared:
+def jointly(workload: Workload, choices: Sequence[Resources]) -> Shared:
     """Return the shortest iteration of all plans, with all resources that each of their messages could have.
 
     Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
     last has arrived and how far computing has come by then. Of two ways one is better for sure if it is
-    earlier and computing further; the others are kept, and of many at most ``width``, spread evenly. Then the
-    plan is a good one, no longer surely the best; 0 keeps all.
+    earlier and computing further; the others are kept.
     """
-    return _best(workload, choices, None, width)
+    return _best(workload, choices, None)
 
 
 class _Front(NamedTuple):
@@ -116,9 +115,7 @@ class _Front(NamedTuple):
     choice: Ints
 
 
-def _best(
-    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None, width: int = 0
-) -> Shared:
+def _best(workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None) -> Shared:
     """Return the shortest iteration; with that plan's messages, if there is one."""
     if not choices:
         raise UserError("planning resources: none to choose from; give at least one")
@@ -134,7 +131,7 @@ def _best(
         costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
         before = {first: fronts[first] for first in firsts}
         ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
-        fronts[end] = _undominated(ways, width)
+        fronts[end] = _undominated(ways)
     state = int(np.argmin(fronts[n].end_s))
     cuts, given, end = [], [], n
     while end:
@@ -142,8 +139,8 @@ def _best(
         cuts.append(end)
         given.append(choices[int(front.choice[state])])
         end, state = int(front.first[state]), int(front.state[state])
-    found = plan or FusionPlan("jointly", tuple(reversed(cuts)))
-    return Shared(workload, found, tuple(reversed(given)))
+    planned = plan or FusionPlan("jointly", tuple(reversed(cuts)))
+    return Shared(workload, planned, tuple(reversed(given)))
 
 
 def _after(
@@ -173,11 +170,9 @@ def _after(
     return _Front(*(np.broadcast_to(column, took_s.shape).ravel() for column in columns))
 
 
-def _undominated(ways: _Front, width: int = 0) -> _Front:
-    """Return those that no other is as early and as far as; of more than ``width`` so many, if not 0."""
+def _undominated(ways: _Front) -> _Front:
+    """Return those that no other is as early and as far as."""
     order = np.lexsort((-ways.work_s, ways.end_s))
     furthest = np.maximum.accumulate(ways.work_s[order])
     kept = order[np.concatenate([[True], furthest[1:] > furthest[:-1]])]
-    if 0 < width < len(kept):
-        kept = kept[np.unique(np.linspace(0, len(kept) - 1, width).astype(int))]
     return _Front(*(column[kept] for column in ways))

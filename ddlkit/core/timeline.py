@@ -147,13 +147,10 @@ class Timeline:
 
     def _offsets_s(self) -> NDArray[np.float64]:
         """(n,) what to add to each start so that iterations follow one another from 0 on."""
-        _, which = np.unique(self.iteration, return_inverse=True)
-        first_s = np.full(which.max(initial=-1) + 1, np.inf)
-        last_s = -first_s
-        np.minimum.at(first_s, which, self.start_s)
-        np.maximum.at(last_s, which, self.end_s)
-        begin_s = np.concatenate([[0.0], np.cumsum(last_s - first_s)[:-1]])
-        return np.asarray((begin_s - first_s)[which])
+        spans = self.to_frame().groupby("iteration")
+        first_s, last_s = spans["start_s"].min(), spans["end_s"].max()
+        shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
+        return np.asarray(shift_s.loc[self.iteration])
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
         """n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""

@@ -24,16 +24,8 @@ _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*
 
 BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {
-    "": 1.0,
-    "s": 1.0,
-    "ms": 1e-3,
-    "us": 1e-6,
-    "µs": 1e-6,
-    "ns": 1e-9,
-    "m": 60.0,
-    "h": 3600.0,
-}
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_SECONDS |= {"m": 60.0, "h": 3600.0}
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
@@ -61,15 +53,8 @@ def parse_bytes(text: str) -> int:
     return round(value * factor)
 
 
-_ELEMENT_BYTES = {
-    "fp32": 4,
-    "float32": 4,
-    "fp16": 2,
-    "float16": 2,
-    "bf16": 2,
-    "bfloat16": 2,
-    "fp8": 1,
-}
+_ELEMENT_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
+_ELEMENT_BYTES["fp8"] = 1
 
 
 def parse_element_bytes(text: str) -> int:
@@ -78,9 +63,8 @@ def parse_element_bytes(text: str) -> int:
     >>> parse_element_bytes("2"), parse_element_bytes("bf16"), parse_element_bytes("fp32")
     (2, 2, 4)
     """
-    n_bytes = (
-        int(text) if text.isdecimal() and len(text) < 3 else _ELEMENT_BYTES.get(text.lower(), 0)
-    )
+    number = int(text) if text.isdecimal() and len(text) < 3 else 0
+    n_bytes = number or _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
         known = ", ".join(_ELEMENT_BYTES)
         raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {known}")

@@ -14,9 +14,7 @@ from ddlkit.core.cost import MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.lablink import is_lab, read_link
-from ddlkit.core.link import FRAMING, Link, wire_s_per_byte
-from ddlkit.core.schedule import STEPS
+from ddlkit.core.link import FRAMING, STEPS, Link, is_lab, read_link, wire_s_per_byte
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.model.noise import Drift, Noise, Sessions
 

@@ -22,8 +22,7 @@ import pandas as pd
 from ddlkit.core.cost import Samples, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.gloo_ring import GlooRing, ring_s
-from ddlkit.core.lablink import Named, read_link
-from ddlkit.core.schedule import STEPS
+from ddlkit.core.link import STEPS, Named, read_link
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import (

@@ -1,4 +1,4 @@
-"""Planners held against the best of all plans, over random networks: the omgs paper's, and any others.
+"""Planners held against the best of all plans: over random networks, and over settings of osf's networks.
 
 A gap is how much longer an iteration takes than under the best plan; that of omgs's rules is 0 by its
 Theorem 1, which does not hold.
@@ -7,7 +7,7 @@ Theorem 1, which does not hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Workload
 from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
+from ddlkit.papers.osf import cluster, update_s
 from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
@@ -89,10 +90,54 @@ def summary(audit: pd.DataFrame) -> pd.DataFrame:
     return shares.reset_index()
 
 
+# -- dense messages (osf) ------------------------------------------------------------------------
+
+DENSE = (
+    "none",
+    "buffer:25MB",
+    "buffer:100MB",
+    "single",
+    "ddp",
+    "mg_wfbp",
+    "mg_wfbp:osf",
+    "adafusion",
+    "adafusion:repaired",
+)
+RATES_BITS_PER_S = (1e9, 5e9, 25e9, 100e9)
+OVERHEADS_S = (2e-5, 1e-4, 5e-4, 2e-3, 1e-2)
+IMAGES_OVER_C = (16, 64, 256)
+"""M / c of osf Eq 5 for an RTX 2080 Ti: images in the mini-batch over the GPU's utilisation."""
+
+
+def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
+    """Return 5 to 40 tensors, sizes and times over decades; computing takes 1.
+
+    All bytes take 0.1 to 10 times that, all start-ups together 0.01 to 10 times.
+    """
+    n = int(rng.integers(5, 41))
+    sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
+    backward = 10 ** rng.uniform(-2, 0, n)
+    backward *= 2 / 3 / backward.sum()
+    slope = 10 ** rng.uniform(-1, 1) / sizes.sum()
+    overhead = 10 ** rng.uniform(-2, 1) / n
+    return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
+
+
+def sweep() -> pd.DataFrame:
+    """Return one row per network of osf, compute speed, link rate, overhead and planner of DENSE."""
+    rows: list[dict[str, Any]] = []
+    for network, batch in product(cluster.FIVE, IMAGES_OVER_C):
+        compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
+        workload = cluster.workload(network, compute_s)
+        for rate, overhead_s in product(RATES_BITS_PER_S, OVERHEADS_S):
+            cost = AlphaBeta(overhead_s, float(update_s(1.0, cluster.WORKERS, rate / 8)))
+            where = {"network": network, "images_over_c": batch, "rate_bits_per_s": rate}
+            rows += compared({**where, "overhead_s": overhead_s}, workload, cost, DENSE)
+    return frame(rows)
+
+
 # -- sparsified messages (omgs) ------------------------------------------------------------------
 
-SPARSE = ("single", "none", "mgs:8192", "omgs", "omgs:theorem", "omgs:code")
-"""TopK-SGD, LAGS-SGD, MGS-SGD, Algorithm 1, Eq 25 for all layers at once, and the published code's rule."""
 WORKERS, DENSITY = 16, 0.001
 BANDWIDTH_BYTES_PER_S = 320e9
 """Of a GPU's memory, as a card with GDDR5X of 2017 has it: what a scan of the tensor is limited by."""

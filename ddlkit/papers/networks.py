@@ -191,11 +191,6 @@ def _cifar_vgg16() -> Iterator[Layer]:
     yield dense(inputs, 10)
 
 
-def cifar_vgg16_parameters() -> tuple[int, ...]:
-    """Elements of the 54 tensors of the VGG-16 with batch norm for Cifar-10 (omgs Tab V)."""
-    return parameters("vgg16_cifar")
-
-
 def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
     """A two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
 
@@ -207,11 +202,6 @@ def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
     for _ in range(2):
         yield Layer((gates, gates, 4 * units, 4 * units), 2 * gates)
     yield dense(units, vocabulary)
-
-
-def ptb_lstm_parameters(units: int = 1500, vocabulary: int = 10_000) -> tuple[int, ...]:
-    """Elements of the 11 tensors of `ptb_lstm`, in forward order."""
-    return tuple(size for layer in ptb_lstm(units, vocabulary) for size in layer.tensors)
 
 
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +26,6 @@ HALF_OPEN_WIDTH = 0.05
 """What counts as one unit of missing a statement that has only one bound."""
 
 
-class Axes(Protocol):
-    """What a search needs of a grid: its shape, and the scanned numbers of its last axes, in order."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def free(self) -> Mapping[str, Floats]: ...
-
-
-Scan = TypeVar("Scan", bound=Axes)
-
-
 @dataclass(frozen=True)
 class Stated:
     """One statement of the paper as an interval: low <= quantity <= high."""
@@ -46,11 +33,6 @@ class Stated:
     name: str
     low: float
     high: float
-
-    @classmethod
-    def about(cls, name: str, value: float, tolerance: float) -> Stated:
-        """Within a relative tolerance of the printed value."""
-        return cls(name, value * (1 - tolerance), value * (1 + tolerance))
 
     def miss(self, value: Floats) -> NDArray[np.float32]:
         """Distance from the interval in half-widths, 0 inside."""
@@ -77,13 +59,14 @@ class LeftOut:
 
 
 @dataclass(frozen=True, eq=False)
-class SettingSearch(Generic[Scan]):
+class SettingSearch:
     """Which statements hold where: ``holds`` is (statements, *grid.shape).
 
+    grid : its ``shape``, and the scanned numbers of its last axes by name, in order, ``free``
     ``miss`` (*grid.shape): the statements' distances from their intervals, in half-widths, summed.
     """
 
-    grid: Scan
+    grid: Any
     stated: tuple[Stated, ...]
     holds: NDArray[np.bool_]
     miss: NDArray[np.float32]
@@ -183,9 +166,7 @@ def frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataF
     return pd.DataFrame(rows, columns=columns)
 
 
-def settle(
-    stated: Sequence[Stated], grid: Scan, values: Mapping[str, Floats]
-) -> SettingSearch[Scan]:
+def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) -> SettingSearch:
     """Every setting of a grid against every statement; ``values`` broadcast to the grid's shape.
 
     Raises UserError for a statement of which there is no value.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from itertools import product
 from pathlib import Path
@@ -286,29 +286,22 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
 """What a goal may ask of `labelled` cases."""
 
 
-@dataclass(frozen=True)
-class Goal:
-    """One number to reach: a statistic of all cases, at most or at least a value, set at a time.
-
-    Raises ValueError for another statistic, and unless there is one of the two values.
-    """
+class Goal(NamedTuple):
+    """One number to reach: a statistic of all cases, at most or at least a value, ``set`` at an ISO time."""
 
     goal: str
     statistic: str
     at_most: float | None = None
     at_least: float | None = None
-    set_at: datetime | None = None
-
-    def __post_init__(self) -> None:
-        if self.statistic not in STATISTICS or (self.at_most is None) == (self.at_least is None):
-            raise ValueError(f"one of at_most and at_least, of {', '.join(STATISTICS)}")
+    set: str = ""
 
     def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
         """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
         reached = float(STATISTICS[self.statistic](cases))
-        if self.at_most is None:
-            wanted, holds = f"at least {self.at_least:g}", reached >= (self.at_least or 0.0)
+        if self.at_least is not None:
+            wanted, holds = f"at least {self.at_least:g}", reached >= self.at_least
         else:
+            assert self.at_most is not None
             wanted, holds = f"at most {self.at_most:g}", reached <= self.at_most
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
@@ -324,43 +317,17 @@ LINKS_GOALS = (
 """Stated on 2026-11-22, before the first run of ``campaign-links``."""
 
 
-class Goals(NamedTuple):
-    """All goals; and when something changed that can move the numbers."""
+def judge_goals(
+    cases: pd.DataFrame, recorded: datetime, file: Path = store.DATA / "goals.yml"
+) -> pd.DataFrame:
+    """Return one row per goal of ``file``: goal, wanted, reached by `labelled` cases, holds, standing.
 
-    goals: tuple[Goal, ...]
-    changed_at: tuple[datetime, ...]
-
-    def judged(self, cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
-        """Return one row per goal: goal, wanted, reached by `labelled` cases, holds, and its standing.
-
-        It is *exploratory* where a goal was set, or the model, a statistic or the choice of cases changed,
-        after the recording had begun: such numbers suggest, and only a new recording confirms.
-        """
-        moments = (*self.changed_at, *(goal.set_at or recorded for goal in self.goals))
-        standing = "confirmatory" if max(moments) < recorded else "exploratory"
-        return pd.DataFrame(goal.judged(cases) for goal in self.goals).assign(standing=standing)
-
-
-def load_goals(file: Path = store.DATA / "goals.yml") -> Goals:
-    """Return the goals and changes in ``file``. Raises UserError for an entry that is not one."""
+    The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases
+    changed, after the recording had begun: such numbers suggest, and only a new recording confirms.
+    """
     document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    goals, changed_at = [], []
-    for entry in (*document["goals"], *document["changes"]):
-        try:
-            at = _moment(entry["set" if "statistic" in entry else "at"])
-            if "statistic" in entry:
-                known = {name: value for name, value in entry.items() if name != "set"}
-                goals.append(Goal(set_at=at, **known))
-            else:
-                changed_at.append(at)
-        except (KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{file}: {entry}: not a goal or a change: {reason}") from None
-    return Goals(tuple(goals), tuple(changed_at))
-
-
-def _moment(text: str) -> datetime:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text}: without an offset from UTC")
-    return moment
+    goals = [Goal(**entry) for entry in document["goals"]]
+    moments = [goal.set for goal in goals] + [change["at"] for change in document["changes"]]
+    latest = max(map(datetime.fromisoformat, moments))
+    standing = "confirmatory" if latest < recorded else "exploratory"
+    return pd.DataFrame(goal.judged(cases) for goal in goals).assign(standing=standing)

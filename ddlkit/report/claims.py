@@ -21,6 +21,7 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import ORIGINS
+from ddlkit.papers.search import SettingSearch
 from ddlkit.store import files, readers
 from ddlkit.store.files import own_yaml
 from ddlkit.store.sheet import Sheet, read_sheet
@@ -107,6 +108,24 @@ def measured(values: Iterable[float], grade: str, note: str) -> Result:
     """The range of what was measured here, over links, cases or repeats."""
     seen = list(values)
     return Result(Evidence.MEASURED, min(seen), max(seen), note, grade)
+
+
+def by_model(search: SettingSearch, statement: str, scale: float = 1, offset: float = 0) -> Result:
+    """Return a statement's values over all settings that agree with the most *other* statements."""
+    left = search.without(statement)
+    note = (
+        f"over {left.settings:,} settings, which agree with {left.most} of the {left.others} other "
+        f"statements; those that agree with this one too reach {left.with_it} of them"
+    )
+    return Result(Evidence.MODEL, offset + scale * left.low, offset + scale * left.high, note)
+
+
+def over_compatible(search: SettingSearch) -> str:
+    """Return over which settings a range goes, for a note."""
+    return (
+        f"over {int(search.most().sum()):,} settings, which agree with {search.count.max()} of the "
+        f"{len(search.stated)} statements"
+    )
 
 
 Checking = TypeVar("Checking", bound=Callable[..., Result])
@@ -269,7 +288,7 @@ def symbols(paper: str, name: str) -> pd.DataFrame:
 
 def claimed(claim: str) -> float:
     """The value of another claim, for checks that follow from it. Raises KeyError if there is none."""
-    return {one.id: one.value for one in load_claims()}[claim]
+    return {known.id: known.value for known in load_claims()}[claim]
 
 
 def prose(paper: str) -> dict[str, float]:

@@ -35,17 +35,15 @@ _CITED = re.compile(rf"(?:\b({'|'.join(PAPERS)}) )?\b({_ONE}(?:(?:, | and |; ){_
 
 
 class Citation(NamedTuple):
-    """A function or class whose docstring cites an equation.
+    """A function or class that is an equation: the first sentence of its docstring cites it in full.
 
-    role : "is" if the first sentence cites it in full, as in "osf Eq 12" (in a paper's own module also
-        without the paper), at its start, in brackets, after a comma or colon, or as "of ..."; else "names"
-    place : file below the package's parent, and line
+    As in "osf Eq 12" (in a paper's own module also without the paper): at its start, in brackets, after a
+    comma or colon, or as "of ...". place : file below the package's parent, and line
     """
 
     paper: str
     equation: str
     function: str
-    role: str
     sentence: str
     place: str
 
@@ -63,7 +61,7 @@ def equations(folder: Path | None = None) -> pd.DataFrame:
 
 
 def citations(package: Path = PACKAGE) -> list[Citation]:
-    """Every citation in docstrings of functions and classes, by file and line, each once a role."""
+    """Every citation in docstrings of functions and classes, by file and line."""
     return [
         citation
         for room in ROOMS
@@ -75,13 +73,10 @@ def citations(package: Path = PACKAGE) -> list[Citation]:
 def index(package: Path = PACKAGE, folder: Path | None = None) -> pd.DataFrame:
     """One row per equation and function, in the papers' order; equations without code have "-".
 
-    Columns: paper, equation, defines, function, role, sentence, place. What only names an equation
-    comes after what is it. Raises UserError as `equations`.
+    Columns: paper, equation, defines, function, sentence, place. Raises UserError as `equations`.
     """
-    found = pd.DataFrame(citations(package), columns=Citation._fields)
-    found = found.sort_values("role", kind="stable")
-    listed = equations(folder).merge(found, how="left", on=["paper", "equation"])
-    return listed.fillna("-")
+    cited = pd.DataFrame(citations(package), columns=Citation._fields)
+    return equations(folder).merge(cited, how="left", on=["paper", "equation"]).fillna("-")
 
 
 def count(listed: pd.DataFrame) -> int:
@@ -91,7 +86,7 @@ def count(listed: pd.DataFrame) -> int:
 
 def coded(listed: pd.DataFrame) -> int:
     """For how many equations of an `index` some function is it."""
-    return count(listed[listed["role"] == "is"])
+    return count(listed[listed["function"] != "-"])
 
 
 def markdown(listed: pd.DataFrame) -> str:
@@ -105,7 +100,7 @@ def markdown(listed: pd.DataFrame) -> str:
         lines = ["| equation | what it is | function | file |", "|---|---|---|---|"]
         rows = listed[listed["paper"] == paper.key]
         for (equation, defines), found in rows.groupby(["equation", "defines"], sort=False):
-            functions = found[found["role"] == "is"].sort_values(
+            functions = found[found["function"] != "-"].sort_values(
                 "function", key=lambda names: ~names.str.contains(paper.key), kind="stable"
             )
             files_of = functions["place"].str.rpartition(":")[0].unique()
@@ -125,12 +120,9 @@ def _of_module(path: Path, root: Path) -> Iterator[Citation]:
         text = " ".join((ast.get_docstring(node) or "").split())
         first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
         cited = list(_cited(first, own))
-        in_full = [one for one in cited if one[1]] or (cited if own else [])
-        it_is = [key for key, _, stands in in_full if stands]
-        for key in dict.fromkeys([*it_is, *(key for key, _, _ in _cited(text, own))]):
-            role = "is" if key in it_is else "names"
-            place = f"{file.as_posix()}:{node.lineno}"
-            yield Citation(*key, name, role, first.replace("`", ""), place)
+        in_full = [citation for citation in cited if citation[1]] or (cited if own else [])
+        for key in dict.fromkeys(key for key, _, stands in in_full if stands):
+            yield Citation(*key, name, first.replace("`", ""), f"{file.as_posix()}:{node.lineno}")
 
 
 Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -21,9 +21,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,9 +38,6 @@ WRONG = 3
 """Wrong answers that a checker is tried with, at least."""
 HINT_AFTER = 2
 """Wrong tries before the hint."""
-KINDS = ("hint", "solution", "explanation")
-PROSE = ("hint", "explanation")
-
 _NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%?)", re.IGNORECASE)
 
 
@@ -65,94 +60,74 @@ def read(notebook: str, folder: Path | None = None) -> dict[int, Solution]:
             if tag in sources:
                 raise UserError(f"{path}: two cells are tagged {tag}")
             sources[tag] = "".join(cell["source"])
-    numbers = sorted(
-        {int(n) for n in re.findall(rf"\b(?:{'|'.join(KINDS)})-(\d+)", str([*sources]))}
-    )
-    for tag in (f"{kind}-{number}" for number in numbers for kind in KINDS):
-        if tag not in sources:
-            raise UserError(f"{path}: exercise {tag.partition('-')[2]} has no cell tagged {tag}")
-    return {n: Solution(*(sources[f"{kind}-{n}"] for kind in KINDS)) for n in numbers}
-
-
-@dataclass
-class Judge:
-    """Says whether answers to a notebook's exercises are right; counts the wrong ones.
-
-    notebook : its name without the suffix; names : what it knows, as globals() gives it
-    """
-
-    notebook: str
-    names: dict[str, Any]
-    folder: Path | None = None
-    wrong: dict[int, int] = field(default_factory=dict)
-
-    @cached_property
-    def solutions(self) -> dict[int, Solution]:
-        """Return them by exercise."""
-        return read(self.notebook, self.folder)
-
-    def __call__(self, number: int, answer: Any) -> None:
-        """Print what to say to ``answer``; None asks for one. Raises UserError for an unknown exercise."""
-        if number not in self.solutions:
-            numbers = ", ".join(map(str, self.solutions))
-            raise UserError(f"{self.notebook} has no exercise {number}: it has {numbers}")
-        solved = os.environ.get(SOLVED_VARIABLE) == "1"
-        if answer is None and not solved:
-            print(f"Exercise {number}: replace None by your answer and run this cell again.")
-            return
-        key = self._key(number)
-        answer = key.answer if answer is None else answer
-        fault = key.fault(answer)
-        if solved and (why := f"the solution {fault}" if fault else key.weakness()):
-            raise UserError(f"{self.notebook}: exercise {number}: {why}")
-        print(f"Exercise {number}: {self._reply(number, key, fault)}")
-
-    def _key(self, number: int) -> Key:
-        names = dict(self.names)
-        exec(self.solutions[number].solution, names)
-        set_to: dict[str, Any] = {
-            name: names.get(f"{name}_{number}") for name in ("expected", "cases")
-        }
-        tolerance = names.get(f"tolerance_{number}", TOLERANCE)
-        set_to |= {
-            "fault_of": names.get(f"fault_{number}"),
-            "wrong": names.get(f"wrong_{number}", ()),
-        }
-        return Key(names[f"answer_{number}"], tolerance=tolerance, **set_to)
-
-    def _reply(self, number: int, key: Key, fault: str) -> str:
-        solution = self.solutions[number]
-        if isinstance(key.answer, str) and not fault:
-            return f"does yours say these three things?\n{key.answer.strip()}"
-        if not fault:
-            return f"right{key.shown}. {solution.explanation}"
-        if isinstance(fault, Malformed):
-            return f"your answer {fault}."
-        self.wrong[number] = self.wrong.get(number, 0) + 1
-        hint = f"\nHint: {solution.hint}" if self.wrong[number] >= HINT_AFTER else ""
-        return f"your answer {fault}; try again.{hint}"
+    solutions = {}
+    for number in sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag}):
+        tags = [f"{kind}-{number}" for kind in Solution._fields]
+        if missing := [tag for tag in tags if tag not in sources]:
+            raise UserError(f"{path}: exercise {number} has no cell tagged {missing[0]}")
+        solutions[number] = Solution(*(sources[tag] for tag in tags))
+    return solutions
 
 
 class Malformed(str):
     """The end of a sentence: why something is no answer, which is not counted as a try."""
 
 
+class Judge:
+    """Says whether answers to a notebook's exercises are right; counts the wrong ones.
+
+    notebook : its name without the suffix; names : what it knows, as globals() gives it
+    """
+
+    def __init__(self, notebook: str, names: dict[str, Any], folder: Path | None = None) -> None:
+        self.notebook, self.names = notebook, names
+        self.solutions, self.wrong = read(notebook, folder), Counter[int]()
+
+    def __call__(self, number: int, answer: Any) -> None:
+        """Print what to say to ``answer``; None asks for one. Raises UserError for an unknown exercise."""
+        if number not in self.solutions:
+            numbers = ", ".join(map(str, self.solutions))
+            raise UserError(f"{self.notebook} has no exercise {number}: it has {numbers}")
+        solved, words = os.environ.get(SOLVED_VARIABLE) == "1", ""
+        if answer is None and not solved:
+            words = "replace None by your answer and run this cell again."
+        else:
+            key = self._key(number)
+            fault = key.refusal(key.answer if answer is None else answer)
+            if solved and (why := f"the solution {fault}" if fault else key.weakness()):
+                raise UserError(f"{self.notebook}: exercise {number}: {why}")
+        print(f"Exercise {number}: {words or self._reply(number, key, fault)}")
+
+    def _key(self, number: int) -> Key:
+        """Return what the solution sets, run in a copy of the notebook's names."""
+        names, ending = dict(self.names), f"_{number}"
+        exec(self.solutions[number].solution, names)
+        return Key(**{n: names[n + ending] for n in Key._fields if n + ending in names})
+
+    def _reply(self, number: int, key: Key, fault: str) -> str:
+        solution = self.solutions[number]
+        if isinstance(key.answer, str) and not fault:
+            return f"does yours say these three things?\n{key.answer.strip()}"
+        if not fault:
+            unique = not callable(key.answer) and key.fault is None
+            shown = ", ".join(f"{value:.4g}" for value in np.atleast_1d(key.answer) if unique)
+            return f"right{f' ({shown})' if unique else ''}. {solution.explanation}"
+        if isinstance(fault, Malformed):
+            return f"your answer {fault}."
+        self.wrong[number] += 1
+        hint = f"\nHint: {solution.hint}" if self.wrong[number] >= HINT_AFTER else ""
+        return f"your answer {fault}; try again.{hint}"
+
+
 class Key(NamedTuple):
     """What an answer is held against: see the module."""
 
     answer: Any
-    expected: Callable[..., Any] | None = None
-    cases: Sequence[tuple[Any, ...]] | None = None
-    fault_of: Callable[[Any], str] | None = None
+    expected: Any = None
+    cases: Any = ()
     tolerance: float = TOLERANCE
-    wrong: Sequence[Any] = ()
-
-    @property
-    def shown(self) -> str:
-        """Return a number or list behind "right"; nothing of a function, nor of one of many right answers."""
-        if callable(self.answer) or self.fault_of is not None:
-            return ""
-        return f" ({', '.join(f'{value:.4g}' for value in np.atleast_1d(self.answer))})"
+    wrong: Any = ()
+    fault: Any = None
 
     def weakness(self) -> str:
         """Return why the solution judges too little: a wrong answer is accepted, or too few are tried."""
@@ -161,26 +136,26 @@ class Key(NamedTuple):
             return "" if len(points) == WRONG else "give three points to compare with, a line each"
         if len(self.wrong) < WRONG:
             return f"wrong has fewer than {WRONG} wrong answers"
-        accepted = [place for place, answer in enumerate(self.wrong, 1) if not self.fault(answer)]
+        accepted = [place for place, answer in enumerate(self.wrong, 1) if not self.refusal(answer)]
         return f"wrong answer {accepted[0]} is accepted" if accepted else ""
 
-    def fault(self, given: Any) -> str:
+    def refusal(self, given: Any) -> str:
         """Return what is wrong with an answer, as the end of a sentence; empty where it is right."""
         if callable(self.answer) and not callable(given):
             return Malformed("is not a function: write one, and give its name")
-        if self.fault_of is not None:
-            try:
-                return self.fault_of(copy.deepcopy(given))
-            except Exception as error:  # whatever a reader's answer does is said to the reader
-                return f"raises {type(error).__name__} ({error})"
-        if callable(self.answer):
-            return self._fault_of_function(given)
-        if isinstance(self.answer, str):
+        if isinstance(self.answer, str) and self.fault is None:
             is_text = isinstance(given, str) and given.strip()
             return "" if is_text else Malformed("is not a text")
-        return self._fault_of_numbers(given)
+        try:
+            if self.fault is not None:
+                return str(self.fault(copy.deepcopy(given)))
+            if callable(self.answer):
+                return self._fault_function(given)
+        except Exception as error:  # whatever a reader's answer does is said to the reader
+            return f"raises {type(error).__name__} ({error})"
+        return self._fault_numbers(given)
 
-    def _fault_of_numbers(self, given: Any) -> str:
+    def _fault_numbers(self, given: Any) -> str:
         try:
             values = numbers(given)
         except ValueError as error:
@@ -188,8 +163,9 @@ class Key(NamedTuple):
         wanted = np.atleast_1d(np.asarray(self.answer, float))
         if values.shape != wanted.shape:
             should = "one number" if wanted.size == 1 else f"a list of {wanted.size} numbers"
-            has = f"has {values.size} number{'s' * (values.size != 1)}"
-            return Malformed(f"{has}: it should be {should}")
+            return Malformed(
+                f"has {values.size} number{'s' * (values.size != 1)}: it should be {should}"
+            )
         near = np.isclose(values, wanted, rtol=self.tolerance, atol=1e-12)
         if near.all():
             return ""
@@ -198,16 +174,13 @@ class Key(NamedTuple):
         where = "" if near.size == 1 else f", at place {place + 1},"
         return f"{values[place]:.4g}{where} is too {side}"
 
-    def _fault_of_function(self, given: Any) -> str:
-        assert self.expected is not None and self.cases is not None, "a function has both"
+    def _fault_function(self, given: Any) -> str:
         for case in self.cases:
-            wanted = _flat(self.expected(*case))
-            try:
-                values = _flat(given(*copy.deepcopy(case)))
-            except Exception as error:  # whatever a reader's function does is said to the reader
-                return f"raises {type(error).__name__} ({error}) for {_brief(case)}"
+            wanted, values = _flat(self.expected(*case)), _flat(given(*copy.deepcopy(case)))
             if values.shape != wanted.shape or not np.allclose(values, wanted, rtol=1e-9):
-                return f"gives {_brief(values)} instead of {_brief(wanted)} for {_brief(case)}"
+                with np.printoptions(precision=4, threshold=8):
+                    what = f"gives {values} instead of {wanted} for "
+                    return what + ", ".join(map(str, case))[:200]
         return ""
 
 
@@ -242,13 +215,4 @@ def _flat(value: Any) -> Any:
     return np.concatenate([np.ravel(np.asarray(part, float)) for part in parts])
 
 
-def _brief(value: Any) -> str:
-    """Return a value in at most 200 letters."""
-    with np.printoptions(precision=4, threshold=8):
-        text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def of(notebook: str, names: dict[str, Any]) -> Judge:
-    """Return the judge of a notebook's exercises; ``names`` is its globals()."""
-    return Judge(notebook, names)
+of = Judge

@@ -22,11 +22,8 @@ import pandas as pd
 from ddlkit.core.case import Case
 from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import GlooRing
 from ddlkit.core.iteration import Iteration, group_ends
-from ddlkit.core.lablink import FRAMING_BYTES, read_link
-from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.schedule import ALGORITHMS, STEPS, Schedule
+from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication, undisturbed
@@ -57,26 +54,6 @@ def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
     messages = cases["ends"].astype(str).str.count(";") + 1
     share = messages.to_numpy() * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
     return share.rename("startup_share")
-
-
-def between_sizes(collectives: pd.DataFrame, n_bytes: float) -> pd.DataFrame:
-    """Return what a table and gloo's law make of a size that neither knows: a row per lab of equal links.
-
-    Columns: link, ranks, and relative errors at the first size from ``n_bytes`` on. ``table_error``: straight
-    in logarithms from the size before it to the one after. ``law_error``: rate and delay as the link's name
-    has them, software as the smallest message takes it, nothing fitted.
-    """
-    rows = []
-    for lab in ring_labs(collectives):
-        named, at = lab.named, int(np.searchsorted(lab.bytes, n_bytes))
-        software_s = lab.seconds[0] / (2 * (lab.workers - 1)) - 4 * named.delay_s
-        slope = 8 / (named.rate_bits_per_s * named.framing)
-        law = GlooRing(software_s, slope, workers=lab.workers, delay_s=named.delay_s)
-        sizes, seconds = (np.log(np.delete(each, at)) for each in (lab.bytes, lab.seconds))
-        table_s = np.exp(np.interp(np.log(lab.bytes[at]), sizes, seconds))
-        row = {"link": lab.link, "ranks": lab.workers, "table_error": table_s / lab.seconds[at] - 1}
-        rows.append({**row, "law_error": law(lab.bytes[at]) / lab.seconds[at] - 1})
-    return pd.DataFrame(rows)
 
 
 # -- labs that were not measured ------------------------------------------------------------------
@@ -133,10 +110,29 @@ def algorithms(collectives: pd.DataFrame, link: str, ranks: int) -> pd.DataFrame
     rows = collectives[collectives["algorithm"].str.startswith(STEPS)]
     rows = rows[(rows["link"] == link) & (rows["ranks"] == ranks) & (rows["in_flight"] == 1)]
     names = undisturbed(rows)["algorithm"].str.removeprefix(STEPS)
-    seconds = rows.pivot_table("seconds", names, "bytes", "median").reindex([*ALGORITHMS]).dropna()
-    counts = {name: Schedule.of(name, ranks).counts[::2] for name in seconds.index}
-    table = pd.DataFrame(counts, ["steps", "bytes"]).T
-    return table.join(seconds / seconds.min())
+    counts = pd.DataFrame(textbook(ranks), ["steps", "bytes"]).T
+    seconds = rows.pivot_table("seconds", names, "bytes", "median")
+    return counts.join(seconds / seconds.min(), how="inner")
+
+
+def textbook(ranks: int) -> dict[str, tuple[int, float]]:
+    """Return of each algorithm its steps, and the bytes on the busiest link over the message's.
+
+    As Thakur, Rabenseifner and Gropp print them ("Optimization of Collective Communication Operations in
+    MPICH", 2005, sections 4.1 to 4.5), with a fold where ranks are no power of two. Hierarchical: rings
+    within nodes of 4 ranks, or of the next number that divides the ranks, and between nodes.
+    """
+    bits, share = ranks.bit_length() - 1, 2 * (ranks - 1) / ranks
+    core, rounds = 1 << bits, (ranks - 1).bit_length()
+    fold = 2 * (core < ranks)
+    node = max(size for size in range(1, 5) if ranks % size == 0)
+    return {
+        "ring": (2 * (ranks - 1), share),
+        "halving_doubling": (2 * bits + fold, 2 * (core - 1) / core + fold),
+        "tree": (2 * rounds, 2 * rounds),
+        "hierarchical": (2 * (node - 1) + 2 * (ranks // node - 1), share),
+        "direct": (2, share),
+    }
 
 
 # -- disturbances ---------------------------------------------------------------------------------
@@ -250,23 +246,3 @@ def disturbed(
         row["repeatability"] = mean_difference(took_s) / measured_s
         rows.append({**row, "fails": not row["inside"] or abs(row["relative_error"]) > FAILS})
     return pd.DataFrame(rows)
-
-
-def after_loss(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per iteration without loss that followed one with it, over the same connections.
-
-    Columns: congestion; plan; after : how many iterations, from 1; measured_s; usual_s : the median of the
-    plan's iterations before any loss; ratio : of the two. Raises UserError where none followed.
-    """
-    lossy = runs["changes"].astype(str).str.contains("loss=")
-    seen = lossy.groupby(runs["link"]).cumsum() > 0
-    usual_s = runs[~seen].groupby(["link", "plan"])["iteration_s"].median().rename("usual_s")
-    follows = runs[seen & ~lossy].join(usual_s, on=["link", "plan"])
-    if follows.empty:
-        raise UserError("no iteration without loss follows one with it: record campaign_calm.yml")
-    control = follows["link"].str.extract(rf"-({'|'.join(CONTROLS)})\b")[0].fillna(CONTROLS[0])
-    after = follows.groupby("link").cumcount() + 1
-    follows = follows.assign(congestion=control, after=after, measured_s=follows["iteration_s"])
-    follows["ratio"] = follows["measured_s"] / follows["usual_s"]
-    columns = ["congestion", "plan", "after", "measured_s", "usual_s", "ratio"]
-    return follows[columns].reset_index(drop=True)

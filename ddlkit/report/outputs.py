@@ -81,11 +81,10 @@ def record_summary(
     kept: dict[str, Number] = {}
     for key, value in numbers.items():
         value = value.item() if isinstance(value, np.generic) else value
-        what = f"summary {name}, {key} is"
-        if not isinstance(value, Number):
-            raise UserError(f"{what} a {type(value).__name__}: give a number, text or truth value")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{what} {value}: only finite numbers can be reported")
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not isinstance(value, Number) or not finite:
+            what = f"summary {name}, {key} is {value!r:.60}"
+            raise UserError(f"{what}: give a finite number, text or truth value")
         kept[key] = rounded(value)
     path = (reports or reports_dir()) / "summaries" / f"{_file_name(name, 'summary name')}.json"
     store.atomic_write_text(path, json.dumps(kept, indent=1) + "\n")
@@ -117,10 +116,8 @@ def format_quantity(value: float, unit: str) -> str:
     >>> format_quantity(2.5, "ms"), format_quantity(40.0, "%"), format_quantity(0.5, "1")
     ('2.5 ms', '40%', '0.5')
     """
-    number = format_number(value)
-    if unit == "1" or not number:
-        return number
-    return f"{number}{unit}" if unit in ("%", "x") else f"{number} {unit}"
+    number, tight = format_number(value), unit in ("%", "x")
+    return f"{number}{'' if tight else ' '}{unit}" if number and unit != "1" else number
 
 
 def _file_name(name: str, what: str) -> str:

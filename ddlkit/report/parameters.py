@@ -7,6 +7,7 @@ one with one line that lists what may be given, instead of with whatever it brea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,11 @@ def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
     return rule
 
 
-def some_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
+def some_of(choices: Callable[[], Iterable[str]]) -> Rule:
     """Return the rule of one value and more from a list, none of them twice."""
 
-    def rule(value: Any, given: Mapping[str, Any]) -> str:
-        allowed = list(choices(given))
+    def rule(value: Any, _: Mapping[str, Any]) -> str:
+        allowed = list(choices())
         held = isinstance(value, list | tuple) and all(each in allowed for each in value)
         return "" if held and 0 < len({*value}) == len(value) else f"some of {', '.join(allowed)}"
 
@@ -49,7 +50,7 @@ def some_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
 def number(least: float, most: float, whole: bool = False) -> Rule:
     """Return the rule of a number from ``least`` to ``most``, both included."""
 
-    def rule(value: Any, given: Mapping[str, Any]) -> str:
+    def rule(value: Any, _: Mapping[str, Any]) -> str:
         kind = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
         words = f"a{' whole' * whole} number from {least:,} to {most:,}"
         return "" if kind and least <= value <= most else words
@@ -60,17 +61,15 @@ def number(least: float, most: float, whole: bool = False) -> Rule:
 def place(pattern: str, machines: bool = False) -> Rule:
     """Return the rule of a place: empty, a directory with a file like ``pattern``, or a recorded machine."""
 
-    def rule(value: Any, given: Mapping[str, Any]) -> str:
+    def rule(value: Any, _: Mapping[str, Any]) -> str:
         names = [path.name for path in store.list_recorded()] if machines else []
+        held = value in ("", *names)
+        if isinstance(value, str) and not held:
+            with suppress(OSError, ValueError):  # longer than a name may be, or not to be read
+                folders = (Path(value), store.ROOT / value)
+                held = any(store.list_tables(folder, pattern) for folder in folders)
         words = f"empty, or a directory with {pattern}{', or one of ' * machines}{', '.join(names)}"
-        if not isinstance(value, str):
-            return words
-        try:
-            folders = (Path(value), store.ROOT / value)
-            held = any(store.list_tables(folder, pattern) for folder in folders)
-        except (OSError, ValueError):  # longer than a name may be, or not to be read
-            held = False
-        return "" if held or not value or value in names else words
+        return "" if held else words
 
     return rule
 
@@ -100,7 +99,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "03_predicting_a_step": CASE,
     "04_choosing_buckets": CASE | DRAWN,
     "05_is_it_true": {"data": TABLES, "form": one_of(lambda given: FORMS)},
-    "06_scaling_factor": {"formulas": some_of(lambda given: osf_scaling.FORMULAS), "data": TABLES},
+    "06_scaling_factor": {"formulas": some_of(lambda: osf_scaling.FORMULAS), "data": TABLES},
     "07_where_time_goes": {"slow_rank": number(1.01, 10)},
     "08_training_as_a_graph": CHAIN | {"framework": one_of(lambda given: STRATEGIES)},
     "09_sparse_gradients": DRAWN | {"recorded": RUNS},
@@ -111,7 +110,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "table": one_of(lambda given: [table.table for table in vidur.tables()]),
     },
     "13_your_own_cluster": CASE,
-    "14_tables_and_verdicts": {"papers": some_of(lambda given: papers.load())},
+    "14_tables_and_verdicts": {"papers": some_of(papers.load)},
 }
 """By notebook, its parameters in their order."""
 

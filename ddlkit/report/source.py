@@ -28,14 +28,11 @@ REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campa
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
-DISTURBED, REPLANNING, CALM = "campaign-disturbed", "campaign-replanning", "campaign-calm"
-LABS, FRESH_LABS, STEPPED_LABS, BOTH_LABS = "labs-open", "labs-fresh", "labs", "labs-both"
-AGAIN_LABS, ALIKE_LABS, ECHOES = "labs-fresh-again", "labs-alike", "labs-echo"
-SHARING = "sharing"
-QUICK = "campaign-quick"
-"""Directory of the campaign that is measured live."""
-HERE = "here"
-"""Name of the machine in tables that are not under data/recorded."""
+DISTURBED = "campaign-disturbed"
+LABS, FRESH_LABS, STEPPED_LABS = "labs-open", "labs-fresh", "labs"
+AGAIN_LABS, ECHOES = "labs-fresh-again", "labs-echo"
+SHARING, QUICK = "sharing", "campaign-quick"
+HERE = "here"  # the machine of tables that are not under data/recorded
 
 
 def machine_of(directory: Path) -> str:
@@ -68,36 +65,36 @@ class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
 
     A live run on a machine without the lab thus reads its own layers and loopback collectives, and the
-    recording for what only the lab can measure. ``merges`` says so in one line, and every table has a
-    column ``machine``. What is predicted is judged machine by machine: see ``apart``.
+    recording for what only the lab can measure; every table has a column ``machine``. What is predicted
+    is judged machine by machine: see ``apart``.
     """
 
     directories: tuple[Path, ...]
 
-    def _found(self, kind: str) -> dict[str, Path]:
-        tables: dict[str, Path] = {}
+    def _paths(self, kind: str) -> list[Path]:
+        """Return every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
+        paths: dict[str, Path] = {}
         for directory in self.directories:
             for path in store.list_tables(directory, f"{kind}-*.csv*"):
-                tables.setdefault(path.name, path)
-        return tables
+                paths.setdefault(path.name, path)
+        return list(paths.values())
 
     def has(self, kind: str) -> bool:
         """Return whether there is any table of ``kind``."""
-        return bool(self._found(kind))
+        return bool(self._paths(kind))
+
+    def _files(self, kind: str) -> list[Path]:
+        if paths := self._paths(kind):
+            return paths
+        places = ", ".join(map(str, self.directories)) or "nowhere"
+        raise UserError(f"no table of {kind} in {places}: run ddlkit measure, or use --recorded")
+
+    def _stamps(self, kind: str) -> list[dict[str, Any]]:
+        return [store.load_stamp(path) for path in self._files(kind)]
 
     def is_live(self, kind: str) -> bool:
         """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
         return machine_of(self._files(kind)[0].parent) == HERE
-
-    def _files(self, kind: str) -> list[Path]:
-        """Return every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
-        tables = self._found(kind)
-        if not tables:
-            places = ", ".join(str(directory) for directory in self.directories) or "nowhere"
-            raise UserError(
-                f"no table of {kind} in {places}: run ddlkit measure, or use --recorded"
-            )
-        return list(tables.values())
 
     def table(self, kind: str) -> pd.DataFrame:
         """Return all rows of a kind, with the ``machine`` that each is of; hashes are checked.
@@ -111,28 +108,22 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, of a kind whose files count rounds (``repeat``): see `rounds_apart`."""
-        return rounds_apart(self._tables(kind))
+        """Return as `table`, of a kind whose files count rounds (``repeat``), each round's number its own.
+
+        What is compared within a round must be of one recording: from one to the next a machine's speed
+        changes by more than what is looked for. Even rounds stay even, and odd ones odd.
+        """
+        first, tables = 0, []
+        for table in self._tables(kind):
+            tables.append(table.assign(repeat=table["repeat"] + first))
+            first += 2 * (int(table["repeat"].max()) // 2 + 1) if len(table) else 0
+        return pd.concat(tables, ignore_index=True)
 
     def _tables(self, kind: str) -> list[pd.DataFrame]:
         return [
             store.load_table(path, kind).assign(machine=machine_of(path.parent))
             for path in self._files(kind)
         ]
-
-    def _stamps(self, kind: str) -> list[dict[str, Any]]:
-        return [store.load_stamp(path) for path in self._files(kind)]
-
-    @property
-    def merges(self) -> str:
-        """One line: which kinds of tables are of which machines, those of several machines first."""
-        of_kind: dict[str, dict[str, None]] = {}
-        for path in self._found("*").values():
-            of_kind.setdefault(path.name.partition("-")[0], {})[machine_of(path.parent)] = None
-        kinds: dict[str, list[str]] = {}
-        for kind, names in sorted(of_kind.items(), key=lambda item: (-len(item[1]), item[0])):
-            kinds.setdefault(" and ".join(names), []).append(kind)
-        return "; ".join(f"{', '.join(those)} of {names}" for names, those in kinds.items())
 
     def apart(self, kind: str) -> dict[str, Source]:
         """Return the tables of each machine that has some of ``kind``, alone, by its name: never merged."""
@@ -204,7 +195,7 @@ class Source:
 
     def selections(self) -> dict[str, SelectionTimes]:
         """Return selection times that replays waited out, by the hash that a sparse Case carries."""
-        paths = [path for name, path in self._found("selection").items() if "-rho" in name]
+        paths = [path for path in self._paths("selection") if "-rho" in path.name]
         return {times.sha256: times for times in map(store.read_selection_times, paths)}
 
     def timeline(self, case: str) -> Timeline:
@@ -216,13 +207,9 @@ class Source:
         return Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
 
 
-def _holds(directory: Path, *patterns: str) -> bool:
-    return any(store.list_tables(directory, f"{pattern}-*.csv*") for pattern in patterns)
-
-
 def default_recording() -> Path:
     """Return this machine's recording of the lab, else the first one. Raises UserError when there is none."""
-    recorded = [path for path in store.list_recorded() if _holds(path, "runs-replay")]
+    recorded = [path for path in store.list_recorded() if Source((path,)).has("runs-replay")]
     if not recorded:
         raise UserError(f"{store.RECORDED} holds no recording of the lab: run ddlkit measure all")
     mine = store.recorded_dir()
@@ -233,18 +220,24 @@ def open_source(data: str = "") -> Source:
     """Return the tables in ``data``: a machine's name under data/recorded, or a directory of tables.
 
     Without ``data`` what was measured here, if anything was. What a directory of one's own lacks is
-    taken from the default recording; print ``merges`` to say so. Raises UserError when ``data`` is neither.
+    taken from the default recording. Raises UserError when ``data`` is neither.
     """
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
-    if not data:
-        return Source((store.BUILD / "measured", default_recording()))
-    for chosen in (Path(data), store.ROOT / data):
-        if chosen.is_dir():
+    for chosen in (Path(data), store.ROOT / data) if data else (store.BUILD / "measured",):
+        if chosen.is_dir() or not data:
             return Source((chosen, default_recording()))
-    raise UserError(
-        f"no measured tables in {data}: give a directory, or a name under data/recorded"
-    )
+    known = "give a directory, or a name under data/recorded"
+    raise UserError(f"no measured tables in {data}: {known}")
+
+
+def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
+    """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
+    recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
+    for place in [Path(data)] if data else recorded:
+        if any(map(Source((place,)).has, kinds)):
+            return place
+    raise UserError(f"no {advice.format(data or store.RECORDED)}")
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
@@ -253,12 +246,9 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
     Recorded on this machine, or on the first that has it. Its layer profiles may be those that the machine,
     or for ``data`` the default recording, had already. Raises UserError when there is none.
     """
-    recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
-    for place in [Path(data)] if data else recorded:
-        if _holds(place, "runs"):
-            return Source((place, default_recording() if data else place.parent))
     file = f"examples/{name.replace('-', '_')}.yml"
-    raise UserError(f"no campaign in {data or store.RECORDED}: run ddlkit lab campaign {file}")
+    place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
+    return Source((place, default_recording() if data else place.parent))
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
@@ -266,11 +256,9 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
     With LABS come those of STEPPED_LABS, beside which they lie. Raises UserError when there are none.
     """
-    recorded = [store.recorded_dir() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
-    for place in [Path(data)] if data else recorded:
-        if _holds(place, "collectives", "echoes"):
-            return Source((place, *([place.with_name(STEPPED_LABS)] if place.name == LABS else [])))
-    raise UserError(f"no labs in {data or store.RECORDED}: run ddlkit measure examples/labs.yml")
+    advice = "labs in {}: run ddlkit measure examples/labs.yml"
+    place = _place(data, name, ["collectives", "echoes"], advice)
+    return Source((place, *([place.with_name(STEPPED_LABS)] if place.name == LABS else [])))
 
 
 def open_sharing(data: str = "") -> Source | None:
@@ -280,12 +268,10 @@ def open_sharing(data: str = "") -> Source | None:
     A GPU's lies among its other tables, a processor's in a directory of its own.
     """
     named = store.RECORDED / data if data and "/" not in data else Path(data)
-    machines = sorted(path for path in store.RECORDED.glob("*") if path.is_dir())
-    asked = [named / SHARING, named] if data else []
-    for place in [*asked, *machines, *(path / SHARING for path in machines)]:
-        if _holds(place, "sharing_iterations"):
-            return Source((place,))
-    return None
+    recorded = sorted(store.RECORDED.glob("*/"))
+    places = [named / SHARING, named] if data else []
+    sources = [Source((at,)) for at in [*places, *recorded, *(at / SHARING for at in recorded)]]
+    return next((source for source in sources if source.has("sharing_iterations")), None)
 
 
 def live_campaign(data: str = "") -> Source | None:
@@ -293,7 +279,7 @@ def live_campaign(data: str = "") -> Source | None:
     if data in {path.name for path in store.list_recorded()}:
         return None
     place = (Path(data) if data else store.BUILD / "measured") / QUICK
-    return open_campaign(str(place)) if _holds(place, "runs") else None
+    return open_campaign(str(place)) if Source((place,)).has("runs") else None
 
 
 def recordings(kind: str) -> dict[str, Source]:

@@ -41,7 +41,7 @@ NOTEBOOKS = ROOT / "notebooks"
 
 
 def recorded_dir(machine_name: str | None = None) -> Path:
-    """Directory of a machine's recorded tables, this machine's by default; it need not exist.
+    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist.
 
     Raises UserError for a name that is not lower-case letters, digits, dots and dashes.
     """
@@ -52,7 +52,7 @@ def recorded_dir(machine_name: str | None = None) -> Path:
 
 
 def list_recorded() -> list[Path]:
-    """Directories under data/recorded that hold at least one recorded table, by name."""
+    """Return the directories under data/recorded that hold at least one recorded table, by name."""
     return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
 
 
@@ -65,17 +65,16 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        advice = (
-            "check the path" if verb == "read" else "choose another directory or its permissions"
-        )
-        if error.errno in FULL:
+        advice = "choose another directory or its permissions"
+        if verb == "read":
+            advice = "check the path"
+        elif error.errno in FULL:
             advice = "make room there, or choose another directory"
-        raise UserError(f"cannot {verb} {path}: {reason}: {advice}") from error
+        raise UserError(f"cannot {verb} {path}: {error.strerror or error}: {advice}") from error
 
 
 def read(path: Path) -> bytes:
-    """All bytes of a file. Raises UserError for none, for over MOST_BYTES, and where it may not be read."""
+    """Return all bytes of a file. Raises UserError for none, over MOST_BYTES, or one that may not be read."""
     with _refusing("read", path), path.open("rb") as file:
         data = file.read(MOST_BYTES + 1)
     _check_size(data, path, "")
@@ -85,25 +84,19 @@ def read(path: Path) -> bytes:
 def _check_size(data: bytes, path: Path, when: str) -> None:
     if len(data) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB"
-        raise UserError(
-            f"{path}: more than {most}{when}: give a part of it: fewer iterations or rows"
-        )
+        advice = "give a part of it: fewer iterations or rows"
+        raise UserError(f"{path}: more than {most}{when}: {advice}")
 
 
 def text_of(data: bytes, path: Path) -> str:
-    """Content as text, unpacked if ``path`` ends in .gz; UserError if empty, damaged, binary or too large."""
+    """Return content as text, unpacked if a .gz. Raises UserError if empty, damaged, binary or too large."""
     if path.suffix == ".gz" and data:
         try:
-            engine = zlib.decompressobj(wbits=31)
-            whole = engine.decompress(data, MOST_BYTES + 1)
-            if not engine.eof or engine.unused_data:  # of several members, cut off or too large
-                with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                    whole = file.read(MOST_BYTES + 1)
-            data = whole
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+                data = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise UserError(
-                f"{path}: damaged gzip file ({error}): restore or measure again"
-            ) from error
+            advice = "restore or measure again"
+            raise UserError(f"{path}: damaged gzip file ({error}): {advice}") from error
         _check_size(data, path, " once unpacked")
     if not data.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
@@ -117,12 +110,12 @@ def text_of(data: bytes, path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Content of a file as text. Raises UserError as ``read`` and ``text_of``."""
+    """Return the content of a file as text. Raises UserError as ``read`` and ``text_of``."""
     return text_of(read(path), path)
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, 64 hex digits. Raises UserError when it cannot be read."""
+    """Return the SHA-256 of a file's bytes, 64 hex digits. Raises UserError when it cannot be read."""
     return hashlib.sha256(read(path)).hexdigest()
 
 
@@ -180,7 +173,7 @@ def append_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Advisory lock on a file: one holder at a time, released when it ends, however it ends.
+    """Hold an advisory lock on a file: one holder at a time, released when it ends, however it ends.
 
     Raises UserError naming the holder's process id when another holds it.
     The file stays behind: removing it would let two processes lock two files of one name.
@@ -227,22 +220,26 @@ SCRATCH = "ddlkit-run-"
 
 @contextlib.contextmanager
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
-    """A directory that lasts as long as the block, in ``parent`` or where temporary files go.
+    """Make a directory that lasts as long as the block, in ``parent`` or where temporary files go.
 
     A lock on the one around it, which the kernel frees however its owner ends, says that it is needed: of a
     killed owner it is removed by whoever makes the next one there. (Not on itself: who writes tables into it
     locks it.) Raises UserError where none can be made.
     """
     place = Path(parent or tempfile.gettempdir())
-    with _refusing("write", place):
-        for left in place.glob(f"{SCRATCH}*"):
-            with contextlib.suppress(OSError), _holding(left):
-                shutil.rmtree(left)
-        path, held = _made(place)
-    with held:
+    with contextlib.ExitStack() as held:
+        with _refusing("write", place):
+            for left in place.glob(f"{SCRATCH}*"):
+                with contextlib.suppress(OSError), _holding(left):
+                    shutil.rmtree(left)
+            inside = None
+            while inside is None:  # another process may sweep it before it is held
+                path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+                with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                    held.enter_context(_holding(path))
+                    (path / "files").mkdir()
+                    inside = path / "files"
         try:
-            inside = path / "files"
-            inside.mkdir()
             yield inside
         except OSError as error:
             if error.errno in FULL and not error.filename:  # a write does not know where it goes
@@ -252,36 +249,23 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _made(place: Path) -> tuple[Path, contextlib.ExitStack]:
-    """A new scratch directory, and what holds it."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-        with (
-            contextlib.ExitStack() as stack,
-            contextlib.suppress(FileNotFoundError, BlockingIOError),
-        ):
-            descriptor = stack.enter_context(_holding(path))
-            if os.fstat(descriptor).st_nlink:  # else another process swept it before it was held
-                return path, stack.pop_all()
-
-
 @contextlib.contextmanager
-def _holding(directory: Path) -> Iterator[int]:
-    """The lock on a directory of ours. Raises OSError where it is not ours, or another process holds it."""
+def _holding(directory: Path) -> Iterator[None]:
+    """Hold the lock on a directory of ours. Raises OSError where it is not ours, or held."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "not ours", str(directory))
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield descriptor
+        yield
     finally:
         os.close(descriptor)
 
 
 # -- documents -------------------------------------------------------------------------------------
 
-MOST_DEPTH = 50
-"""Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
+MOST_DEPTH = 50  # levels of lists and mappings: the deepest file known here, a profiler's, has 7
+TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
 MOST_VALUES = 10_000_000
 """Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
 MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
@@ -293,23 +277,20 @@ def parse_json(text: str) -> Any:
     """Return the document in JSON text. Whole numbers beyond 64 bits become floats, as elsewhere.
 
     Raises ValueError that says what is wrong, also for a document beyond the limits.
-
-    >>> parse_json('{"a": [1, 100000000000000000000]}')
-    {'a': [1, 1e+20]}
     """
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
         document = json.loads(text, parse_int=_number)
     except RecursionError:
-        raise _too_deep() from None
-    level = [document] if isinstance(document, (dict, list)) else []
-    for _ in range(MOST_DEPTH):
-        inside = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [value for each in inside for value in each if isinstance(value, (dict, list))]
-        if not level:
-            return document
-    raise _too_deep()
+        raise ValueError(TOO_DEEP) from None
+    level, depth = [document], 0
+    while level := [value for value in level if isinstance(value, (dict, list))]:
+        if (depth := depth + 1) > MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+        within = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in within for value in values]
+    return document
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -321,28 +302,36 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the document in YAML text.
+    """Return the document in YAML text, whole numbers as of `parse_json`.
 
     Raises ValueError that names the line, also for a document beyond the limits; ImportError without PyYAML.
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """With whole numbers that fit, or floats."""
+
+    def whole(loader: Any, node: Any) -> int | float:
+        number = loader.construct_yaml_int(node)
+        return number if -INT64 <= number < INT64 else float(Decimal(number))
+
+    Loader.add_constructor("tag:yaml.org,2002:int", whole)
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
         depth = 0
-        for event in yaml.parse(text, yaml.SafeLoader):
+        for event in yaml.parse(text, Loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > MOST_DEPTH:
-                raise _too_deep()
+                raise ValueError(TOO_DEEP)
         # Before anything is made of it: a merge copies what its aliases stand for.
-        values, levels = _extent(yaml.compose(text, yaml.SafeLoader), {})
+        values, levels = _extent(yaml.compose(text, Loader), {})
         if values > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
         if levels > MOST_DEPTH:
-            raise _too_deep()
-        return _within_64_bits(yaml.safe_load(text))
+            raise ValueError(TOO_DEEP)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
@@ -376,18 +365,3 @@ def _extent(node: Any, extents: dict[int, tuple[float, int]]) -> tuple[float, in
         values, levels = zip((0.0, 0), *(_extent(each, extents) for each in inner), strict=True)
         extents[id(node)] = 1 + sum(values), 1 + max(levels)
     return extents[id(node)]
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"nested more than {MOST_DEPTH} deep")
-
-
-def _within_64_bits(value: Any) -> Any:
-    """Return the same with whole numbers beyond 64 bits as floats."""
-    if isinstance(value, dict):
-        return {name: _within_64_bits(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_within_64_bits(each) for each in value]
-    if isinstance(value, int) and not -INT64 <= value < INT64:
-        return float(Decimal(value))
-    return value

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ddlkit.core.errors import UserError
 from ddlkit.store import files, tables
-from ddlkit.store.tables import PENDING, STAMPS
+from ddlkit.store.tables import STAMPS
 
 MOST_PACK_CHARACTERS = 16 * 1024**2
 """Of a pack's text: with two characters a cell and more it stays below `sheet.MOST_CELLS`."""
@@ -36,7 +36,8 @@ def pack(folder: Path) -> list[Path]:
     if len(names := tables.machines_in(folder)) > 1:
         raise UserError(f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder")
     with files.writing_in(folder):
-        _settle(folder)
+        _remove_unlisted(folder, tables.packed(folder))
+        _remove_packed(folder)
         loose = {}
         for path in tables.list_tables(folder):
             if path.exists() and tables.is_stamped(path):
@@ -76,27 +77,30 @@ def members(folder: Path, kinds: set[str]) -> dict[str, Member]:
 def write_packs(folder: Path, parts: dict[str, Member], kinds: set[str]) -> None:
     """Write all packs of these kinds anew, with these parts only; those of other kinds stay as they are.
 
-    A crash leaves the old or the new of each pack: both stamps are there until all are exchanged.
+    New packs get names that no other has; then the stamps are exchanged, which say what counts. A crash
+    before or after that leaves packs that are not listed, which go when the next are written.
     """
     there = tables.packed(folder)
     listed = {name: part for name, part in there.items() if part.stamp["schema"] not in kinds}
-    gone = {part.pack for part in there.values()} - {part.pack for part in listed.values()}
-    bins = _bins(parts, {path.name for path in folder.iterdir()} - {path.name for path in gone})
-    packs = {file: gzip.compress(_text(held).encode(), mtime=0) for file, held in bins.items()}
-    for file, held in bins.items():
-        sha256 = hashlib.sha256(packs[file]).hexdigest()
-        for name, member in held.items():
+    for file, held in _bins(parts, {path.name for path in folder.iterdir()}).items():
+        data = gzip.compress(_text(held).encode(), mtime=0)
+        sha256 = hashlib.sha256(data).hexdigest()
+        files.atomic_write(folder / file, data)
+        texts = _texts(folder / file, data)
+        for name, member in held.items():  # before the old ones, and what is loose, are given up
+            assert texts[name] == member.text, name
             digest = hashlib.sha256(member.text.encode()).hexdigest()
             listed[name] = tables.Part(folder / file, sha256, member.stamp, digest)
-    _write_index(folder / PENDING, listed)
-    for file, data in packs.items():
-        files.atomic_write(folder / file, data)
-    for name in parts:  # before the stamps, and what is loose, are given up
-        cut_out(folder / name)
     _write_index(folder / STAMPS, listed)
-    (folder / PENDING).unlink(missing_ok=True)
-    for path in gone - {part.pack for part in listed.values()}:
-        path.unlink()
+    _remove_unlisted(folder, listed)
+
+
+def _remove_unlisted(folder: Path, parts: dict[str, tables.Part]) -> None:
+    """Remove packs that no stamp counts: of `write_packs` before, or one that was interrupted."""
+    listed = {STAMPS, *(part.pack.name for part in parts.values())}
+    for path in folder.glob("*.csv.gz"):
+        if path.name not in listed and tables.is_pack(path.name) and not tables.is_stamped(path):
+            path.unlink()
 
 
 def _write_index(path: Path, parts: dict[str, tables.Part]) -> None:
@@ -159,14 +163,6 @@ def _packable(path: Path, data: bytes) -> str | None:
     whole = lines[-1] == "" and all(lines[:-1]) and "\r" not in text
     plain = not set(',"\n') & set(path.name) and len(text) < MOST_PACK_CHARACTERS // 2
     return text if whole and plain and not any(line.count('"') % 2 for line in lines) else None
-
-
-def _settle(folder: Path) -> None:
-    """Bring a pack that was interrupted to its end, or back."""
-    if (folder / PENDING).exists():
-        _write_index(folder / STAMPS, tables.packed(folder))
-        (folder / PENDING).unlink()
-    _remove_packed(folder)
 
 
 def _remove_packed(folder: Path) -> None:

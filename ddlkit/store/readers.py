@@ -33,22 +33,16 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
-MOST_SPANS = 200_000
-"""Of one timeline: a recorded one has some thousands, and Perfetto becomes slow."""
+MOST_SPANS = (
+    200_000  # of one timeline: a recorded one has some thousands, and Perfetto becomes slow
+)
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 MOST_LISTED = 20  # values of which one is to be chosen
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
-    "device": "unknown",
-    "batch": "1",
-    "precision": "fp32",
-    "ranks": "1",
-    "threads": "0",
-    "layer": "its tensor",
-    "parameters": "1",
-    "flops": "0",
-    "update_s": "0",
+    **{"device": "unknown", "batch": "1", "precision": "fp32", "ranks": "1", "threads": "0"},
+    **{"layer": "its tensor", "parameters": "1", "flops": "0", "update_s": "0"},
 }
 
 
@@ -61,7 +55,7 @@ def read_profile(
     assumed: list[str] | None = None,
     **wanted: Any,
 ) -> LayerProfile:
-    """The one profile in a ``layers`` table, or the one chosen.
+    """Return the one profile in a ``layers`` table, or the one chosen.
 
     A table without a stamp is a user's own: it needs only columns tensor, gradient_bytes, backward_s
     and forward_s. What else it leaves out is assumed (a network named as the file, gradients of four
@@ -90,7 +84,7 @@ def read_profile(
 
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
-    """A user's own rows, with every column of schema ``layers``."""
+    """Return a user's own rows, with every column of schema ``layers``."""
     sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     if forward_is_given:
@@ -112,7 +106,7 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
 
 
 def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfile:
-    """The profile of rows that agree in what was chosen."""
+    """Return the profile of rows that agree in what was chosen."""
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
             raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
@@ -131,7 +125,7 @@ def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfi
 def profile_frame(
     profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
 ) -> DataFrame:
-    """The profile as a table of schema ``layers``: forward order, one row per tensor. Reads back equal."""
+    """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
     from pandas import DataFrame
 
     given = {"precision": precision, "ranks": ranks, "threads": threads}
@@ -142,7 +136,7 @@ def profile_frame(
 
 
 def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
-    """The one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat.
+    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat.
 
     Raises UserError for a wrong file, naming row and column, and where several timelines remain.
     """
@@ -159,26 +153,26 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
 def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
-    """Rows that are as wanted, and the one value that each key then has."""
+    """Return rows that are as wanted, and the one value that each key then has."""
     assert wanted.keys() <= set(keys), wanted
     chosen = {}
     for key in keys:
         if key not in frame.columns:
             continue
-        found = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, found[:MOST_LISTED])) + ", ..." * (len(found) > MOST_LISTED)
+        values = frame[key].drop_duplicates().tolist()
+        listed = ", ".join(map(str, values[:MOST_LISTED])) + ", ..." * (len(values) > MOST_LISTED)
         want = wanted.get(key)
-        if want is not None and want not in found:
+        if want is not None and want not in values:
             raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
-        if want is None and len(found) > 1:
+        if want is None and len(values) > 1:
             raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
-        chosen[key] = found[0] if want is None else want
+        chosen[key] = values[0] if want is None else want
         frame = frame[frame[key] == chosen[key]]
     return frame, chosen
 
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
-    """The times of SELECTOR in a ``selection`` table at one density: the median of each size.
+    """Return the times of SELECTOR in a ``selection`` table at one density: the median of each size.
 
     density : may be left out where the table has but one
 
@@ -188,37 +182,37 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     known = rows["density"].unique().tolist()
     wanted = known if density is None else [density]
     if len(wanted) != 1 or wanted[0] not in known:
-        asked = "a single density" if density is None else f"density {density}"
-        raise UserError(f"{path}: {SELECTOR} was not measured at {asked}")
-    return selection_table(rows[rows["density"] == wanted[0]])
+        target = "a single density" if density is None else f"density {density}"
+        raise UserError(f"{path}: {SELECTOR} was not measured at {target}")
+    return _medians(rows[rows["density"] == wanted[0]])
 
 
 def read_selection(
     paths: Sequence[Path], density: float, form: str = SelectionTimes.form
 ) -> SelectionCost:
-    """What selecting takes: recorded tables' times about that density, or a cost described as JSON.
+    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON.
 
-    form : fitted to what was measured, or "auto" for the one that does best at sizes left out
+    form : fitted to what was measured, or "auto" for the one that does best at sizes held out
 
     Raises UserError for a damaged file, and where what was measured does not reach that density.
     """
-    if [path.suffix for path in paths] != [".json"]:
-        rows = _selector_rows(paths)
-        least, most = rows["density"].min(), rows["density"].max()
-        if not least <= density <= most:
-            reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-            raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
-        if form == SelectionTimes.form:
-            return selection_table(rows)
-        columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
-        return fit(form, *columns, draws=0).cost
-    if form not in (SelectionTimes.form, AUTO):
-        raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
-    return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
+    if [path.suffix for path in paths] == [".json"]:
+        if form not in (SelectionTimes.form, AUTO):
+            raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
+        return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
+    rows = _selector_rows(paths)
+    least, most = rows["density"].min(), rows["density"].max()
+    if not least <= density <= most:
+        reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
+    if form == SelectionTimes.form:
+        return _medians(rows)
+    columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
+    return fit(form, *columns, draws=0).cost
 
 
-def selection_table(rows: DataFrame) -> SelectionTimes:
-    """The medians of rows of schema ``selection``, at sizes that were measured at every density."""
+def _medians(rows: DataFrame) -> SelectionTimes:
+    """Return the medians of rows of schema ``selection``, at sizes that were measured at every density."""
     wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
     return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
 
@@ -237,30 +231,27 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
 # -- what makers and authors print -----------------------------------------------------------------
 
 
-def _read(name: str) -> DataFrame:
+@functools.cache
+def _specs(name: str) -> DataFrame:
     path = DATA / "specs" / f"{name}.csv"
     return SCHEMAS[name].read(files.read_text(path), str(path))
 
 
-@functools.cache
-def _datasheets() -> dict[tuple[str, str], float]:
-    rows = _read("devices")[["device", "quantity", "value"]].itertuples(index=False)
-    return {(name, quantity): value for names, quantity, value in rows for name in names.split("|")}
-
-
 def datasheet(device: str, quantity: str) -> float:
-    """The maker's value, in the unit that the quantity is named by; 0 where none is known.
+    """Return the maker's value, in the unit that the quantity is named by; 0 where none is known.
 
     device : as nvidia-smi names it. quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, without
     sparsity; on tensor cores where the precision has them) or memory_bytes_per_s.
 
     Raises UserError when data/specs/devices.csv is damaged or missing.
     """
-    return _datasheets().get((device, quantity), 0.0)
+    rows = _specs("devices")
+    named = rows["device"].str.split("|").map(lambda names: device in names)
+    return float(rows["value"][named & (rows["quantity"] == quantity)].sum())
 
 
 def published_networks() -> DataFrame:
-    """What is published of each network's size, one row per network; 0 where nothing is.
+    """Return what is published of each network's size, one row per network; 0 where nothing is.
 
     aliases : other spellings, separated by ";", the one to show first
     parameters_within : how far the true number may lie off the printed one, rounded as it is
@@ -271,16 +262,16 @@ def published_networks() -> DataFrame:
 
     Raises UserError when data/specs/networks.csv is damaged or missing.
     """
-    return _read("networks")
+    return _specs("networks").copy()
 
 
 @functools.cache
-def _spellings() -> dict[str, str]:
-    """Plain spelling -> name of the network, for every name and alias."""
-    frame = published_networks()
+def _spellings() -> dict[str, tuple[str, str]]:
+    """Return the name and the title of the network by every plain spelling, its names and aliases."""
+    rows = _specs("networks")
     return {
-        _plain(text): name
-        for name, aliases in zip(frame["name"], frame["aliases"], strict=True)
+        _plain(text): (name, aliases.partition(";")[0])
+        for name, aliases in zip(rows["name"], rows["aliases"], strict=True)
         for text in (name, *aliases.split(";"))
     }
 
@@ -290,44 +281,40 @@ def _plain(text: str) -> str:
 
 
 def network_named(text: str) -> str:
-    """The name under which a network is measured, however a user or a paper writes it.
+    """Return the name under which a network is measured, however a user or a paper writes it.
 
     Raises UserError with the names that it may stand for when no network is written so.
 
     >>> network_named("ResNet-101"), network_named("ViT-Base/16")
     ('resnet101', 'vit_b_16')
     """
-    known, asked = _spellings(), _plain(text)
-    if asked in known:
-        return known[asked]
-    names = sorted(set(known.values()))
-    near = [name for name in names if asked and _plain(name).startswith(asked)]
+    known, plain = _spellings(), _plain(text)
+    if plain in known:
+        return known[plain][0]
+    names = sorted({name for name, _ in known.values()})
+    near = [name for name in names if plain and _plain(name).startswith(plain)]
     near = near or difflib.get_close_matches(text.lower(), names, n=1)
-    hint = (
-        f"did you mean {' or '.join(map(repr, near))}?" if near else f"known are {', '.join(names)}"
+    asked = f"did you mean {' or '.join(map(repr, near))}?"
+    raise UserError(
+        f"unknown network {text!r}: {asked if near else 'known are ' + ', '.join(names)}"
     )
-    raise UserError(f"unknown network {text!r}: {hint}")
 
 
-@functools.cache
 def network_title(name: str) -> str:
-    """How a network is spelled where it is shown, whoever named it; an unknown name as it is.
+    """Return how a network is spelled where it is shown; an unknown name as it is.
 
     >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
     ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
     """
-    whole, _, side = name.rpartition("_")
-    smaller = side.isdigit() and _plain(name) not in _spellings()
-    key = _spellings().get(_plain(whole if smaller else name))
-    if key is None:
-        return name
-    frame = published_networks().set_index("name")
-    first = str(frame.loc[key, "aliases"]).partition(";")[0]
-    return f"{first}, {side} px" if smaller else first
+    known, (whole, _, side) = _spellings(), name.rpartition("_")
+    if _plain(name) in known:
+        return known[_plain(name)][1]
+    smaller = side.isdigit() and _plain(whole) in known
+    return f"{known[_plain(whole)][1]}, {side} px" if smaller else name
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """(device, precision) -> FLOP/s of the fastest product in a table ``peaks``.
+    """Return FLOP/s of the fastest product in a table ``peaks`` by (device, precision).
 
     The fastest of all samples, not a median: what else runs can only make a product slower, and a peak
     is what the device can do.
@@ -340,30 +327,23 @@ SUMS = "SHA256SUMS"
 
 
 def read_transcribed(path: Path) -> bytes:
-    """Content of a transcribed or taken file, compared with the SHA256SUMS beside it.
+    """Return the content of a transcribed or taken file, compared with the SHA256SUMS beside it.
 
     A folder without SHA256SUMS is not guarded. Raises UserError when the file cannot be read, is
     not listed, or differs from what is listed.
     """
-    data = files.read(path)
-    sums = path.with_name(SUMS)
+    data, sums = files.read(path), path.with_name(SUMS)
     if not sums.is_file():
         return data
-    listed = _parse(files.read_text(sums), sums)
+    listed = {}
+    for number, line in enumerate(files.read_text(sums).splitlines(), 1):
+        if not (parts := re.fullmatch(r"(.{64})  (.+)", line)):
+            problem = "must be a SHA-256, two spaces, a file name"
+            raise UserError(f"{sums}, line {number}: {problem}")
+        listed[parts[2]] = parts[1]
     advice = f"restore it, or check it against its source and write {SUMS} there anew"
     if path.name not in listed:
         raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
     if hashlib.sha256(data).hexdigest() != listed[path.name]:
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data
-
-
-def _parse(text: str, where: Path) -> dict[str, str]:
-    """File name -> SHA-256, 64 hex digits."""
-    listed = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        found = re.fullmatch(r"(.{64})  (.+)", line)
-        if not found:
-            raise UserError(f"{where}, line {number}: must be a SHA-256, two spaces, a file name")
-        listed[found[2]] = found[1]
-    return listed

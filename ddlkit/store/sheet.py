@@ -13,8 +13,8 @@ import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -26,7 +26,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 Kind = Literal["str", "int", "float", "bool", "microseconds"]
 Check = Literal["", "named", "positive", "non_negative", "finite"]
@@ -37,7 +37,7 @@ MOST_CELLS = 10_000_000
 """Of a table, by its commas and line breaks: read, about a gigabyte."""
 
 _BOOLS = {"True": True, "False": False, "true": True, "false": False}
-_QUOTED = re.compile(r'"[^"\n]*"')
+_DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float64}
 
 
 def _whole(cell: str) -> int:
@@ -51,16 +51,12 @@ def _whole(cell: str) -> int:
         return int(number)
 
 
-def _seconds(cell: str) -> float:
-    """Return microseconds as seconds, without a rounding of their own."""
-    return float(Decimal(cell).scaleb(-6))
-
-
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "str": (str, object, "is not text"),
     "int": (_whole, np.int64, "is not a whole number"),
     "float": (float, np.float64, "is not a number"),
-    "microseconds": (_seconds, np.float64, "is not a number"),
+    # By decimals: without a rounding of its own.
+    "microseconds": (lambda cell: float(Decimal(cell).scaleb(-6)), np.float64, "is not a number"),
     "bool": (_BOOLS.__getitem__, np.bool_, "is not True or False"),
 }
 
@@ -71,8 +67,8 @@ class Sheet:
 
     file: str
     header: tuple[str, ...]
-    lines: tuple[int, ...]
-    rows: tuple[Sequence[str], ...]
+    lines: Sequence[int]
+    rows: Sequence[Sequence[str]]
 
     def cells(self, name: str) -> list[str]:
         """Return one column, top to bottom."""
@@ -85,13 +81,14 @@ class Sheet:
         raise UserError(f"{self.file}: row at line {line}, column {column}: {problem}")
 
 
-def read_sheet(text: str, file: str) -> Sheet:
-    """Return the cells of CSV text. Raises UserError for no rows, or a row of another length.
+def check_cells(text: str, parted_by: str, file: str) -> None:
+    """Raise a UserError for a text of more cells than can be read: each ends in one of ``parted_by``."""
+    if sum(map(text.count, parted_by)) > MOST_CELLS:
+        raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
 
-    >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n", "mine.csv")
-    >>> sheet.lines, sheet.rows
-    ((2,), (['8', '1e-3'],))
-    """
+
+def read_sheet(text: str, file: str) -> Sheet:
+    """Return the cells of CSV text. Raises UserError for no rows, or a row of another length."""
     check_cells(text, ",\n", file)
     lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -100,59 +97,41 @@ def read_sheet(text: str, file: str) -> Sheet:
         if not any(header) or len(header) > MOST_COLUMNS:
             what = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
             raise UserError(f"{file}: line 1, the header: {what}: name the columns that are needed")
-        for row in reader:
-            if row and len(row) != len(header):
+        for row in filter(None, reader):
+            lines.append(reader.line_num)
+            rows.append(row)
+            if len(row) != len(header):
+                problem = f"the row has {len(row)} cells, the header {len(header)}"
                 last = header[min(len(row), len(header) - 1)]
-                raise UserError(
-                    f"{file}: row at line {reader.line_num}, column {last}: the row has {len(row)} "
-                    f"cells, the header {len(header)}: truncated file or stray comma"
-                )
-            if row:
-                lines.append(reader.line_num)
-                rows.append(row)
+                sheet = Sheet(file, header, lines, rows)
+                sheet.fail(len(rows) - 1, last, f"{problem}: truncated file or stray comma")
     except csv.Error as error:
         raise UserError(f"{file}: line {reader.line_num} is not CSV ({error})") from error
     if not rows:
         raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
-    return Sheet(file, header, tuple(lines), tuple(rows))
-
-
-def check_cells(text: str, parted_by: str, file: str) -> None:
-    """Raise a UserError for a text of more cells than can be read: each ends in one of ``parted_by``."""
-    if sum(map(text.count, parted_by)) > MOST_CELLS:
-        raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
+    return Sheet(file, header, lines, rows)
 
 
 @dataclass(frozen=True)
 class Column:
     """One column: numbers are finite whatever the check; text is printable, if ``named`` not empty.
 
-    default : cell text where a user's own file leaves the column out; None if it may not
-    later : tables recorded before there was this column may leave it out too
-    aliases : (earlier cell, cell) of values that were renamed since
+    default : cell text where a file leaves the column out; None if it may not
+    today : earlier cells of values that were renamed since, and what they are called now
     """
 
     name: str
     kind: Kind
     check: Check = ""
     default: str | None = None
-    later: bool = False
-    aliases: tuple[tuple[str, str], ...] = ()
+    today: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
         """Return (rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
 
         own : of somebody's own file, whose numbers must be such as can be computed with, too
-
-        >>> sheet = read_sheet("bytes,seconds\\n8,1e-3\\n16,fast\\n", "mine.csv")
-        >>> Column("bytes", "int", "positive").values(sheet).tolist()
-        [8, 16]
-        >>> Column("seconds", "float").values(sheet)
-        Traceback (most recent call last):
-        ddlkit.core.errors.UserError: mine.csv: row at line 3, column seconds: 'fast' is not a number
         """
-        today = dict(self.aliases)
-        cells = [today.get(cell, cell) for cell in sheet.cells(self.name)]
+        cells = [self.today.get(cell, cell) for cell in sheet.cells(self.name)]
         read, dtype, problem = _READ[self.kind]
         values = np.empty(len(cells), dtype)
         for row, cell in enumerate(cells):
@@ -167,25 +146,42 @@ class Column:
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
-    def broken(self, values: np.ndarray, own: bool) -> list[tuple[np.ndarray, str]]:
-        """Return (rows,) which values are wrong, and why, one entry per rule."""
+    def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
+        """Yield (rows,) which values are wrong, and why, one pair per rule."""
         if self.kind == "str":
             strange = np.array([not value.isprintable() for value in values])
-            rules = [(strange, "has an unprintable character")]
+            yield strange, "has an unprintable character"
             if self.check == "named":
-                rules.append((values == "", "must not be empty"))
-            return rules
-        rules = [(~np.isfinite(values), "must be a finite number")]
+                yield values == "", "must not be empty"
+            return
+        if values.dtype == np.float64:
+            yield ~np.isfinite(values), "must be a finite number"
         if own and self.kind != "bool":
             most = MOST_WHOLE if self.kind == "int" else MOST
             size = np.abs(values)
-            rules.append((size > most, f"is beyond {most:g}: nobody means that"))
-            rules.append(((size < LEAST) & (size > 0), f"is not 0 but below {LEAST:g}"))
+            yield size > most, f"is beyond {most:g}: nobody means that"
+            yield (size < LEAST) & (size > 0), f"is not 0 but below {LEAST:g}"
         if self.check == "positive":
-            rules.append((values <= 0, "must be above zero"))
+            yield values <= 0, "must be above zero"
         if self.check == "non_negative":
-            rules.append((values < 0, "must not be negative"))
-        return rules
+            yield values < 0, "must not be negative"
+
+    def same(self, cell: str | None) -> Any:
+        """Return the value of one cell. Raises UserError where it is wrong, or None: no default."""
+        if cell is None:
+            raise UserError(f"column {self.name}: missing")
+        return self.values(Sheet("", (self.name,), (1,), ((cell,),)))[0]
+
+    def taken(self, read: Series, own: bool) -> Series:
+        """Return what pandas read of the column, checked. Raises UserError where a value is wrong."""
+        if self.kind in ("int", "float"):
+            if any(broken.any() for broken, _ in self.broken(read.to_numpy(), own)):
+                raise UserError(f"column {self.name}")
+            return read
+        cells = read.unique().tolist()  # of few different ones each
+        values = self.values(Sheet("", (self.name,), range(len(cells)), [(c,) for c in cells]))
+        renamed = dict(zip(cells, values.tolist(), strict=True))
+        return read if cells == [*renamed.values()] else read.map(renamed)
 
 
 def _shown(cell: str) -> str:
@@ -215,67 +211,48 @@ class Schema:
         pandas reads what has no mistake; where there may be one, `frame` looks at each cell.
         """
         check_cells(text, ",\n", file)
-        header = tuple(name.strip() for name in text.partition("\n")[0].split(","))
-        frame = self._parsed(text, self._today(header), exact)
-        return self.frame(read_sheet(text, file), exact=exact) if frame is None else frame
+        try:
+            return self._parsed(text, exact)
+        except (UserError, ValueError, OverflowError):
+            return self.frame(read_sheet(text, file), exact=exact)
 
-    def _parsed(self, text: str, header: tuple[str, ...], exact: bool) -> DataFrame | None:
-        """Return the table that pandas reads under this header; None where `frame` could say another."""
+    def _parsed(self, text: str, exact: bool) -> DataFrame:
+        """Return the table that pandas reads. Raises an error that says little where `frame` may, too."""
         import pandas as pd
 
+        header = self._today(tuple(name.strip() for name in text.partition("\n")[0].split(",")))
         kinds = {column.name: column.kind for column in self.columns}
         known = all(name in kinds for name in header) if exact else len(header) <= MOST_COLUMNS
         if not known or len({*header}) < len(header) or "microseconds" in kinds.values():
-            return None
-        types = {"int": np.int64, "float": np.float64}
-        try:
-            with np.errstate(invalid="ignore"):
-                frame = pd.read_csv(
-                    io.StringIO(text),
-                    header=0,
-                    names=list(header),
-                    dtype={name: types.get(kinds.get(name, ""), str) for name in header},
-                    na_filter=False,
-                    low_memory=False,
-                    **({} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}),
-                )
-        except (ValueError, OverflowError):  # a row that is too long, or a cell of another kind
-            return None
-        bare = _QUOTED.sub("", text) if '"' in text else text
-        if frame.empty or '"' in bare or bare.count(",") != (len(frame) + 1) * (len(header) - 1):
-            return None
-        return self._checked(frame, exact)
-
-    def _checked(self, frame: DataFrame, exact: bool) -> DataFrame | None:
-        """Return the table with its defaults in the schema's order; None where a rule is broken."""
+            raise UserError("another header")
+        types = {name: _DTYPES.get(kinds.get(name, ""), str) for name in header}
+        precise = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+        with np.errstate(invalid="ignore"):
+            frame = pd.read_csv(
+                io.StringIO(text),
+                header=0,
+                names=[*header],
+                dtype=types,
+                na_filter=False,
+                low_memory=False,
+                **precise,
+            )
+        bare = re.sub(r'"[^"\n]*"', "", text) if '"' in text else text
+        n_cells = bare.count(",") + len(frame) + 1
+        if frame.empty or '"' in bare or n_cells != (len(frame) + 1) * len(header):
+            raise UserError("rows of another length")
         for column in self.columns:
-            if column.name not in frame:
-                if column.default is None or (exact and not column.later):
-                    return None
-                one = Sheet("", (column.name,), (1,), ((column.default,),))
-                frame[column.name] = np.repeat(column.values(one), len(frame))
-            elif column.kind in ("str", "bool"):  # of few different cells each
-                distinct = frame[column.name].unique().astype(object)
-                sheet = Sheet(
-                    "", (column.name,), (1,) * len(distinct), tuple((c,) for c in distinct)
-                )
-                try:
-                    today = column.values(sheet)
-                except UserError:
-                    return None
-                if column.kind == "bool" or (today != distinct).any():
-                    values = dict(zip(distinct, today, strict=True))
-                    frame[column.name] = frame[column.name].map(values)
-            elif any(
-                bad.any() for bad, _ in column.broken(frame[column.name].to_numpy(), not exact)
-            ):
-                return None
-        frame = frame if (*frame.columns,) == self.names else frame[list(self.names)]
-        return None if self.key and frame.duplicated(list(self.key)).any() else frame
+            if column.name not in header:
+                frame[column.name] = np.repeat(column.same(column.default), len(frame))
+            elif (checked := column.taken(read := frame[column.name], not exact)) is not read:
+                frame[column.name] = checked
+        frame = frame if (*frame.columns,) == self.names else frame[[*self.names]]
+        if self.key and frame.duplicated([*self.key]).any():
+            raise UserError("repeated rows")
+        return frame
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored, defaults
-        stand in. For a column that came ``later``, its default stands in for either.
+        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored.
 
         Raises UserError naming file, row and column of the first mistake.
         """
@@ -291,30 +268,24 @@ class Schema:
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet, own=not exact)
-            elif column.default is None or (exact and not column.later):
-                found = ", ".join(sheet.header)[:200]
-                sheet.fail(None, column.name, f"missing; the columns are {found}")
+            elif column.default is None:
+                there = ", ".join(sheet.header)[:200]
+                sheet.fail(None, column.name, f"missing; the columns are {there}")
             else:
-                rows = ((column.default,),) * len(sheet.rows)
-                filled = Sheet(sheet.file, (column.name,), sheet.lines, rows)
-                values[column.name] = column.values(filled)
+                values[column.name] = np.repeat(column.same(column.default), len(sheet.rows))
         frame = DataFrame(values)
-        self._check_key(sheet, frame[list(self.key)])
+        keys = frame[[*self.key]]
+        for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
+            first = sheet.lines[int(np.argmax((keys == keys.iloc[row]).all(axis=1)))]
+            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            sheet.fail(row, self.key[-1], f"repeats the row at line {first} ({same})")
         return frame
 
     def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:
         """Return today's names of the columns under that header."""
         names = {old: new for old, new in self.aliases if old in header}
         taken = {*header} - {*names}
-        return tuple(
-            name if names.get(name, name) in taken else names.get(name, name) for name in header
-        )
-
-    def _check_key(self, sheet: Sheet, keys: DataFrame) -> None:
-        for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
-            first = sheet.lines[int(np.argmax((keys == keys.iloc[row]).all(axis=1)))]
-            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
-            sheet.fail(row, self.key[-1], f"repeats the row at line {first} ({same})")
+        return tuple(name if names.get(name) in {None, *taken} else names[name] for name in header)
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
@@ -334,53 +305,44 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
 
 # -- the recorded tables -----------------------------------------------------------------------
 
-_CASE = {
-    axis.name: Column(
+_CASE = [
+    Column(
         axis.name,
         axis.type,  # type: ignore[arg-type]
         axis.metadata.get("check", ""),
-        default=str(axis.default) if axis.metadata.get("later") else None,
-        later=axis.metadata.get("later", False),
+        str(axis.default) if axis.metadata.get("later") else None,
     )
     for axis in fields(Case)
-}
+]
 
 
-def _columns(groups: dict[str, str]) -> dict[str, Column]:
-    """Return columns by name, from names by "kind check"."""
-    columns: dict[str, Column] = {}
+def _kinds(groups: dict[str, str]) -> dict[str, tuple[Any, Any]]:
+    """Return kind and check of columns by name, from names by "kind check"."""
+    kinds: dict[str, tuple[Any, Any]] = {}
     for group, names in groups.items():
         kind, _, check = group.partition(" ")
-        columns |= {name: Column(name, kind, check) for name in names.split()}  # type: ignore[arg-type]
-    return columns
+        kinds |= dict.fromkeys(names.split(), (kind, check))
+    return kinds
 
 
-def _came_later(columns: dict[str, Column], defaults: dict[str, str]) -> dict[str, Column]:
-    """Return the columns, of which some have a default for tables that are older than they."""
-    later = {
-        name: replace(columns[name], default=default, later=True)
-        for name, default in defaults.items()
-    }
-    return columns | later
+def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
+    """Return the schema of one table as schema.json describes it, with what it shares with others."""
+    kinds = _kinds(shared["columns"]) | _kinds(table.get("but", {}))
+    defaults = shared["later"] | table.get("later", {})
+    columns = _CASE if table.get("starts_with_case") else []
+    columns = columns + [
+        Column(
+            column, *kinds[column], defaults.get(column), shared["renamed_values"].get(column, {})
+        )
+        for column in table["columns"].split()
+    ]
+    names = {column.name for column in columns}
+    aliases = tuple((old, new) for old, new in shared["aliases"].items() if new in names)
+    return Schema(name, tuple(columns), tuple(table.get("key", "").split()), aliases)
 
 
-def _schemas(described: dict[str, Any]) -> dict[str, Schema]:
-    known = _came_later(_columns(described["columns"]), described["later"])
-    for name, values in described["renamed_values"].items():
-        known[name] = replace(known[name], aliases=tuple(values.items()))
-    schemas = {}
-    for name, table in described["tables"].items():
-        case = _CASE if table.get("starts_with_case") else {}
-        own = known | _columns(table.get("but", {})) | case
-        own = _came_later(own, table.get("later", {}))
-        columns = tuple(own[column] for column in (*case, *table["columns"].split()))
-        key, names = tuple(table.get("key", "").split()), {column.name for column in columns}
-        aliases = [(old, new) for old, new in described["aliases"].items() if new in names]
-        schemas[name] = Schema(name, columns, key, tuple(aliases))
-    return schemas
-
-
-SCHEMAS = _schemas(json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8")))
+_DESCRIBED = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
+SCHEMAS = {name: _schema(name, table, _DESCRIBED) for name, table in _DESCRIBED["tables"].items()}
 
 
 def schema_named(name: str) -> Schema:

@@ -27,7 +27,7 @@ from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store.files import ROOT, parse_json
-from ddlkit.store.sheet import Column, schema_named, write_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 # Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
 
-STAMPS, PENDING = "stamps.jsonl", ".stamps.jsonl.pending"
-"""Stamps of what is packed in a folder, and those that wait while its packs are exchanged."""
+STAMPS = "stamps.jsonl"  # of what is packed in a folder
 PART = Column("part", "str", "named")
 
 _STAMP_KEYS = {
@@ -68,7 +67,7 @@ def save_table(
     path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
     described = this_machine.describe() if machine is None else machine
     with files.writing_in(directory):
-        if path.name in pack_names(packed(directory)):
+        if is_pack(path.name):
             raise UserError(f"{path} is a pack of tables: save under another name")
         history: list[dict[str, Any]] = []
         if append and has_table(path):
@@ -164,30 +163,32 @@ def has_table(path: Path) -> bool:
 def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
     """Return the paths, sorted, that match a pattern below a folder, of packed tables and of files.
 
-    Packs and their stamps are none of them. Raises UserError for damaged stamps of a pack.
+    Packs and their stamps are none of them. Raises UserError for damaged stamps.
     """
     above, _, name = pattern.rpartition("/")
     tables = set()
     for place in folder.glob(above) if above else [folder]:
         parts = packed(place)
-        files_there = {path.name for path in place.glob(name) if path.name[0] != "."}
-        there = files_there - pack_names(parts) | {*fnmatch.filter(parts, name)}
-        tables |= {place / table for table in there}
+        loose = (path.name for path in place.glob(name) if path.name[0] != ".")
+        there = {table for table in loose if not is_pack(table)}
+        tables |= {place / table for table in there.union(fnmatch.filter(parts, name))}
     return sorted(tables)
 
 
-def pack_names(parts: dict[str, Part]) -> set[str]:
-    """Return the names of the files in which these parts and their stamps are."""
-    return {STAMPS, *(part.pack.name for part in parts.values())} if parts else set()
+def is_pack(name: str) -> bool:
+    """Return whether a file of this name is a pack, KIND.csv.gz or KIND.2.csv.gz, or the stamps of packs."""
+    kind, _, rest = name.partition(".")
+    return name == STAMPS or (kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest)))
 
 
 def expand_tables(paths: list[Path]) -> list[Path]:
     """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
-    found = []
+    expanded = []
     for path in paths:
-        of_pattern = list_tables(path.parent, path.name) if re.search(r"[*?[]", path.name) else []
-        found += of_pattern or [path]
-    return found
+        expanded += (re.search(r"[*?[]", path.name) and list_tables(path.parent, path.name)) or [
+            path
+        ]
+    return expanded
 
 
 def machines_in(folder: Path) -> set[str]:
@@ -210,7 +211,8 @@ def own_output(path: Path, *sources: Path) -> Path:
         if same or path.resolve() == source.resolve():
             raise UserError(f"{path} is what is read: choose another name for what is written")
     real = path.resolve()
-    if is_stamped(real) or _is_stamp(real) or real.name in pack_names(packed(real.parent)):
+    of_pack = is_pack(real.name) and packed(real.parent)
+    if of_pack or is_stamped(real) or _is_stamp(real):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
 
@@ -313,25 +315,18 @@ class Part(NamedTuple):
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return what is packed in a folder by the tables' names. Raises UserError for damaged stamps.
-
-    While packs are exchanged, or after a crash in between, the pack says which of two stamps holds.
-    """
-    final, pending = (_listed(folder / name) for name in (STAMPS, PENDING))
-    if not pending:
-        return final
-    there = {part.pack for part in (*final.values(), *pending.values())}
-    digests = {path: files.sha256_file(path) for path in there if path.exists()}
-    parts = (*final.items(), *pending.items())
-    return {name: part for name, part in parts if digests.get(part.pack) == part.pack_sha256}
+    """Return what is packed in a folder by the tables' names. Raises UserError for damaged stamps."""
+    state = _state(folder / STAMPS)
+    return _read_index(folder / STAMPS, *state) if state else {}
 
 
-def _listed(path: Path) -> dict[str, Part]:
+def _state(path: Path) -> tuple[int, ...]:
+    """Return what differs when a file is another one, () where there is none."""
     try:
         state = path.stat()
     except OSError:
-        return {}
-    return _read_index(path, state.st_mtime_ns, state.st_size, state.st_ino)
+        return ()
+    return state.st_mtime_ns, state.st_size, state.st_ino
 
 
 @functools.lru_cache(maxsize=256)
@@ -341,15 +336,15 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
     parts = {}
     for number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
-            entry = parse_json(line)
+            entry = json.loads(line)
             if "part" not in entry:
-                sums[entry["pack"]] = entry["sha256"]
+                sums[entry["pack"]] = str(entry["sha256"])
                 continue
             stamp = _stamp(entry["stamp"], path)
-            pack, sha256 = path.parent / entry["pack"], sums[entry["pack"]]
-            text = entry.get("text_sha256", stamp["sha256"])
-            parts[str(entry["part"])] = Part(pack, str(sha256), stamp, str(text))
-        except (ValueError, TypeError, KeyError) as error:
+            text_sha256 = str(entry.get("text_sha256", stamp["sha256"]))
+            pack = path.parent / entry["pack"]
+            parts[str(entry["part"])] = Part(pack, sums[entry["pack"]], stamp, text_sha256)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(f"{path}: damaged line {number} ({error}): restore it") from error
     return parts
 
@@ -361,41 +356,40 @@ def _part_of(path: Path) -> Part | None:
 
 def pack_bytes(part: Part) -> bytes:
     """Return the content of the part's pack, verified. Raises UserError for another hash."""
-    state = part.pack.stat() if part.pack.exists() else None
-    if state is None:
-        raise UserError(f"{part.pack} is missing, of which {STAMPS} has the stamps: restore it")
-    return _read_pack(part.pack, part.pack_sha256, state.st_mtime_ns, state.st_size, state.st_ino)
+    return _read_pack(part.pack, part.pack_sha256, *_state(part.pack))
 
 
 @functools.lru_cache(maxsize=64)
-def _read_pack(path: Path, sha256: str, *_state: int) -> bytes:
+def _read_pack(path: Path, sha256: str, *state: int) -> bytes:
+    if not state:
+        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
     data = files.read(path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != sha256:
-        raise UserError(
-            f"{path}: sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}: "
-            "the file was changed after packing, restore it"
-        )
+        problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
+        raise UserError(f"{path}: {problem}: the file was changed after packing, restore it")
     return data
 
 
-@functools.lru_cache(maxsize=64)
-def _rows(pack: Path, data: bytes, kind: str) -> tuple[DataFrame, dict[str, slice]]:
+@functools.lru_cache(maxsize=256)
+def _rows(pack: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, their values checked, and which of them are each part's, by name.
 
     That no two agree in their key was checked when they were saved: they are the same, says the hash.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(files.text_of(data, pack), str(pack))
-    names = frame.pop("part").to_numpy(object)
+    frame = schema.read(files.text_of(_read_pack(pack, sha256, *state), pack), str(pack))
+    names = frame["part"].to_numpy(object)
     starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
     ends = [*starts[1:], len(names)]
-    return frame, {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+    slices = {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+    return frame.iloc[:, 1:], slices
 
 
 def _rows_in(part: Part, name: str) -> DataFrame:
-    frame, slices = _rows(part.pack, pack_bytes(part), part.stamp["schema"])
+    state = _state(part.pack)
+    frame, slices = _rows(part.pack, part.pack_sha256, part.stamp["schema"], *state)
     if name not in slices:
         raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
     rows = frame.iloc[slices[name]]

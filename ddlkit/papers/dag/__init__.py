@@ -5,7 +5,6 @@ Here are Eqs 1-6, strategies and counts. Beside them:
     tasks      any graph of tasks: longest path, slack, schedule on resources
     training   the graph of S-SGD (Fig 1) by a strategy, and what changes in it
     cluster    its two clusters (Tables II to IV), and a grid over what it does not state of them
-    effects    what it says of Figs 2 and 3 in words, as quantities of a cluster
 
 Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
 """

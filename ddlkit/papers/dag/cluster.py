@@ -1,4 +1,4 @@
-"""dag's two clusters (Tables II to IV) by its DAG: what is stated, and a grid over what is not.
+"""dag's two clusters (Tables II to IV) by its DAG: what is stated, a grid over what is not, and Figs 2 and 3.
 
 Stated: rates of disk, memory, connection and network, machines, GPUs and batches; backward and gradient
 communication of ResNet-50 on both clusters; AlexNet's backward on a K80 (Table VI). Taken: forward is half of
@@ -10,9 +10,10 @@ as one setting is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache, cached_property, reduce
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -221,23 +222,24 @@ class Grid:
         """The scanned numbers by field of `Setting`."""
         memory, pixels = MEMORY_BYTES_PER_S, 3 * 224.0**2
         disk, nfs = (CLUSTERS[name].storage_bytes_per_s for name in ("V100", "K80"))
-        return {
-            "stored_bytes": np.array([pixels, 3 * 256.0**2, 4 * pixels]),  # bytes, or floats
-            "nfs_bytes_per_s": np.array([nfs, MACHINES * nfs, MACHINES * memory]),
-            "disk_bytes_per_s": np.array([disk, np.sqrt(disk * memory), memory]),
-            "decoded_per_s": np.array([500.0, 1000.0, 2000.0, 8000.0]),
-            "gold_faster": np.array([1.0, 2.0]),
-            "copy_s": np.array([1e-5, 1.6e-4]),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
+        scanned = {
+            "stored_bytes": (pixels, 3 * 256.0**2, 4 * pixels),  # bytes, or floats
+            "nfs_bytes_per_s": (nfs, MACHINES * nfs, MACHINES * memory),
+            "disk_bytes_per_s": (disk, np.sqrt(disk * memory), memory),
+            "decoded_per_s": (500.0, 1000.0, 2000.0, 8000.0),
+            "gold_faster": (1.0, 2.0),
+            "copy_s": (1e-5, 1.6e-4),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
             "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
-            "googlenet_rate": np.array([0.7, 1.0]),
-            "ethernet_start": np.array([0.0, 1.0]),
-            "infiniband_start": np.array([0.0, 1.0]),
-            "inside_share": np.array([0.1, 0.3, 1.0]),
-            "inside_start_s": np.array([1e-5, 1e-4, 3e-4, 1e-3]),
-            "mxnet_slower": np.array([1.0, 2.0, 4.0]),
-            "grpc_slower": np.array([1.0, 3.0, 8.0]),
-            "varies": np.array([0.0, 0.02, 0.05, 0.1]),
+            "googlenet_rate": (0.7, 1.0),
+            "ethernet_start": (0.0, 1.0),
+            "infiniband_start": (0.0, 1.0),
+            "inside_share": (0.1, 0.3, 1.0),
+            "inside_start_s": (1e-5, 1e-4, 3e-4, 1e-3),
+            "mxnet_slower": (1.0, 2.0, 4.0),
+            "grpc_slower": (1.0, 3.0, 8.0),
+            "varies": (0.0, 0.02, 0.05, 0.1),
         }
+        return {name: np.asarray(values) for name, values in scanned.items()}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -245,12 +247,111 @@ class Grid:
         return tuple(len(values) for values in self.free.values())
 
     def settings(self) -> Setting:
-        """All at once: each field an array along its own axis."""
-        names = [field.name for field in fields(Setting)]
-        mesh = np.ix_(*(self.free[name] for name in names))
-        return Setting(**dict(zip(names, mesh, strict=True)))
+        """Return all at once: each field an array along its own axis."""
+        return Setting(**dict(zip(self.free, np.ix_(*self.free.values()), strict=True)))
 
     def at(self, places: Ints) -> Setting:
-        """Those at (s, axes) places of the grid: each field (s,)."""
+        """Return those at (s, axes) places of the grid: each field (s,)."""
         columns = zip(self.free.items(), np.asarray(places).T, strict=True)
         return Setting(**{name: values[where] for (name, values), where in columns})
+
+
+# -- what the paper says of Figs 2 and 3 in words ------------------------------------------------
+
+TIED = 0.01
+"""Relative: efficiencies that differ by less have one rank; as bars nobody can tell them apart."""
+DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
+OTHERS = [name for name in STRATEGIES if name not in DECODERS]
+SMALL_BATCHES = ("GoogleNet", "ResNet-50")
+Bars = dict[tuple[int, str, str, str], Any]
+"""Efficiency by figure, cluster, network and framework."""
+
+
+def bars(setting: Setting) -> Bars:
+    """Return all 48 efficiencies of dag Figs 2 and 3: speedups over what they would be if linear."""
+    cases = product((2, 3), CLUSTERS, NETWORKS, STRATEGIES)
+    return {case: setting.efficiency(*case) for case in cases}
+
+
+def quantities(setting: Setting) -> dict[str, Any]:
+    """Return what the paper states of both figures (dag V-C), by name: numbers, or the setting's arrays."""
+    efficiency = bars(setting)
+    return {**_one_server(efficiency), **_waiting(setting), **_four_machines(efficiency)}
+
+
+def _least(values: Iterable[Any]) -> Any:
+    return reduce(np.minimum, values)
+
+
+def _most(values: Iterable[Any]) -> Any:
+    return reduce(np.maximum, values)
+
+
+def _ratios(found: Bars, networks: Iterable[str]) -> Any:
+    """Least efficiency of Fig 2 with K80 over that with V100, of four frameworks."""
+    cases = product(networks, STRATEGIES)
+    return _least(found[(2, "K80", *case)] / found[(2, "V100", *case)] for case in cases)
+
+
+def _one_server(found: Bars) -> dict[str, Any]:
+    k80 = {case[2:]: value for case, value in found.items() if case[:2] == (2, "K80")}
+    slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
+    return {
+        "K80 server: best efficiency is 95%": _most(k80.values()),
+        "K80 server: good, but AlexNet decoded": _least(k80[case] for case in k80.keys() - slow),
+        "K80 server: decoding spoils AlexNet": _most(slow.values())
+        / _least(k80["AlexNet", name] for name in OTHERS),
+        "one server: K80 scales better": _ratios(found, NETWORKS),
+        "one server: K80 far better, AlexNet": _ratios(found, ["AlexNet"]),
+    }
+
+
+def _waiting(setting: Setting) -> dict[str, Any]:
+    """By how much an iteration of SMALL_BATCHES on four V100 waits for reading, and for messages."""
+    whole: dict[str, list[Any]] = {"reading": [], "sending": []}
+    for network, name in product(SMALL_BATCHES, STRATEGIES):
+        case = "V100", network, name, Gpus(1, PER_MACHINE)
+        taken_s = setting.iteration_s(*case)
+        for what, slower in whole.items():
+            slower.append(taken_s / setting.iteration_s(*case, without=what))
+    return {
+        "V100 server: reading costs nothing": _most(whole["reading"]),
+        "V100 server: messages limit": _least(whole["sending"]),
+    }
+
+
+def _four_machines(found: Bars) -> dict[str, Any]:
+    """What is said of no network in particular is taken of a framework's mean over the three."""
+    four = {case[1:]: value for case, value in found.items() if case[0] == 3}
+    k80, v100 = (
+        {
+            name: reduce(np.add, [four[cluster, network, name] for network in NETWORKS])
+            / len(NETWORKS)
+            for name in STRATEGIES
+        }
+        for cluster in CLUSTERS
+    )
+    nearly = product(["K80"], SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
+    resnet, alexnet = (
+        {name: four["K80", network, name] for name in STRATEGIES}
+        for network in ("ResNet-50", "AlexNet")
+    )
+    poor = (value for name, value in v100.items() if name != "Caffe-MPI")
+    return {
+        "four machines: K80 scales better": _least(k80[name] / v100[name] for name in STRATEGIES),
+        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES * _least(four[case] for case in nearly),
+        "K80 cluster: none scales AlexNet well": _most(alexnet.values()),
+        "K80 cluster: TensorFlow is the worst": _rank(resnet, "TensorFlow"),
+        "both clusters: Caffe-MPI is the best": _most(
+            _rank(efficiency, "Caffe-MPI") for efficiency in (k80, v100)
+        ),
+        "V100 cluster: none scales well": _most(v100.values()),
+        "V100 cluster: all but Caffe-MPI poor": _most(poor),
+    }
+
+
+def _rank(efficiency: Mapping[str, Any], name: str) -> Any:
+    """1 plus how many frameworks scale better."""
+    own = efficiency[name] * (1 + TIED)
+    others = (np.asarray(value) for other, value in efficiency.items() if other != name)
+    return 1.0 + reduce(np.add, [(other > own).astype(np.int8) for other in others])

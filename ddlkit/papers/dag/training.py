@@ -11,13 +11,11 @@ a copy engine of its own. Decoding is a task only where it takes time: Fig 1 has
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
@@ -31,8 +29,6 @@ ONE_AFTER_THE_OTHER = Strategy(
     copies_ahead=False, sends_during_backward=False, decodes_on_cpu=False, reads_ahead=False
 )
 """dag Eqs 1 and 2: nothing is hidden."""
-
-
 DECODING = ("machine", "own", "trains")
 """Where batches are decoded."""
 
@@ -72,55 +68,21 @@ class Gpus:
         """N_g, the GPUs of all machines."""
         return self.machines * self.per_machine
 
-    @property
-    def processors(self) -> int:
-        """How many of them decode and do nothing else."""
-        return {"machine": self.machines, "own": self.n, "trains": 0}[self.decoding]
-
-    def resources(self) -> dict[str, Ints]:
-        """Numbers of the resources by name: one a rank (R,); the link, and all GPUs together, (1,)."""
+    def resources(self) -> tuple[tuple[str, ...], dict[str, Ints]]:
+        """Return what resources are called, and their numbers by kind: one a rank (R,), or (1,) of all."""
         ranks = np.arange(self.n)
-        machine, disks = ranks // self.per_machine, 1 if self.shared_disk else self.machines
-        counts = {
-            "disk": disks,
-            "cpu": self.processors,
-            "copy": self.n,
-            "gpu": self.n,
-            "link": 1,
-            "all": 1,
-        }
-        first = dict(zip(counts, np.cumsum([0, *counts.values()]), strict=False))
-        cpu = machine if self.decoding == "machine" else ranks
-        within = {"disk": machine % disks, "cpu": cpu, "copy": ranks, "gpu": ranks}
-        if self.decoding == "trains":
-            first["cpu"] = first["gpu"]
-        return {name: first[name] + within.get(name, np.zeros(1, np.int64)) for name in counts}
-
-    def names(self) -> tuple[str, ...]:
-        """What the resources are called: kind and number; "gpu all" are all GPUs together."""
-        disks = ["disk all"] if self.shared_disk else [f"disk {i}" for i in range(self.machines)]
-        cpus = [f"cpu {i}" for i in range(self.processors)]
-        engines = [f"{name} {i}" for name in ("copy", "gpu") for i in range(self.n)]
-        return (*disks, *cpus, *engines, "link", "gpu all")
-
-
-class _Numbers(NamedTuple):
-    """Numbers of the tasks of one iteration: those of a rank (R,), of its layers (L, R), messages (G,)."""
-
-    io: Ints
-    decode: Ints
-    h2d: Ints
-    forward: Ints
-    backward: Ints
-    sent: Ints
-    update: Ints
-
-    @classmethod
-    def of(cls, layers: int, messages: int, gpus: int, decodes: bool) -> _Numbers:
-        sizes = [gpus, decodes * gpus, gpus, layers * gpus, layers * gpus, messages, 1]
-        parts = cls(*np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
-        forward, backward = (one.reshape(layers, gpus) for one in (parts.forward, parts.backward))
-        return parts._replace(forward=forward, backward=backward)
+        machine = ranks // self.per_machine
+        of_rank = {"disk": 0 * machine if self.shared_disk else machine}
+        if self.decoding != "trains":
+            of_rank["cpu"] = machine if self.decoding == "machine" else ranks
+        names, numbers = list[str](), dict[str, Ints]()
+        for kind, places in {**of_rank, "copy": ranks, "gpu": ranks}.items():
+            numbers[kind] = len(names) + places
+            names += [f"{kind} {number}" for number in range(places.max() + 1)]
+        if self.shared_disk:
+            names[0] = "disk all"
+        numbers |= {"link": np.array([len(names)]), "all": np.array([len(names) + 1])}
+        return (*names, "link", "gpu all"), {"cpu": numbers["gpu"], **numbers}
 
 
 def s_sgd(
@@ -154,76 +116,68 @@ def s_sgd(
             f"a plan of {ends[-1]} layers in {len(ends)} messages does not fit {layers} layers with "
             f"{messages} times of communication"
         )
+    names, held = gpus.resources()
     decode_s = decode_s if strategy.decodes_on_cpu else 0.0
-    numbers = _Numbers.of(layers, messages, gpus.n, decode_s > 0)
-    n = int(numbers.update[0]) + 1
+    rows, within, between, fetched = _one_iteration(times, strategy, ends.tolist(), held, decode_s)
+    lag, n = 1 + strategy.batches_ahead, len(rows)
     offsets = n * np.arange(iterations)[:, None, None]
-    within = _edges(numbers, ends, strategy) + offsets
-    lag = 1 + strategy.batches_ahead
-    fetched = [_pairs(numbers.update, numbers.io) + [0, lag * n] + offsets[:-lag]] * (lag > 1)
-    between = [_edges_between(numbers, strategy) + [0, n] + offsets[:-1], *fetched]
-    columns = _columns(times, decode_s, numbers, gpus, layers - ends + 1)
-    tiled: dict[str, Any] = {name: np.tile(one, iterations) for name, one in columns.items()}
-    return TaskGraph(
-        resources=gpus.names(),
-        iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate([one.reshape(-1, 2) for one in (within, *between)]),
-        **tiled,
+    edges = (
+        within + offsets,
+        between + [0, n] + offsets[:-1],
+        fetched + [0, lag * n] + offsets[:-lag],
     )
+    numbers = np.repeat(np.arange(iterations), n), np.concatenate([e.reshape(-1, 2) for e in edges])
+    kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
+    return TaskGraph(names, kind, resource, duration_s, rank, layer, *numbers)
 
 
-def _columns(
-    times: IterationTimes, decode_s: float, numbers: _Numbers, gpus: Gpus, sent_layer: Ints
-) -> dict[str, NDArray[Any]]:
-    """kind, resource, duration_s, rank and layer of the tasks of one iteration."""
-    held, layers = gpus.resources(), np.arange(1, len(times.backward_s) + 1)[:, None]
-    rows: dict[str, tuple[Ints, Any, Any]] = {
-        "io": (held["disk"], times.io_s, 0),
-        "decode": (held["cpu"], decode_s, 0),
-        "h2d": (held["copy"], times.h2d_s, 0),
-        "forward": (held["gpu"], times.forward_s[:, None], layers),
-        "backward": (held["gpu"], times.backward_s[::-1, None], layers[::-1]),
-        "all_reduce": (held["link"], times.communication_s[::-1], sent_layer),
-        "update": (held["all"], times.update_s, 0),
-    }
-    names = ("kind", "resource", "duration_s", "rank", "layer")
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    for task, (kind, (resource, seconds, layer)) in zip(numbers, rows.items(), strict=True):
-        of_rank = -1 if kind in ("all_reduce", "update") else np.arange(gpus.n)
-        values = (KINDS.index(kind), resource, seconds, of_rank, np.where(layer, layer, -1))
-        for name, value in zip(names, values, strict=True) if task.size else ():
-            columns[name].append(np.broadcast_to(value, task.shape).ravel())
-    return {name: np.concatenate(parts) for name, parts in columns.items()}
+def _one_iteration(
+    times: IterationTimes,
+    strategy: Strategy,
+    ends: Sequence[int],
+    held: Mapping[str, Ints],
+    decode_s: float,
+) -> tuple[Floats, Ints, Ints, Ints]:
+    """(n, 5) kind, resource, duration_s, rank and layer of its tasks, and three times (m, 2) edges.
 
+    Those within it; to the next, where a strategy waits; and to that before which a batch is fetched.
+    """
+    rows: list[tuple[float, ...]] = []
+    edges: list[tuple[int, int]] = []
+    layers = range(len(times.backward_s))
 
-def _pairs(before: Ints, after: Ints) -> Ints:
-    """(m, 2) edges between tasks, of which one of either may belong to many of the other."""
-    return np.column_stack([side.ravel() for side in np.broadcast_arrays(before, after)])
+    def add(kind: str, resource: str, seconds: float, layer: int, before: Sequence[int]) -> Any:
+        """A task a rank, after that rank's one of ``before``."""
+        numbers = range(len(rows), len(rows) + len(held["gpu"]))
+        place, code = held[resource], KINDS.index(kind)
+        rows.extend((code, place[rank], seconds, rank, layer) for rank in range(len(numbers)))
+        edges.extend(zip(before, numbers, strict=False))
+        return numbers
 
-
-def _edges(numbers: _Numbers, ends: Ints, strategy: Strategy) -> Ints:
-    """(m, 2) edges within an iteration; a message waits for its last layer, or for all of backward."""
-    fetched = [one for one in numbers[:3] if one.size]
-    lines = [*fetched, *numbers.forward, *numbers.backward]
-    ready = numbers.backward[ends - 1 if strategy.sends_during_backward else np.full_like(ends, -1)]
-    return np.concatenate(
-        [
-            *[_pairs(one, next_) for one, next_ in itertools.pairwise(lines)],
-            _pairs(ready, numbers.sent[:, None]),
-            _pairs(numbers.sent, numbers.update),
-        ]
-    )
-
-
-def _edges_between(numbers: _Numbers, strategy: Strategy) -> Ints:
-    """(m, 2) edges from an iteration to the next, numbered as within one: where a strategy waits."""
-    waits = [(numbers.io, numbers.io, True), (numbers.update, numbers.forward[0], True)]
-    waits += [
-        (numbers.update, numbers.io, not strategy.reads_ahead),
-        (numbers.update, numbers.h2d, not strategy.copies_ahead),
-        (numbers.h2d, numbers.io, strategy.one_buffer),
-    ]
-    return np.concatenate([_pairs(before, after) for before, after, there in waits if there])
+    io = fetched = add("io", "disk", times.io_s, -1, ())
+    if decode_s:
+        fetched = add("decode", "cpu", decode_s, -1, io)
+    h2d = add("h2d", "copy", times.h2d_s, -1, fetched)
+    lines = [h2d]
+    for k in layers:
+        lines.append(add("forward", "gpu", times.forward_s[k], k + 1, lines[-1]))
+    for k in reversed(layers):
+        lines.append(add("backward", "gpu", times.backward_s[k], k + 1, lines[-1]))
+    update = len(rows) + len(ends)
+    for end, seconds in zip(ends, times.communication_s[::-1], strict=True):
+        ready = lines[len(layers) + end if strategy.sends_during_backward else -1]
+        edges += [*((task, len(rows)) for task in ready), (len(rows), update)]
+        rows.append(
+            (KINDS.index("all_reduce"), held["link"][0], seconds, -1, len(layers) - end + 1)
+        )
+    rows.append((KINDS.index("update"), held["all"][0], times.update_s, -1, -1))
+    waits = [*zip(io, io, strict=True), *((update, task) for task in lines[1])]
+    waits += [(update, task) for task in io if not strategy.reads_ahead]
+    waits += [(update, task) for task in h2d if not strategy.copies_ahead]
+    waits += [*zip(h2d, io, strict=True)] if strategy.one_buffer else []
+    ahead = [(update, task) for task in io if strategy.batches_ahead]
+    within, between, last = (np.array(e, np.int64).reshape(-1, 2) for e in (edges, waits, ahead))
+    return np.array(rows), within, between, last
 
 
 def period_s(
@@ -272,68 +226,57 @@ def of_iteration(
     strategy: Strategy,
     gpus: Gpus | None = None,
     *,
+    forward_s: Floats,
     iterations: int = 1,
     io_s: float = 0.0,
     decode_s: float = 0.0,
     h2d_s: float = 0.0,
-    forward_s: Floats | None = None,
 ) -> TaskGraph:
-    """The DAG of core's iteration: its tensors as layers, a message per group of its plan.
+    """Return the DAG of core's iteration: its tensors as layers, a message per group of its plan.
 
-    forward_s : (n,) of each layer, in forward order; without it all stands at layer 1
+    forward_s : (n,) of each layer, in forward order
 
     Raises UserError where messages share a link or are copied.
-
-    >>> from ddlkit.core.cost import AlphaBeta
-    >>> from ddlkit.core.workload import Workload
-    >>> from ddlkit.papers.dag import STRATEGIES
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
-    >>> one = Iteration(toy, FusionPlan("none", (1, 2)), AlphaBeta(0.5, 1e-6))
-    >>> schedule(of_iteration(one, STRATEGIES["Caffe-MPI"], Gpus(2, 4))).duration_s
-    7.0
     """
     iteration.edges()  # refuses what no graph says
     times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
-    times = replace(times, communication_s=iteration.communication_s[::-1])
-    if forward_s is not None:
-        times = replace(times, forward_s=forward_s)
+    sent_s = iteration.communication_s[::-1]
+    times = replace(times, communication_s=sent_s, forward_s=forward_s)
     return s_sgd(
         times, strategy, gpus, iterations=iterations, plan=iteration.plan, decode_s=decode_s
     )
 
 
-# -- what if -----------------------------------------------------------------------------------------
-
-
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """(n,) tasks of a kind ("all_reduce"), a class of resources ("disk"), "layer 2", or "rank 3".
+    """Return (n,) tasks of a kind ("all_reduce"), of resources ("disk"), of "layer 2", or of "rank 3".
 
     A rank's are its forward, backward and decoding: what a slow GPU or its processor delays.
 
     Raises UserError for what the graph does not have.
     """
     head, _, number = what.replace(":", " ").partition(" ")
-    kind = {known.replace("_", ""): known for known in KINDS}.get(head.replace("_", ""))
+    present = {KINDS[code] for code in np.unique(graph.kind)}
+    kind = {known.replace("_", ""): known for known in present}.get(head.replace("_", ""))
     classes = [name.partition(" ")[0] for name in graph.resources]
-    if head in ("layer", "rank"):
-        if not number.strip().lstrip("-").isdigit():
-            raise UserError(f"{what!r}: write {head}:NUMBER")
-        if head == "rank":
-            return graph.chosen(rank=int(number)) & graph.computes
-        return graph.chosen(layer=int(number))
-    if kind and not number:
-        return graph.chosen(kind)
-    if head in classes and not number:
-        return np.array([name == head for name in classes])[graph.resource]
-    raise UserError(
-        f"unknown task or resource {what!r}: use layer:NUMBER, rank:NUMBER, a kind "
-        f"({', '.join(KINDS[code] for code in np.unique(graph.kind))}) or a resource "
-        f"({', '.join(dict.fromkeys(classes))})"
-    )
+    chosen = np.zeros(graph.n, bool)
+    if head in ("layer", "rank") and number.strip().isdigit():
+        column = graph.layer if head == "layer" else np.where(graph.computes, graph.rank, -1)
+        chosen = column == int(number)
+    elif kind and not number:
+        chosen = graph.kind == KINDS.index(kind)
+    elif head in classes and not number:
+        chosen = np.array([name == head for name in classes])[graph.resource]
+    if not chosen.any():
+        raise UserError(
+            f"no task or resource {what!r}: use layer:NUMBER to {graph.layer.max()}, rank:NUMBER to "
+            f"{graph.rank.max()}, a kind ({', '.join(sorted(present))}) or a resource "
+            f"({', '.join(dict.fromkeys(classes))})"
+        )
+    return chosen
 
 
 def resized(profile: LayerProfile, factors: Mapping[str, float]) -> LayerProfile:
-    """The profile with layers or tensors, by name, so many times as large: in time, parameters and bytes.
+    """Return the profile with layers or tensors, by name, so many times as large: in time and bytes.
 
     Raises UserError for a name that it does not have, and a factor that is not above 0.
 
@@ -345,9 +288,8 @@ def resized(profile: LayerProfile, factors: Mapping[str, float]) -> LayerProfile
     """
     factor = np.ones(len(profile.tensor))
     for name, times in factors.items():
-        chosen = np.array(
-            [name in names for names in zip(profile.layer, profile.tensor, strict=True)]
-        )
+        names = zip(profile.layer, profile.tensor, strict=True)
+        chosen = np.array([name in either for either in names])
         if not chosen.any():
             some = ", ".join(dict.fromkeys(profile.layer[:3]))
             raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
@@ -376,34 +318,37 @@ class WhatIf(NamedTuple):
         return self.before.period_s / self.after.period_s if self.after.period_s else np.inf
 
     def described(self) -> dict[str, Any]:
-        """Time between iterations, what limits it, and the critical path, before and after."""
+        """Return the time between iterations, what limits it, and the critical path, before and after."""
         told: dict[str, Any] = {}
-        for when, one in zip(("", "_after"), self, strict=True):
-            limits = one.limits()
-            told[f"iteration_s{when}"] = one.period_s
+        for when, each in zip(("", "_after"), self, strict=True):
+            limits = each.limits()
+            told[f"iteration_s{when}"] = each.period_s
             told[f"limited_by{when}"] = next(iter(limits), "nothing")
             told[f"shares_of_critical_path{when}"] = limits
-            told[f"critical_path_s{when}"] = one.stretches()
+            told[f"critical_path_s{when}"] = each.stretches()
         return {**told, "speedup": self.speedup}
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
-    """The graph with tasks that take other times: (what, factor) each, one after the other.
+    """Return the graph with tasks that take other times: (what, factor) each, one after the other.
 
     Raises UserError for what the graph does not have, and a factor below 0.
+
+    >>> from ddlkit.papers.dag import STRATEGIES
+    >>> toy = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 4.0))
+    >>> graph = s_sgd(toy, STRATEGIES["MXNet"])
+    >>> after = schedule(changed(graph, [("all_reduce", 0.5), ("rank:0", 2.0)]))
+    >>> schedule(graph).duration_s, after.duration_s, after.limits()["gpu"]
+    (11.0, 10.0, 0.8)
     """
     for what, factor in changes:
-        graph = graph.scaled(factor, tasks_named(graph, what))
+        if not 0 <= factor < np.inf:
+            raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
+        times = np.where(tasks_named(graph, what), factor, 1.0)
+        graph = replace(graph, duration_s=times * graph.duration_s)
     return graph
 
 
 def what_if(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> WhatIf:
-    """The graph scheduled as it is, and `changed`. Raises UserError as that.
-
-    >>> from ddlkit.papers.dag import STRATEGIES
-    >>> toy = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 4.0))
-    >>> found = what_if(s_sgd(toy, STRATEGIES["MXNet"]), [("all_reduce", 0.5), ("rank:0", 2.0)])
-    >>> found.before.duration_s, found.after.duration_s, found.after.limits()["gpu"]
-    (11.0, 10.0, 0.8)
-    """
+    """Return the graph scheduled as it is, and `changed`. Raises UserError as that."""
     return WhatIf(schedule(graph), schedule(changed(graph, changes)))

@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan, buffer, none
+from ddlkit.core.iteration import predict
+from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.papers.osf import update_s
-from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.store import network_named
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = NDArray[np.float64]
 
@@ -88,11 +91,6 @@ def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple
             rows.append((share, size, f"{number}.{len(parts) - k}", str(number)))
     shares, sizes, names, owners = zip(*rows, strict=True)
     return np.array(shares), np.array(sizes, dtype=np.int64), names, owners
-
-
-def images_over_c(network: str, compute_s: float) -> float:
-    """M / c of osf Eq 5 for an RTX 2080 Ti: images in the mini-batch over the GPU's utilisation."""
-    return compute_s * PEAK_FLOPS / (3 * network_flops(network))
 
 
 @dataclass(frozen=True)
@@ -174,7 +172,7 @@ def fused_iteration_s(
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings to scan: every unit with every combination of ``times``.
+    """Settings to scan: every unit with every combination of the times in ``free``.
 
     Computing takes 10 ms to 3 s and delta is 10 us to 10 ms, ``points`` of each; timeouts are 0.1 to 100 ms
     and none.
@@ -183,8 +181,8 @@ class Grid:
     points: int = 61
 
     @cached_property
-    def times(self) -> dict[str, Floats]:
-        """The scanned times by name, in the order of the axes after the units."""
+    def free(self) -> dict[str, Floats]:
+        """The scanned times by field of `PaperSetting`, in the order of the axes after the units."""
         compute_s = np.geomspace(0.01, 3.0, self.points)
         return {
             "timeout_s": np.append(np.geomspace(1e-4, 0.1, 10), math.inf),
@@ -196,19 +194,13 @@ class Grid:
     @property
     def shape(self) -> tuple[int, ...]:
         """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
-        return (len(UNITS), *(len(scanned) for scanned in self.times.values()))
-
-    @property
-    def free(self) -> dict[str, Floats]:
-        """The scanned numbers: the last axes, all but the units."""
-        return self.times
+        return (len(UNITS), *(len(scanned) for scanned in self.free.values()))
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
-        """The setting at one place of the grid, given in the order of ``shape``."""
-        found = {
-            name: float(self.times[name][k]) for name, k in zip(self.times, index[1:], strict=True)
-        }
-        return PaperSetting(**found, unit=UNITS[index[0]])
+        """Return the setting at one place of the grid, given in the order of ``shape``."""
+        places = zip(self.free.items(), index[1:], strict=True)
+        times_s = {name: float(scanned[place]) for (name, scanned), place in places}
+        return PaperSetting(**times_s, unit=UNITS[index[0]])
 
 
 def quantities(grid: Grid) -> dict[str, Floats]:
@@ -240,8 +232,8 @@ def quantities(grid: Grid) -> dict[str, Floats]:
 def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
     """SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other family's axis."""
     reference = _reference(network)
-    times = grid.times["vgg16_s" if reference == "VGG16" else "resnet101_s"]
-    timeouts_s, overheads_s = grid.times["timeout_s"], grid.times["overhead_s"]
+    times = grid.free["vgg16_s" if reference == "VGG16" else "resnet101_s"]
+    timeouts_s, overheads_s = grid.free["timeout_s"], grid.free["overhead_s"]
     ratio = network_flops(network) / network_flops(reference)
     capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)
@@ -264,6 +256,59 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
     return {name: np.expand_dims(values, other) for name, values in found.items()}
 
 
-def search(stated: Sequence[Stated], grid: Grid = Grid()) -> SettingSearch[Grid]:
-    """Every setting of the grid against every statement. Raises UserError for an unknown name."""
-    return settle(stated, grid, quantities(grid))
+# -- what any fusion plan can gain over a constant buffer (osf Section 4.2) ----------------------
+
+CONSTANT = 100 * MB
+
+
+def gains(setting: PaperSetting, network: str) -> dict[str, float]:
+    """Return, of one network in one setting, by how much iterations get shorter.
+
+    The constant buffer waits for its timeout, as in the paper's other figures; the plans that are compared
+    with it wait for nothing in vain.
+
+    over_constant, over_mg_wfbp : of the best plan at most, over the constant buffer's and over MG-WFBP's: no
+        plan is faster than all bytes after the first gradient, or the last tensor after backward;
+    constant_over_others : of the constant buffer over the best of no fusion and the other buffers of Fig 4;
+    constant_over_none : over no fusion alone
+    """
+    cost, work = setting.cost(), setting.workload(network)
+    compute_s, taken_s = setting.compute_s(network), dict[int, float]()
+    for capacity in (0, *BUFFERS):
+        plan = fused(network, compute_s, capacity, setting.timeout_s, setting.unit)
+        overhead_s = np.array([cost.alpha_s])
+        taken_s[capacity] = float(fused_iteration_s(*plan, overhead_s, cost.beta_s_per_byte)[0])
+    constant_s = taken_s.pop(CONSTANT)
+    after_backward_s = work.compute_s + float(cost(work.bytes[-1:])[0])
+    after_first_s = work.forward_s + work.backward_s[0] + float(cost(work.bytes.sum()))
+    least_s = max(after_backward_s, after_first_s)
+    return {
+        "over_constant": constant_s / least_s - 1,
+        "over_mg_wfbp": _mg_wfbp_s(network, replace(setting, timeout_s=math.inf)) / least_s - 1,
+        "constant_over_others": min(taken_s.values()) / constant_s - 1,
+        "constant_over_none": taken_s[0] / constant_s - 1,
+    }
+
+
+@cache
+def _mg_wfbp_s(network: str, setting: PaperSetting) -> float:
+    cost, work = setting.cost(), setting.workload(network)
+    return predict(work, make_plan("mg_wfbp", work, cost), cost).iteration_s
+
+
+def gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
+    """Return `gains` of all five networks over the ``wanted`` settings: a row per network and setting.
+
+    Column ``setting`` numbers the settings. A network does not depend on the other family's computing
+    time, so that of many settings each is computed once.
+    """
+    import pandas as pd
+
+    places, frames = np.argwhere(wanted), []
+    for network in FIVE:
+        family = 4 if _reference(network) == "VGG16" else 3
+        keys, of_setting = np.unique(places[:, [0, 1, 2, family]], axis=0, return_inverse=True)
+        rows = [gains(grid.setting((*key[:3], key[3], key[3])), network) for key in keys]
+        gained = pd.DataFrame(rows).iloc[of_setting.ravel()].reset_index(drop=True)
+        frames.append(gained.assign(network=network, setting=np.arange(len(places))))
+    return pd.concat(frames, ignore_index=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
@@ -18,7 +16,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.cluster import FIVE
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, paper_table, prose
-from ddlkit.report.figures import osf_measured, osf_ranges, osf_scaling
+from ddlkit.report.figures import osf_lab, osf_measured, osf_panels, osf_scaling
 from ddlkit.report.plots.style import SOFT, look, theme
 from ddlkit.report.source import Source
 from ddlkit.store import network_title
@@ -89,7 +87,7 @@ def as_replayed(
 def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """How far the planners AUDITED are from the best plan, by share of instances and by their start-ups.
 
-    audit : of `ddlkit.papers.osf.audit.random_audit`
+    audit : of `ddlkit.papers.audit.random_audit`
     """
     wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[list(AUDITED)]
     index = 100 * (np.arange(len(wide)) + 1) / len(wide)
@@ -117,34 +115,30 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, pd.concat(parts, ignore_index=True)
 
 
-def _replayed_gains(ax: Axes, replayed: pd.DataFrame) -> None:
-    """A panel of gains measured in replays, a row per network and buffer."""
-    cases = replayed[["network", "over"]].drop_duplicates()
-    sizes = cases["over"].str.partition(":")[2]
-    named = zip(cases["network"], sizes, strict=True)
-    labels = [f"{network_title(one)}, {size}" for one, size in named]
-    # adaFusion was replayed as printed only: with the repaired rule before it, it has a look of its own.
-    lab = {ADAFUSION: (np.full(len(cases), np.nan),) * 2}
-    for planner, rows in replayed.groupby("planner"):
-        ends = 100 * cases.merge(rows, how="left")[["gain_low", "gain_high"]]
-        lab[str(planner)] = ends["gain_low"], ends["gain_high"]
-    plots.intervals(ax, labels, lab, label="gain over that buffer [%]", legend="")
-    plots.heading(ax, "replayed")
+def printed_gains() -> dict[str, tuple[float, float]]:
+    """Return the least and largest gain of adaFusion in % that osf states, by what it is over."""
+    names = {osf_scaling.CONSTANT: "osf-fig11-constant", osf_scaling.RIVAL: "osf-fig11-mgwfbp"}
+    return {over: (claimed(f"{name}-min"), claimed(f"{name}-max")) for over, name in names.items()}
+
+
+def _gains(rows: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Lows and highs in % of every planner, in the order of ``cases``."""
+    ends = {str(name): cases.merge(mine, how="left") for name, mine in rows.groupby("planner")}
+    return {name: (100 * m["gain_low"], 100 * m["gain_high"]) for name, m in ends.items()}
 
 
 @theme()
 def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
-    """osf's figure 11: scaling factors at the best setting, gains over all compatible ones, gains replayed.
+    """Draw osf's figure 11: factors at the best setting, gains over all compatible ones, gains replayed.
 
     campaign : replays of plans of one network beside each other, over the lab's link
     Returns the figure and its numbers: rows of `osf_scaling.fig11`, then gains with their grade, and what the
     paper prints of adaFusion's in ``paper_gain_low`` and ``paper_gain_high``.
     """
-    frame, printed = osf_scaling.fig11(osf_scaling.setting()), osf_ranges.printed_gains()
-    gains = osf_ranges.over(osf_ranges.gains, ["planner", "over", "network"], ["gain"])
-    fast = osf_ranges.gains_in_lab(campaign.table("runs"))
-    fast = fast[fast["over"] == "buffer:25MB"]
-    slow = osf_ranges.gains_in_regime(osf_ranges.regime(), [osf_ranges.CONSTANT])
+    frame, printed = osf_scaling.fig11(osf_scaling.setting()), printed_gains()
+    gains = osf_scaling.over(osf_scaling.gains, ["planner", "over", "network"], ["gain"])
+    fast = osf_lab.gains_in_lab(campaign.table("runs"), "buffer:25MB")
+    slow = osf_lab.gains_in_regime()
     figure, axes = plots.canvas(columns=2, rows=2, height=6.4)
     networks = [network_title(name) for name in FIVE]
     factors = frame.pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
@@ -153,23 +147,24 @@ def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
     axes[0, 0].set_xlim(left=0)
     plots.heading(axes[0, 0], "model, best setting")
     for ax, (other, rows) in zip(axes.flat[1:3], gains.groupby("over", sort=False), strict=True):
-        names = {"adaFusion": printed[str(other)]}
         label = f"gain over {look(str(other)).label} [%]"
-        ranges = osf_ranges.by_planner(rows)
+        ranges = _gains(rows, pd.DataFrame({"network": FIVE}))
+        names = {"adaFusion": printed[str(other)]}
         plots.intervals(ax, networks, ranges, label=label, printed=names, legend="")
-        plots.heading(ax, f"model, {len(osf_ranges.compatible())} settings that fit")
-    _replayed_gains(axes[1, 1], pd.concat([fast, slow]))
-    own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_ranges.CONSTANT)]
-    most, least = 100 * own["gain_high"].max(), printed[osf_ranges.CONSTANT][0]
-    plots.title(
-        figure,
-        f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least",
-    )
-    handles: dict[str, Any] = {}
-    for ax in figure.axes:
-        handles |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(handles.values(), handles, loc="outside lower left", ncols=4)
-    numbers = pd.concat([frame, osf_ranges.graded(gains, fast, slow)], ignore_index=True)
+        plots.heading(ax, f"model, {len(osf_scaling.compatible())} settings that fit")
+    lab = pd.concat([fast, slow])
+    cases = lab[["network", "over"]].drop_duplicates()
+    labels = [f"{network_title(one)}, {size[7:]}" for one, size in cases.itertuples(index=False)]
+    # adaFusion was replayed as printed only: with the repaired rule before it, it has a look of its own.
+    drawn = {ADAFUSION: (np.full(len(cases), np.nan),) * 2, **_gains(lab, cases)}
+    plots.intervals(axes[1, 1], labels, drawn, label="gain over that buffer [%]", legend="")
+    plots.heading(axes[1, 1], "replayed")
+    osf_panels.legend(figure, figure.axes)
+    own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_scaling.CONSTANT)]
+    most, least = 100 * own["gain_high"].max(), printed[osf_scaling.CONSTANT][0]
+    said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
+    plots.title(figure, said)
+    numbers = pd.concat([frame, osf_panels.graded(gains, fast, slow)], ignore_index=True)
     own = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")
     for place, end in enumerate(("low", "high")):
         values = {over: ends[place] / 100 for over, ends in printed.items()}
@@ -272,8 +267,8 @@ def omgs_fig02(
     )
     plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
     axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
-    shape = {"size": 4, "label": f"authors' code, {NODES} nodes"}
-    plots.points(axes[1], few, 1e3 * lines[f"code_{NODES}_s"], "paper", **shape)
+    label, of_16_s = f"authors' code, {NODES} nodes", 1e3 * lines[f"code_{NODES}_s"]
+    plots.points(axes[1], few, of_16_s, "paper", size=4, label=label)
     plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
     for ax, name in zip(axes, names, strict=True):

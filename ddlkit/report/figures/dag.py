@@ -1,29 +1,49 @@
-"""dag's figure 1 as numbers, its equations beside schedules, its trace played, and what changes it."""
+"""dag's figure 1 as numbers, its trace and what changes it; and its graph beside training on pictures.
+
+Of the latter this was fixed before anything was recorded: a prediction is the time between updates in the
+middle of the schedule, where loaders are as far ahead as they will be; the parts are medians; a case's error
+is predicted over the median measured iteration, less 1, both over all rounds, in each of which parts and runs
+took turns; a network's is the mean of their absolute values over its cases, as dag V-D has it; and it should
+be no larger than the largest that dag prints, MOST.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit
 from ddlkit.core.timeline import KINDS
 from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
-from ddlkit.papers.dag.tasks import Schedule, TaskGraph
-from ddlkit.papers.dag.training import what_if
-from ddlkit.store import DATA, files
+from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
+from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
+from ddlkit.papers.dag.training import Gpus, s_sgd, what_if
+from ddlkit.store import files
 
-MENDED = 10.0
+FIXED = 10.0
 """By how much the marked forwards of dag Tab VI are too large (errata 9)."""
+FOLDER = "input"
+"""Where a session leaves what it measures of the input, in its directory."""
+MOST = 0.094
+"""What a network's mean error should not exceed, AlexNet's of dag V-D; set before it was recorded."""
+ENDS, ITERATIONS = 5, 20
+CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
 
 
 def tasks(found: Schedule) -> pd.DataFrame:
-    """A row a task: name, kind, layer, rank, resource, start_s, end_s, slack_s, critical.
+    """Return a row a task: name, kind, layer, rank, resource, start_s, end_s, slack_s, critical.
 
     slack_s : by how much it may be late with everything in this order on the resources
     """
-    graph, slack_s = found.graph, found.bound.slack_s
+    graph = found.graph
     columns = {
         "task": [graph.name(task) for task in range(graph.n)],
         "kind": [KINDS[kind] for kind in graph.kind],
@@ -32,36 +52,147 @@ def tasks(found: Schedule) -> pd.DataFrame:
         "resource": [graph.resources[resource] for resource in graph.resource],
         "start_s": found.start_s,
         "end_s": found.end_s,
-        "slack_s": slack_s,
+        "slack_s": found.bound.slack_s,
         "critical": np.isin(np.arange(graph.n), found.critical_path),
     }
     return pd.DataFrame(columns)
 
 
 def table6() -> LayerTrace:
-    """dag Tab VI as the trace that it is: one iteration of AlexNet on a K80."""
-    path = DATA / "papers" / "dag" / "tab06.csv"
+    """Return dag Tab VI as the trace that it is: one iteration of AlexNet on a K80."""
+    path = store.DATA / "papers" / "dag" / "tab06.csv"
     return parse_trace(files.read_text(path), str(path))
 
 
 def marked(trace: LayerTrace) -> tuple[str, ...]:
-    """Layers whose forward is far above what their backward implies."""
-    found = {finding.what: finding.layers for finding in check_trace(trace)}
-    return found.get("forward", ())
+    """Return the layers whose forward is far above what their backward implies."""
+    return {mark.what: mark.layers for mark in check_trace(trace)}.get("forward", ())
 
 
-def mended(trace: LayerTrace) -> LayerTrace:
-    """The trace with the marked layers' forward divided by ten."""
+def fixed(trace: LayerTrace) -> LayerTrace:
+    """Return the trace with the marked layers' forward divided by ten."""
     wrong = np.isin(trace.name, marked(trace))
-    return replace(trace, forward_s=np.where(wrong, trace.forward_s / MENDED, trace.forward_s))
+    return replace(trace, forward_s=np.where(wrong, trace.forward_s / FIXED, trace.forward_s))
 
 
 def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]]) -> pd.DataFrame:
-    """A row as it is and one a change: iteration_s, speedup, limited_by, and each resource's share."""
+    """Return a row as it is and one a change: iteration_s, speedup, limited_by, each resource's share."""
     rows = {}
     for name, change in {"as it is": (), **changes}.items():
-        found = what_if(graph, change)
-        limits = found.after.limits()
-        told = {"iteration_s": found.after.period_s, "speedup": found.speedup}
-        rows[name] = {**told, "limited_by": next(iter(limits), ""), **limits}
+        changed = what_if(graph, change)
+        limits = changed.after.limits()
+        times = {"iteration_s": changed.after.period_s, "speedup": changed.speedup}
+        rows[name] = {**times, "limited_by": next(iter(limits), ""), **limits}
     return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
+
+
+# -- training that reads its pictures ------------------------------------------------------------
+
+
+class Parts:
+    """What was measured on its own for one network between some ranks, and the runs that it should predict.
+
+    runs : table ``pipelines``; cores : of the machine
+    """
+
+    def __init__(self, runs_file: Path) -> None:
+        layers, inputs, collectives = (
+            runs_file.with_name(runs_file.name.replace("pipelines", kind, 1))
+            for kind in ("layers", "inputs", "collectives")
+        )
+        self.runs = store.load_table(runs_file, "pipelines")
+        self.cores = int(store.load_stamp(runs_file)["machine"]["cpu"]["cores"])
+        self.ranks = int(self.runs["ranks"].iloc[0])
+        self.profile = store.read_profile(layers)
+        self.inputs = store.load_table(inputs, "inputs")
+        self._sent = store.load_table(collectives, "collectives")
+
+    def input_s(self, quantity: str, stored: str, ranks: int) -> float:
+        """Return median seconds of a batch. Raises UserError where that was not measured."""
+        rows = self.inputs.query("quantity == @quantity and stored == @stored and ranks == @ranks")
+        if rows.empty:
+            raise UserError(
+                f"inputs: no {quantity} of {stored} by {ranks} ranks: measure input again"
+            )
+        return float(rows["seconds"].median())
+
+    @cached_property
+    def sent_s(self) -> Floats:
+        """(n,) what the message of each tensor takes, in forward order; nothing of one rank."""
+        rows, tensors = self._sent, self.profile.gradient_bytes
+        if self.ranks == 1:
+            return np.zeros(len(tensors))
+        how: dict[str, Any] = {"workers": self.ranks, "algorithm": str(rows["algorithm"].iloc[0])}
+        table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
+        return np.asarray(table.cost(tensors))
+
+    def times(self, stored: str) -> IterationTimes:
+        """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2).
+
+        Layers have the profile's shares of what computing took between the runs.
+        """
+        profile, sent_s = self.profile, self.sent_s
+        forward_s = profile.forward_s + np.append(profile.update_s, np.zeros(len(sent_s) - 1))
+        whole_s = float(forward_s.sum() + profile.backward_s.sum())
+        drift = self.input_s("compute", stored, self.ranks) / whole_s
+        io_s = self.input_s("read", stored, 1)
+        return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
+
+    def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
+        """Return the mean time between updates of a case's schedule, one disk for all ranks.
+
+        A case hides: ``ahead`` batches made beside training, and gradients sent "during" backward. Decoding
+        is on the core that trains, unless there are two cores for each rank. Without the first ENDS, while
+        loaders get ahead, and the last, when nothing is left to be fetched.
+        """
+        strategy = Strategy(
+            copies_ahead=ahead > 0,
+            sends_during_backward=sends == "during",
+            decodes_on_cpu=True,
+            reads_ahead=ahead > 0,
+            batches_ahead=ahead,
+        )
+        decoding = "own" if self.cores >= 2 * self.ranks else "trains"
+        gpus = Gpus(1, self.ranks, decoding=decoding)
+        decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
+        graph = s_sgd(times, strategy, gpus, iterations=ITERATIONS, decode_s=decode_s)
+        return float(np.diff(schedule(graph).iteration_ends_s[ENDS:-ENDS]).mean())
+
+
+def parts(place: Path | None = None) -> dict[str, Parts]:
+    """Return all that was measured of training with pictures in a folder, by name of the table.
+
+    Without one, of this machine or of the first that has it. Raises UserError where there is none.
+    """
+    machines = sorted(store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at))
+    places = [place] if place else [machine / FOLDER for machine in machines]
+    for folder in places:
+        if tables := store.list_tables(folder, "pipelines-*.csv"):
+            return {path.stem.partition("-")[2]: Parts(path) for path in tables}
+    where = place or store.RECORDED
+    raise UserError(f"no training with pictures in {where}: run ddlkit measure input --out mine")
+
+
+def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
+    """Return a row a case: measured_s (median), predicted_s, and error, the second over the first less 1."""
+    rows = []
+    for part in measured.values():
+        for key, runs in part.runs.groupby(CASE, sort=False):
+            case = dict(zip(CASE, key, strict=True))
+            predicted_s = part.predicted_s(case["stored"], case["ahead"], case["sends"])
+            measured_s = float(runs["iteration_s"].median())
+            seconds = {"measured_s": measured_s, "predicted_s": predicted_s}
+            rows.append({**case, **seconds, "error": predicted_s / measured_s - 1})
+    return pd.DataFrame(rows)
+
+
+def by_framework(table: pd.DataFrame) -> pd.Series:
+    """Return mean absolute error by framework: of cases of several ranks that do what it does, all ahead.
+
+    It reads JPEG or what needs no decoding, and sends during backward or after it. Nothing is copied to a
+    device here: two that differ by when they copy are one.
+    """
+    ahead = table[(table["ranks"] > 1) & (table["ahead"] == table["ahead"].max())]
+    means = ahead["error"].abs().groupby([ahead["stored"] == "jpeg", ahead["sends"] == "during"])
+    does = {name: (s.decodes_on_cpu, s.sends_during_backward) for name, s in STRATEGIES.items()}
+    return pd.Series({name: means.mean().get(edges, np.nan) for name, edges in does.items()})

@@ -10,22 +10,25 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.lablink import ranks_per_node, read_link
+from ddlkit.core.link import ranks_per_node, read_link
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,
     CLUSTERS,
+    DECODERS,
     MACHINES,
     NETWORKS,
     PER_MACHINE,
+    SMALL_BATCHES,
     Grid,
     Setting,
+    bars,
+    quantities,
 )
-from ddlkit.papers.dag.effects import DECODERS, SMALL_BATCHES, bars, quantities
 from ddlkit.papers.dag.training import Gpus, period_s
 from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.report.claims import claimed, load_claims
-from ddlkit.report.figures.osf_scaling import Lab
+from ddlkit.report.figures.osf_lab import Lab
 
 STATEMENTS = {
     "K80 server: best efficiency is 95%": "dag-fig02-efficiency",
@@ -69,7 +72,7 @@ def stated() -> tuple[Stated, ...]:
 
 
 @lru_cache(maxsize=1)
-def setting_search() -> SettingSearch[Grid]:
+def setting_search() -> SettingSearch:
     """All settings of the grid against ``stated()``."""
     grid = Grid()
     return settle(stated(), grid, quantities(grid.settings()))
@@ -129,9 +132,9 @@ def fig04() -> pd.DataFrame:
     Columns cluster, network, gpus, eq6 (dag Eq 6 as printed, central setting), model, model_low, model_high,
     exposed_share (of the central setting's communication).
     """
-    settings, rows = compatible(), []
-    one = central()
-    for (cluster, network), gpus in product(product(CLUSTERS, NETWORKS), _up_to_16()):
+    settings, one, rows = compatible(), central(), []
+    sizes = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
+    for cluster, network, gpus in product(CLUSTERS, NETWORKS, sizes):
         case = cluster, network, "Caffe-MPI"
         found = gpus.n * settings.iteration_s(*case, Gpus()) / settings.iteration_s(*case, gpus)
         whole_s, exposed_s = one.sent_s(*case, gpus)
@@ -140,10 +143,6 @@ def fig04() -> pd.DataFrame:
         rows.append((cluster, network, gpus.n, eq6(one, cluster, network, gpus), *ends, share))
     columns = ["cluster", "network", "gpus", "eq6", "model", "model_low", "model_high"]
     return pd.DataFrame(rows, columns=[*columns, "exposed_share"])
-
-
-def _up_to_16() -> list[Gpus]:
-    return [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
 
 
 def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
@@ -178,9 +177,8 @@ def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
 
 
 def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
-    for case in lab.cases(negotiated=False):
-        plain = case.density == 1 and case.straggler == 1 and case.in_flight == 1
-        if not plain or case.plan != "none" or case.network not in LAB_NETWORKS:
+    for case in lab.cases(plain=True):
+        if case.plan != "none" or case.network not in LAB_NETWORKS:
             continue
         runs = lab.runs[lab.runs["case"] == case.key]
         measured = case.workers * runs["compute_s"] / runs["iteration_s"]

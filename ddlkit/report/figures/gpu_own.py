@@ -15,7 +15,6 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.report import compare
 from ddlkit.report.figures.sharing_measured import Recording
-from ddlkit.report.papers.sharing import DEFAULT
 from ddlkit.report.source import Source, machine_of
 
 Panels = dict[str, tuple[str, pd.DataFrame]]
@@ -91,8 +90,6 @@ def one_gpu(data: str = "") -> Recording | None:
         if not source.has("sharing") or "cuda" not in set(source.table("sharing")["device"]):
             continue
         tables = {"iterations": iterations(source.table("sharing"))}
-        if DEFAULT not in set(tables["iterations"]["configuration"]):
-            tables = {}
         if source.has("contention"):
             tables["kernels"] = kernels(source.table("contention"))
         return Recording(source, tables)

@@ -171,22 +171,6 @@ def modelled() -> pd.DataFrame:
     return frame[["network", "algorithm", "messages", *PARTS, "iteration", "paper"]]
 
 
-def predicted_gain(network: str, other: str) -> tuple[float, float]:
-    """Return least and largest speedup of OMGS-SGD over ``other`` (of OTHERS), where their times agree."""
-    frame = compatible(network, OTHERS)
-    ratio = frame[other] / frame["omgs_s"]
-    return float(ratio.min()), float(ratio.max())
-
-
-def computing_s(network: str) -> tuple[float, float]:
-    """Return what TopK-SGD's printed iteration leaves to compute (omgs Eq 4), within TOLERANCE."""
-    topk_s = printed().loc[network, "topk_s"]
-    parts = planned(Setting(network, 1.0), "single", cost_of(network))
-    other_s = parts["selection"] + parts["exposed"]
-    low, high = (topk_s * (1 + off) - other_s for off in (-TOLERANCE, TOLERANCE))
-    return float(low), float(high)
-
-
 # -- replayed in the lab -------------------------------------------------------------------------
 
 
@@ -270,24 +254,20 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     resolved: how much a time's repeats differ, at most (relative); limited: whether the processor may have
     slowed one of the three.
     """
-    rows = []
-    for (startup_s, network), those in frame.groupby(["startup_s", "network"], sort=False):
-        algorithms = those.set_index("algorithm")
-        took, rivals = algorithms["iteration"], algorithms.loc[["TopK", "MGS", "OMGS"]]
-        rows.append(
-            {
-                "startup_s": startup_s,
-                "network": network,
-                "s1": took["TopK"] / took["OMGS"],
-                "s2": took["MGS"] / took["OMGS"],
-                "best": took["TopK"] / took["exact"],
-                "fastest": rivals["iteration"].idxmin(),
-                "messages": algorithms.loc["OMGS", "messages"],
-                "resolved": rivals["repeatability"].max(),
-                "limited": bool(rivals["processor_limited"].any()),
-            }
-        )
-    return pd.DataFrame(rows)
+    place, three = ["startup_s", "network"], ["TopK", "MGS", "OMGS"]
+    wide = frame.pivot(index=place, columns="algorithm")
+    took = wide["iteration"]
+    columns = {
+        "s1": took["TopK"] / took["OMGS"],
+        "s2": took["MGS"] / took["OMGS"],
+        "best": took["TopK"] / took["exact"],
+        "fastest": took[three].idxmin(axis=1),
+        "messages": wide["messages", "OMGS"].astype(int),
+        "resolved": wide["repeatability"][three].max(axis=1),
+        "limited": wide["processor_limited"][three].any(axis=1),
+    }
+    order = pd.MultiIndex.from_frame(frame[place].drop_duplicates())
+    return pd.DataFrame(columns).reindex(order).reset_index()
 
 
 @cache
@@ -368,11 +348,6 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
 # -- really trained ------------------------------------------------------------------------------
 
 
-def recorded_training() -> pd.DataFrame:
-    """Return table ``sparse_training`` as recorded: ranks that trained, selected and sent."""
-    return source.open_labs("", source.SPARSE_TRAINING).table("sparse_training")
-
-
 def trained(rows: pd.DataFrame) -> pd.DataFrame:
     """Return iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
@@ -405,19 +380,18 @@ def trained(rows: pd.DataFrame) -> pd.DataFrame:
 
 def draw_training(frame: pd.DataFrame) -> Figure:
     """Draw parts of real iterations of `trained`, a panel a network; titles: LAGS over the fastest plan."""
-    networks, ranks = frame["network"].unique(), sorted(frame["ranks"].unique())
-    figure, axes = plots.canvas(columns=2, rows=-(-len(networks) // 2), height=6.0, squeeze=False)
+    ranks, late = sorted(frame["ranks"].unique()), behind(frame)
     places = pd.MultiIndex.from_product([PLANS, ranks], names=["algorithm", "ranks"])
-    late = behind(frame)
     pairs = f"{ranks[0]} and {ranks[1]} ranks" if len(ranks) == 2 else ""
-    how: dict[str, Any] = {"label": "iteration [s]", "pairs": pairs, "legend": ""}
-    for ax, network in zip(axes.flat, networks, strict=False):
-        rows = frame[frame["network"] == network].set_index(["algorithm", "ranks"]).reindex(places)
+    figure, axes = plots.canvas(columns=2, rows=-(-frame["network"].nunique() // 2), height=6.0)
+    for ax, (network, rows) in zip(axes.flat, frame.groupby("network", sort=False), strict=False):
+        rows = rows.set_index(["algorithm", "ranks"]).reindex(places)
         parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("ranks")
         spread = ("shortest to longest round", rows["least"], rows["most"])
-        plots.bars(ax, parts, stacked=True, spread=spread, **how)
+        how: dict[str, Any] = {"label": "iteration [s]", "pairs": pairs, "spread": spread}
+        plots.bars(ax, parts, stacked=True, legend="", **how)
         shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
-        plots.heading(ax, f"{store.network_title(network)}: LAGS {shares}")
+        plots.heading(ax, f"{store.network_title(str(network))}: LAGS {shares}")
     plots.shared_legend(figure)
     return figure
 
@@ -432,10 +406,9 @@ def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
     """Return by network and ranks the plan whose slowest round is faster than any round of another."""
     fastest = {}
     for (network, ranks), rows in frame.groupby(["network", "ranks"]):
-        plans = rows.set_index("algorithm")
-        best = str(plans["iteration"].idxmin())
-        if plans["most"][best] < plans["least"].drop(best).min():
-            fastest[str(network), int(ranks)] = best
+        best, *others = rows.sort_values("iteration").to_dict("records")
+        if best["most"] < min(other["least"] for other in others):
+            fastest[str(network), int(ranks)] = best["algorithm"]
     return fastest
 
 

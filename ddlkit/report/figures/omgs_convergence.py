@@ -35,24 +35,22 @@ NETWORKS = {
 TEXT = "lstm_sentences"
 SEEDS = 3
 """With so many of every method a network is judged, and not before."""
-UNDECIDED, SAME = "undecided", "the same training"
 TEXT_FROM = 5
 """First epoch of a text that is drawn: before, perplexity is far above all that follows."""
 
 
-def recorded() -> pd.DataFrame:
-    """Return table ``sparse_convergence`` of every machine that has one."""
-    machines = source.recordings("sparse_convergence").values()
-    return pd.concat([each.table("sparse_convergence") for each in machines], ignore_index=True)
-
-
-def fig03(trained: pd.DataFrame) -> pd.DataFrame:
+def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    trained : table ``sparse_convergence``. A training that serves several methods, whose plans are the same,
-    stands here once for each; one with a schedule is omgs's. ``value`` is what is drawn; ``sends``: how
-    often, so far, each element would have been sent if all were sent equally often; NaN with a schedule.
+    trained : table ``sparse_convergence``, of every machine that has one by default. A training that serves
+    several methods, whose plans are the same, stands here once for each; one with a schedule is omgs's.
+    ``value`` is what is drawn; ``sends``: how often, so far, each element would have been sent if all were
+    sent equally often; NaN with a schedule.
     """
+    if trained is None:
+        machines = source.recordings("sparse_convergence").values()
+        tables = [machine.table("sparse_convergence") for machine in machines]
+        trained = pd.concat(tables, ignore_index=True)
     longest = trained.groupby("network")["epochs"].transform("max")
     rows = trained[(trained["epochs"] == longest) & (trained["measured_on"] == "held_out")]
     rows = rows.assign(method=rows["method"].str.split("+")).explode("method", ignore_index=True)
@@ -78,8 +76,8 @@ def fig03(trained: pd.DataFrame) -> pd.DataFrame:
         }
     )
     schedules = sorted({*frame["method"]} - {*LABELS.values()})
-    order = {name: place for place, name in enumerate([*NETWORKS.values(), *LABELS.values()])}
-    order |= {name: len(order) + place for place, name in enumerate(schedules)}
+    names = [*NETWORKS.values(), *LABELS.values(), *schedules]
+    order = {name: place for place, name in enumerate(names)}
     return frame.sort_values(
         ["network", "method", "machine", "seed", "epoch"],
         key=lambda column: column.map(order) if column.name in ("network", "method") else column,
@@ -103,17 +101,6 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     scores = grouped["score"].agg(seeds="size", mean="mean", least="min", most="max")
     scores = scores.assign(spread=scores["most"] - scores["least"])
     return scores.join(grouped[["ends", "sends"]].first())
-
-
-def better(scores: pd.DataFrame, network: str, first: str, second: str) -> str:
-    """Return which of two methods of `final` learned better, UNDECIDED, or SAME where both have one plan."""
-    pair = scores.loc[network].loc[[first, second]]
-    if pair["ends"].nunique() == 1 and "," not in first + second:
-        return SAME
-    difference = pair["mean"].diff().iloc[-1]
-    if abs(difference) <= pair["spread"].max() or pair["seeds"].min() < 2:
-        return UNDECIDED
-    return second if difference > 0 else first
 
 
 def ratios(frame: pd.DataFrame) -> pd.Series:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
@@ -17,7 +18,10 @@ from ddlkit.core.fit import fit, unseen_errors
 from ddlkit.core.units import KB
 from ddlkit.model.calibration import undisturbed
 from ddlkit.papers import networks, osf
+from ddlkit.report import plots
 from ddlkit.report.claims import claimed, prose
+from ddlkit.report.figures.osf_panels import legend, say
+from ddlkit.report.plots.style import look, theme
 
 Floats = NDArray[np.float64]
 Maker = Callable[[Floats, Floats], MessageCost]
@@ -46,33 +50,59 @@ VARIANTS = {
     "vgg16_eighth_no_dropout": "published, no dropout",
 }
 """Network as recorded -> name in figures."""
+PICTURES = {
+    "running": "while training",
+    "training": "training images",
+    "held_out": "held-out images",
+}
+"""Sets of images by the name that tables have."""
+LEAST = 0.001
+"""A smaller loss is no number worth telling."""
 
 
 def fig09(trained: pd.DataFrame) -> pd.DataFrame:
-    """Loss by epoch of each network, seed and set of images, also as a share of ln(classes), a guess's.
+    """Return loss by epoch of each network, seed and set of images, also over ln(classes), a guess's.
 
-    trained : table ``convergence``; of trainings of several lengths the longest. ``paper`` is the printed
-    training loss as such a share, in the last epoch of the paper's two networks, where they train.
+    trained : table ``convergence``; of trainings of several lengths the longest. ``paper_loss`` is the
+    printed loss in training, in the last epoch of the paper's two networks, ``paper`` such a share of it.
     """
     trained = trained[trained["epochs"] == trained["epochs"].max()]
-    frame = trained[["seed", "epoch", "epochs", "measured_on", "loss", "accuracy"]].copy()
-    frame.insert(0, "network", [VARIANTS[name] for name in trained["network"]])
+    frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
+    frame.insert(0, "network", trained["network"].map(VARIANTS))
     frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
-    frame["paper"] = math.nan
-    last = (frame["epoch"] == frame["epochs"]) & (frame["measured_on"] == "running")
-    for name, claim in (("published", "osf-fig09-before"), ("replaced", "osf-fig09-after")):
-        shown = claimed(claim) / math.log(PAPER_CLASSES)
-        frame.loc[last & (frame["network"] == name), "paper"] = shown
-    return frame.drop(columns="epochs")
+    printed = {"published": claimed("osf-fig09-before"), "replaced": claimed("osf-fig09-after")}
+    last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")
+    stated = frame["network"].map(printed).where(last)
+    return frame.assign(paper=stated / math.log(PAPER_CLASSES), paper_loss=stated)
 
 
-def final(frame: pd.DataFrame, value: str = "loss") -> pd.DataFrame:
-    """Mean, least and most over the seeds in the last epoch: one row per network, of ``fig09``'s rows."""
-    at_the_end = frame[frame["epoch"] == frame["epoch"].max()]
-    wide = at_the_end.pivot_table(
-        index="network", columns="measured_on", values=value, aggfunc=["mean", "min", "max"]
-    )
-    return wide.reindex([name for name in VARIANTS.values() if name in wide.index])
+@theme()
+def draw09(frame: pd.DataFrame) -> Figure:
+    """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
+    widths = {"width_ratios": [1.5, 1, 1]}
+    figure, axes = plots.canvas(columns=3, height=3.2, sharey=True, gridspec_kw=widths)
+    epochs = frame["epoch"].max()
+    frame = frame.assign(network=frame["network"].str.replace("published", "original"))
+    for ax, (images, title) in zip(axes, PICTURES.items(), strict=True):
+        rows = frame[frame["measured_on"] == images]
+        value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
+        plots.samples(ax, rows, **value, center="mean", percent=100, legend="")
+        printed = rows.dropna(subset="paper").drop_duplicates("network").sort_values("paper")
+        for place, row in enumerate(printed.to_dict("records")):
+            style = look("paper")
+            ax.axhline(row["paper"], color=style.color, linestyle=style.line, linewidth=1)
+            said = f"paper, {row['network']}: {row['paper_loss']:g}"
+            say(ax, 1.05 * epochs, row["paper"], said, (0, 7 if place else -7), ha="left")
+            ax.set_xlim(right=1.75 * epochs)
+            ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= epochs])
+        plots.heading(ax, title)
+        ax.set_ylabel("loss / ln(classes)" if ax is axes[0] else "")
+    legend(figure, axes)
+    last = frame[(frame["epoch"] == epochs) & (frame["measured_on"] == "running")]
+    means = last.groupby("network", sort=False)["share_of_guess"].mean()
+    said = ", ".join(f"{name} {f'{m:.2g}' if m > LEAST else '~0'}" for name, m in means.items())
+    plots.title(figure, f"Loss while training after {epochs} epochs, over ln(classes): {said}")
+    return figure
 
 
 def maker(model: str, workers: int, threshold_bytes: float) -> Maker:
@@ -146,63 +176,42 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> p
 
 
 def repeatable(frame: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    """Rows of ``fig10`` by link, of the links on which something is `decided`; of all where nothing is.
+    """Return rows of ``fig10`` by link, of the links on which something is `decided`; of all if nothing is.
 
     Elsewhere the machine changed between the two runs by more than the models differ: that shows nothing.
     """
     told = decided(frame)
     kept = told.loc[told["decided"] | (not told["decided"].any()), LINK].drop_duplicates()
-    return {
-        (str(link), int(ranks)): frame[(frame["link"] == link) & (frame["ranks"] == ranks)]
-        for link, ranks in kept.itertuples(index=False)
-    }
-
-
-def error_summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """Per link and model: median absolute error per tensor below and above the bandwidth-delay product,
-    the largest, and the error of all tensors' times together."""
-
-    def summed(rows: pd.DataFrame) -> dict[str, float]:
-        one_by_one = rows.loc[rows.index.repeat(rows["tensors"])]
-        small = one_by_one["bytes"] < one_by_one["bandwidth_delay_bytes"]
-        error = one_by_one["error"].abs()
-        return {
-            "small": error[small].median(),
-            "large": error[~small].median(),
-            "all": error.median(),
-            "largest": error.max(),
-            "sum": one_by_one["model_s"].sum() / one_by_one["measured_s"].sum() - 1,
-        }
-
-    keys = [*LINK, "model"]
-    found = {key: summed(rows) for key, rows in frame.groupby(keys, sort=False)}
-    return pd.DataFrame(found).T.rename_axis(keys)
+    by_link = dict(iter(frame.groupby(LINK)))
+    return {tuple(place): by_link[tuple(place)] for place in kept.itertuples(index=False)}
 
 
 def decided(frame: pd.DataFrame) -> pd.DataFrame:
-    """Per link and side of the bandwidth-delay product: whether these tensors tell Eq 18 from a line.
+    """Return per link and side of the bandwidth-delay product whether its tensors tell Eq 18 from a line.
 
     frame : of `fig10`. Columns: the best line and its median error per tensor, the better of Eq 18's two and
     its error, how far the two runs differ at sizes that both have, and ``decided``: whether errors differ by
     more.
     """
-    summary, rows = error_summary(frame), []
-    sides = {"small": frame["bytes"] < frame["bandwidth_delay_bytes"]}
-    sides["large"] = ~sides["small"]
-    for place, errors in summary.groupby(level=LINK, sort=False):
-        here = (frame[LINK] == list(place)).all(axis=1)
-        table = errors.droplevel(LINK)
-        for side, inside in sides.items():
-            of = table[side]
-            line = of[list(LINE_MODELS)].idxmin()
-            curve = of[["piecewise:BDP", "piecewise"]].idxmin()
-            apart = float(frame.loc[here & inside, "repeated"].abs().median())
-            row = dict(zip(LINK, place, strict=True)) | {"tensors": side}
-            row |= {"line": line, "line_error": of[line], "eq18": curve, "eq18_error": of[curve]}
-            rows.append({**row, "runs_differ": apart, "decided": abs(of[line] - of[curve]) > apart})
+    rows: list[dict[str, Any]] = []
+    small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map({True: "small", False: "large"})
+    sides = frame.assign(side=small, error=frame["error"].abs(), apart=frame["repeated"].abs())
+    for place, of_link in sides.groupby(LINK, sort=False):
+        for side in ("small", "large"):
+            mine = of_link[of_link["side"] == side]
+            each = mine.loc[mine.index.repeat(mine["tensors"])].groupby("model")["error"].median()
+            line, curve = (
+                each[[*LINE_MODELS]].idxmin(),
+                each[["piecewise:BDP", "piecewise"]].idxmin(),
+            )
+            apart = float(mine["apart"].median())
+            row = dict(zip(LINK, place, strict=True)) | {"tensors": side, "line": line}
+            row |= {"line_error": each[line], "eq18": curve, "eq18_error": each[curve]}
+            differ = abs(each[line] - each[curve]) > apart
+            rows.append({**row, "runs_differ": apart, "decided": differ})
     return pd.DataFrame(rows)
 
 
 def below(network: str, size: float) -> float:
-    """Share of a network's tensors with fewer bytes (float32) than ``size``."""
+    """Return the share of a network's tensors with fewer bytes (float32) than ``size``."""
     return float(np.mean(4 * np.array(networks.parameters(network)) < size))

@@ -1,14 +1,15 @@
-"""osf's figures 1 to 4, 6, 8 and 11: scaling factors, and what overlapping and fusing gain.
+"""osf's figures by model: the paper's cluster in all settings that fit its statements equally well.
 
-They are made from the paper's cluster in the setting that fits, and from the lab's campaign. What the
-paper's text says stands in a column ``paper``; most of its figures are pictures without numbers.
+One setting gives one curve; the paper's text leaves many open. A range goes from the least to the largest
+number over the *compatible* settings: VGG-16 at its 0.25, and of the other statements as many as hold
+together. What the text says stands in a column ``paper``; most of its figures are pictures without numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,158 +17,115 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.iteration import Iteration, no_overlap, predict
 from ddlkit.core.plan import none, single
-from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.model.calibration import Calibration
-from ddlkit.model.predictor import plan_of
 from ddlkit.papers import osf
 from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting, osf_name
-from ddlkit.papers.search import SettingSearch, Stated
-from ddlkit.report.accuracy import mean_difference
-from ddlkit.report.claims import claimed, load_claims
-from ddlkit.report.source import open_campaign
+from ddlkit.papers.osf.breakdown import breakdown
+from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting
+from ddlkit.papers.search import SettingSearch, Stated, settle
+from ddlkit.report.claims import claimed, load_claims, prose
 
 TWO = ("ResNet101", "VGG16")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB,)
 ANCHOR = "VGG-16: scaling factor"
 FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
-FIG02_BYTES = (4 * MB, 4 * MB, 4 * MB, 4 * MB)
 FIG02_OVERHEAD_S = 4e-3
 FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
-EQ7 = "alpha_beta:ends"
-"""osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
 FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 FIG11_PLANNERS = (
     *("none", "buffer:100MB", "buffer:25MB", "ddp", "mg_wfbp"),
     *("adafusion", "adafusion:repaired", "exact"),
 )
+RULES = ("adafusion:repaired", "mg_wfbp", "exact")
+CONSTANT, RIVAL = "buffer:100MB", "mg_wfbp"
+SLOW_RANK = 1.1
+"""The unequal workers of the breakdown: one takes 10% longer to compute."""
 Numbers = dict[tuple[Any, ...], float]
+Phases = Mapping[tuple[Any, ...], Mapping[str, float]]
+
+
+# -- settings ------------------------------------------------------------------------------------
 
 
 def stated() -> tuple[Stated, ...]:
-    """What osf states of its cluster: claims, by the quantities that osf_stated.csv beside this module names.
+    """Return what osf states of its cluster: claims, by the quantities that osf_stated.csv here names.
 
     Raises KeyError for a claim that there is not.
     """
     table = Path(__file__).with_name("osf_stated.csv")
-    known, found = {claim.id: claim for claim in load_claims()}, []
+    known, intervals = {claim.id: claim for claim in load_claims()}, []
     for row in pd.read_csv(table, comment="#").itertuples():
         claim = known[row.claim]
         if not pd.isna(row.tolerance):
             claim = replace(claim, tolerance=row.tolerance)
         low, high = (row.offset + row.unit * end for end in claim.accepted)
-        found.append(Stated(row.statement, low, high))
-    return tuple(found)
+        intervals.append(Stated(row.statement, low, high))
+    return tuple(intervals)
 
 
 @lru_cache(maxsize=1)
-def setting_search() -> SettingSearch[cluster.Grid]:
-    """All settings of the default grid against ``stated()``."""
-    return cluster.search(stated())
+def setting_search() -> SettingSearch:
+    """Return all settings of the default grid against ``stated()``."""
+    grid = cluster.Grid()
+    return settle(stated(), grid, cluster.quantities(grid))
 
 
-@lru_cache(maxsize=1)
-def setting() -> cluster.PaperSetting:
-    """The setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
-    found = setting_search()
-    return found.grid.setting(found.best_index(ANCHOR))
+@lru_cache(maxsize=2)
+def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
+    """Return every setting that agrees with as many statements as that of the figures, the best first.
 
-
-@dataclass(frozen=True)
-class Lab:
-    """What the campaign recorded: iterations, spans, compute by its hash, and fitted costs."""
-
-    runs: pd.DataFrame
-    spans: pd.DataFrame
-    workloads: Mapping[str, Workload]
-    calibration: Calibration
-
-    @classmethod
-    @lru_cache(maxsize=4)  # fitting its costs takes longer than whatever asks for it
-    def load(cls, campaign: str = "campaign-osf") -> Lab:
-        """The recorded campaign, read once. Raises UserError where there is none."""
-        found = open_campaign(name=campaign)
-        own = found.alone
-        calibration = Calibration.of(own.table("collectives"), also=(EQ7,))
-        return cls(own.table("runs"), own.table("timeline"), found.workloads(), calibration)
-
-    def cases(self, *, negotiated: bool) -> list[Case]:
-        """The cases with or without a negotiation, in the order of the recording."""
-        rows = self.runs.drop_duplicates("case").to_dict("records")
-        return [case for case in map(Case.from_row, rows) if case.negotiated == negotiated]
-
-    def workload(self, case: Case) -> Workload:
-        """What a rank of usual speed computes."""
-        return self.workloads[case.profile_sha256].scaled(case.dilation)
-
-    def factors(self, case: Case) -> pd.Series:
-        """Return the scaling factor (osf Eq 1) of each iteration of a case, by its round."""
-        runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
-        return runs["compute_s"] / runs["iteration_s"]
-
-    def timelines(self, case: Case) -> Iterator[Timeline]:
-        """One per repeat."""
-        mine = self.spans[self.spans["case"] == case.key]
-        for _, rows in mine.groupby("repeat"):
-            yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
-
-
-def buffer_name(size: float) -> str:
-    """A buffer as a label, decimal as the paper's seem to be, "none" without one.
-
-    >>> buffer_name(25_000_000), buffer_name(0)
-    ('25 MB', 'none')
+    unit : "tensor" or "layer": of these only
     """
-    for unit, factor in (("GB", GB), ("MB", MB), ("KB", KB)):
-        if size >= factor:
-            return f"{size / factor:g} {unit}"
-    return f"{size:g} B" if size else "none"
+    search = setting_search()
+    mask = search.most(ANCHOR)
+    order = np.argsort(search.miss[mask], kind="stable")
+    settings = [search.grid.setting(index) for index in np.argwhere(mask)[order]]
+    return tuple(setting for setting in settings if unit in ("", setting.unit))
 
 
-def _tidy(found: Numbers, *keys: str) -> pd.DataFrame:
+def setting() -> PaperSetting:
+    """Return the setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
+    return compatible()[0]
+
+
+def over(
+    figure: Callable[[PaperSetting], pd.DataFrame],
+    keys: Sequence[str],
+    values: Sequence[str] = ("model",),
+    unit: str = "",
+) -> pd.DataFrame:
+    """Return a figure at the best compatible setting, each of ``values`` with its range over all of them.
+
+    keys : columns that name a row; unit : as for `compatible`. New columns: ``<value>_low``, ``_high``.
+    """
+    settings = compatible(unit)
+    by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
+    low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
+    return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
+
+
+# -- scaling factors -----------------------------------------------------------------------------
+
+
+def _tidy(numbers: Numbers, *keys: str) -> pd.DataFrame:
     """One row per number, its key in columns."""
-    numbers = pd.Series(found, dtype=float).rename_axis(list(keys))
-    return numbers.reset_index(name="model")
+    return pd.Series(numbers, dtype=float).rename_axis(list(keys)).reset_index(name="model")
 
 
-def _csf(workload: Workload, cost: MessageCost) -> float:
-    """Scaling factor when everything is sent as one message after computation (osf Eq 2)."""
+def csf_of(workload: Workload, cost: MessageCost) -> float:
+    """Return the factor when everything is sent as one message after computation (osf Eq 2)."""
     return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
 
 
-def fig01(setting: PaperSetting) -> dict[str, Timeline]:
-    """Replaced VGG-16 by layer: all communication after computation (CSF), and overlapped (OSF)."""
-    workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
-    plans = {"after computation (CSF)": single(workload), "overlapped (OSF)": none(workload)}
-    cost = setting.cost()
-    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
-
-
-def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
-    """Four equal tensors; waiting for the second pays, waiting for the last does not.
-
-    Numbers chosen here (the paper draws none): times in ``FIG02_BACKWARD_S``, 4 MB per tensor.
-    """
-    workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, FIG02_BYTES)
-    slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
-    cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
-    timelines = {
-        name: Iteration(workload, make_plan(spec, workload, cost), cost).timeline()
-        for name, spec in FIG02_PLANS.items()
-    }
-    return workload, cost, timelines
-
-
 def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
-    """The scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10).
+    """Return the scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10).
 
     The paper's iteration has no update; the workload's comes after all else, as in our own model.
     """
@@ -178,126 +136,114 @@ def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
         name: workload.compute_s / (alone_s / osf.osf(*times, first=first) + workload.update_s)
         for name, first in (("OSF printed", 1), ("OSF repaired", 0))
     }
-    return {"CSF": _csf(workload, cost), **overlapped}
+    return {"CSF": csf_of(workload, cost), **overlapped}
+
+
+def fig01(setting: PaperSetting) -> dict[str, Timeline]:
+    """Return replaced VGG-16 by layer: all communication after computation (CSF), and overlapped (OSF)."""
+    workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
+    plans = {"after computation (CSF)": single(workload), "overlapped (OSF)": none(workload)}
+    cost = setting.cost()
+    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+
+
+def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
+    """Return four equal tensors; waiting for the second pays, waiting for the last does not.
+
+    Numbers chosen here (the paper draws none): times in ``FIG02_BACKWARD_S``, 4 MB per tensor.
+    """
+    workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, [4 * MB] * len(FIG02_BACKWARD_S))
+    slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
+    cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
+    timelines = {
+        name: Iteration(workload, make_plan(spec, workload, cost), cost).timeline()
+        for name, spec in FIG02_PLANS.items()
+    }
+    return workload, cost, timelines
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
-    """Scaling factor of the five networks at 32 workers without fusion: simulated, CSF, OSF.
+    """Return scaling factors of the five networks at 32 workers without fusion: simulated, and FORMULAS.
 
     Columns: network, quantity, model, error (over the simulated one).
     """
-    found: Numbers = {}
+    factors: Numbers = {}
     cost = setting.cost()
     for network in FIVE:
         workload = setting.workload(network)
-        simulated = predict(workload, none(workload), cost).scaling_factor
-        for name, factor in {"simulated": simulated, **formulas(workload, cost)}.items():
-            found[network, name] = factor
-    frame = _tidy(found, "network", "quantity")
-    simulated_first = frame.groupby("network")["model"].transform("first")
-    frame.insert(3, "error", frame["model"] / simulated_first - 1)
-    return frame
+        factors[network, "simulated"] = predict(workload, none(workload), cost).scaling_factor
+        factors |= {(network, name): value for name, value in formulas(workload, cost).items()}
+    frame = _tidy(factors, "network", "quantity")
+    simulated = frame.groupby("network")["model"].transform("first")
+    return frame.assign(error=frame["model"] / simulated - 1)
 
 
 def fig04(setting: PaperSetting) -> pd.DataFrame:
-    """Scaling factor against the buffer: simulated, CSF, and OSF_fusion as printed and repaired.
+    """Return the scaling factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired.
 
     Columns: network, buffer_bytes, quantity, model.
     """
-    found: Numbers = {}
+    factors: Numbers = {}
     cost = setting.cost()
     for network in TWO:
         workload = setting.workload(network)
-        one_message = _csf(workload, cost)
-        sizes, backward = workload.bytes[::-1].tolist(), workload.backward_s[::-1].tolist()
+        one_message = csf_of(workload, cost)
+        sizes, backward_s = osf.of_workload(workload)
         for size in BUFFERS:
-            arguments = workload.forward_s, sizes, backward, cost, size, setting.timeout_s
-            found[network, size, "simulated"] = _fused(network, setting, size)["SF"]
-            found[network, size, "CSF"] = one_message
-            found[network, size, "OSF printed"] = osf.osf_fused(*arguments, literal=True)
-            found[network, size, "OSF repaired"] = osf.osf_fused(*arguments, literal=False)
-    return _tidy(found, "network", "buffer_bytes", "quantity")
+            arguments = workload.forward_s, sizes, backward_s, cost, size, setting.timeout_s
+            factors[network, size, "simulated"] = _fused(network, setting, size)["SF"]
+            factors[network, size, "CSF"] = one_message
+            factors[network, size, "OSF printed"] = osf.osf_fused(*arguments, literal=True)
+            factors[network, size, "OSF repaired"] = osf.osf_fused(*arguments, literal=False)
+    return _tidy(factors, "network", "buffer_bytes", "quantity")
 
 
 def fig06(setting: PaperSetting) -> pd.DataFrame:
-    """Number of all-reduces and scaling factor against the buffer at 32 workers (0: no fusion).
+    """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion).
 
     Columns: network, buffer_bytes, quantity, model.
     """
-    found: Numbers = {
+    numbers: Numbers = {
         (network, size, quantity): value
         for network in TWO
         for size in (0, *BUFFERS)
         for quantity, value in _fused(network, setting, size).items()
     }
-    return _tidy(found, "network", "buffer_bytes", "quantity")
+    return _tidy(numbers, "network", "buffer_bytes", "quantity")
 
 
 def _fused(network: str, setting: PaperSetting, capacity: int) -> dict[str, float]:
     """Number of messages and scaling factor with a fusion buffer (0: without)."""
     compute_s, cost = setting.compute_s(network), setting.cost()
-    workload, plan, waited = cluster.fused(
-        network, compute_s, capacity, setting.timeout_s, setting.unit
-    )
-    overhead = np.array([cost.alpha_s])
-    taken = cluster.fused_iteration_s(workload, plan, waited, overhead, cost.beta_s_per_byte)[0]
-    return {"all-reduces": float(len(plan.ends)), "SF": compute_s / taken}
+    fused = cluster.fused(network, compute_s, capacity, setting.timeout_s, setting.unit)
+    overhead_s = np.array([cost.alpha_s])
+    taken_s = cluster.fused_iteration_s(*fused, overhead_s, cost.beta_s_per_byte)[0]
+    return {"all-reduces": float(len(fused[1].ends)), "SF": compute_s / taken_s}
 
 
 def fig08(setting: PaperSetting) -> pd.DataFrame:
-    """Scaling factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
+    """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
 
     Model "OSF" overlaps, "CSF" sends everything afterwards. Columns: network, workers, quantity, model,
     paper.
     """
-    found: Numbers = {}
+    factors: Numbers = {}
     for network in ("VGG16", REPLACED):
         workload = setting.workload(network)
         for workers in WORKER_COUNTS:
-            factors = 1.0, 1.0
+            both = 1.0, 1.0
             if workers > 1:
                 cost = setting.cost(workers)
                 overlapped = predict(workload, none(workload), cost)
-                factors = overlapped.scaling_factor, _csf(workload, cost)
-            found[network, workers, "OSF"], found[network, workers, "CSF"] = factors
-    frame = _tidy(found, "network", "workers", "quantity").assign(paper=math.nan)
-    for network, claim in (("VGG16", "osf-fig08-before"), (REPLACED, "osf-fig08-after")):
-        here = (frame["network"] == network) & (frame["workers"] == WORKERS)
-        frame.loc[here, "paper"] = claimed(claim)
-    return frame
-
-
-def fig08_lab(lab: Lab) -> pd.DataFrame:
-    """Scaling factor (osf Eq 1) of VGG-16 in the lab, as it is and replaced, without fusion.
-
-    A prediction knows the layer profile and the collectives that were measured on their own, nothing of
-    the runs. Columns: network, workers, measured, repeatability (mean difference of two repeats), model
-    (overlapped), csf (osf Eq 2), error, processor_limited.
-    """
-    rows = []
-    for case in lab.cases(negotiated=False):
-        if case.plan != "none" or case.network not in ("vgg16", "vgg16_replaced"):
-            continue
-        factors, limited = lab.factors(case), lab.runs.loc[lab.runs["case"] == case.key]
-        workload, messages = lab.workload(case), lab.calibration.of_case(case)
-        model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
-        rows.append(
-            {
-                "network": osf_name(case.network),
-                "workers": case.workers,
-                "measured": factors.mean(),
-                "repeatability": mean_difference(factors),
-                "model": model,
-                "csf": _csf(workload, messages.cost),
-                "error": model / factors.mean() - 1,
-                "processor_limited": bool(limited["processor_limited"].any()),
-            }
-        )
-    return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
+                both = overlapped.scaling_factor, csf_of(workload, cost)
+            factors[network, workers, "OSF"], factors[network, workers, "CSF"] = both
+    frame = _tidy(factors, "network", "workers", "quantity")
+    printed = {"VGG16": claimed("osf-fig08-before"), REPLACED: claimed("osf-fig08-after")}
+    return frame.assign(paper=frame["network"].map(printed).where(frame["workers"] == WORKERS))
 
 
 def fig11(setting: PaperSetting) -> pd.DataFrame:
-    """Scaling factor of the five networks by planner, its gain over 100 MB, and the most possible gain."""
+    """Return scaling factors of the five networks by planner, gains over 100 MB, and the most possible."""
     rows: list[dict[str, Any]] = []
     cost = setting.cost()
     for network in FIVE:
@@ -306,8 +252,7 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
         factor = {
             name: predict(workload, plan, cost).scaling_factor for name, plan in plans.items()
         }
-        constant = factor["buffer:100MB"]
-        saved = (len(plans["buffer:100MB"].ends) - 1) * cost.alpha_s / workload.compute_s
+        saved = (len(plans[CONSTANT].ends) - 1) * cost.alpha_s / workload.compute_s
         for name, plan in plans.items():
             rows.append(
                 {
@@ -315,8 +260,85 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
                     "planner": name,
                     "messages": len(plan.ends),
                     "model": factor[name],
-                    "gain_over_100MB": factor[name] / constant - 1,
-                    "most_possible_gain": osf.largest_fusion_gain(constant, saved),
+                    "gain_over_100MB": factor[name] / factor[CONSTANT] - 1,
+                    "most_possible_gain": osf.largest_fusion_gain(factor[CONSTANT], saved),
                 }
             )
     return pd.DataFrame(rows)
+
+
+def gains(setting: PaperSetting) -> pd.DataFrame:
+    """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP.
+
+    Columns: planner, over, network, gain.
+    """
+    wide = fig11(setting).pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
+    ratios = {
+        (rule, other): wide[rule] / wide[other] - 1
+        for rule in RULES
+        for other in (CONSTANT, RIVAL)
+        if rule != other
+    }
+    return pd.concat(ratios, names=["planner", "over", "network"]).rename("gain").reset_index()
+
+
+# -- where communication time goes ---------------------------------------------------------------
+
+
+def by_phase(keys: list[str], **quantities: Phases) -> pd.DataFrame:
+    """Return one row per key and phase, one column per quantity."""
+    columns = {name: pd.DataFrame(phases).unstack() for name, phases in quantities.items()}
+    return pd.DataFrame(columns).rename_axis([*keys, "phase"]).reset_index()
+
+
+def shares(seconds: Phases) -> dict[tuple[Any, ...], dict[str, float]]:
+    """Return shares of all communication time, by key and phase."""
+    whole_s = {key: sum(phases.values()) for key, phases in seconds.items()}
+    return {
+        key: {phase: value / whole_s[key] for phase, value in phases.items()}
+        for key, phases in seconds.items()
+    }
+
+
+def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
+    """Return communication time by phase against workers without fusion, all equal and one slower.
+
+    Columns: network, workers, slowest, phase, seconds, model (its share), paper.
+    """
+    seconds = {
+        (network, workers, slowest): _phases(setting, network, slowest, workers, 0)
+        for network in TWO
+        for workers in WORKER_COUNTS[1:]
+        for slowest in (1.0, slow_rank)
+    }
+    keys = ["network", "workers", "slowest"]
+    frame = by_phase(keys, seconds=seconds, model=shares(seconds)).assign(paper=math.nan)
+    printed = frame[[*keys, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
+    frame.loc[printed.all(axis=1), "paper"] = claimed("osf-fig05-allreduce") / 100
+    return frame
+
+
+def fig07(setting: PaperSetting) -> pd.DataFrame:
+    """Return communication time by phase against the buffer at 32 workers, all equal and one slower.
+
+    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share).
+    """
+    seconds = {
+        (network, size, slowest): _phases(setting, network, slowest, WORKERS, size)
+        for network in TWO
+        for size in (0, *cluster.BUFFERS)
+        for slowest in (1.0, SLOW_RANK)
+    }
+    return by_phase(["network", "buffer_bytes", "slowest"], seconds=seconds, model=shares(seconds))
+
+
+def _phases(
+    setting: PaperSetting, network: str, slowest: float, workers: int, buffer_bytes: int
+) -> dict[str, float]:
+    """An agreement takes one round trip to the coordinator: bandwidth-delay product over link rate."""
+    workload, plan, waited_s = cluster.fused(
+        network, setting.compute_s(network), buffer_bytes, setting.timeout_s, setting.unit
+    )
+    agreed_s = prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
+    cost = setting.cost(workers)
+    return breakdown(workload, plan, cost, waited_s=waited_s, slowest=slowest, negotiate_s=agreed_s)

@@ -1,22 +1,20 @@
 """The sharing paper's eight figures: what it prints or its model says, and what a machine measured.
 
 A figure has panels of what is there. Tables are those of one machine, whatever carried messages: threads of
-gloo on a processor, blocks of NCCL between GPUs, a stand-in on one (`gpu_own.one_gpu`). A configuration is
+gloo on a processor, a stand-in on a GPU (`gpu_own.one_gpu`). A configuration is
 compared with the default of the same round, so that what drifts from round to round cancels; the median over
 rounds is shown, with its 95% interval.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 
 from ddlkit.core.doubt import median_interval
-from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import sharing_paper
@@ -24,8 +22,8 @@ from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.source import SHARING, Source, machine_of, open_sharing
 
-DEFAULTS = ("t2-free-normal", "b0", DEFAULT)
-"""What a library takes by itself: two threads of gloo; as many blocks as NCCL likes, two in the paper."""
+DEFAULTS = ("t2-free-normal", DEFAULT)
+"""What a library takes by itself: two threads of gloo; two blocks in the paper."""
 LEAST_FIRST = (
     *("t1-free-idle", "t1-free-nice10", "t1-free-normal", "t2-free-normal", "t4-free-normal"),
     "t2-free-raised",
@@ -36,8 +34,9 @@ LARGE_BYTES = 25_000_000
 """Of figure 2's message, which is sent in parts so that every thread has some."""
 OURS = ("resnet18", "resnet18_64")
 """The network of figures 4 to 6 on a GPU, and its small pictures on a processor."""
-KINDS = ("control", "messages", "kernels", "copies", "iterations", "spans")
+KINDS = ("control", "messages", "kernels", "iterations", "spans")
 Panels = dict[str, Panel]
+_SHAPE = r"\d+x\d+"  # blocks x threads
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +48,11 @@ class Recording:
 
     @classmethod
     def of(cls, source: Source) -> Recording:
-        """Return all that is there of KINDS, whose tables are called sharing_<kind>, and of two more."""
-        names = {"controls": "controls", "channels": "channels"}
-        names |= {kind: f"sharing_{kind}" for kind in KINDS}
+        """Return all that is there of KINDS, whose tables are called sharing_<kind>, and of controls."""
+        names = {"controls": "controls"} | {kind: f"sharing_{kind}" for kind in KINDS}
+        of = {kind: source.rounds if kind == "iterations" else source.table for kind in names}
         there = {kind: name for kind, name in names.items() if source.has(name)}
-        tables = {
-            kind: source.rounds(name) if kind == "iterations" else source.table(name)
-            for kind, name in there.items()
-        }
-        return cls(source, tables)
+        return cls(source, {kind: of[kind](name) for kind, name in there.items()})
 
     @property
     def machine(self) -> str:
@@ -85,57 +80,34 @@ def recorded(data: str = "") -> Recording | None:
 
 
 def default_of(rows: pd.DataFrame) -> str:
-    """Return the default among rows with a column ``configuration``. Raises UserError without one."""
-    there = set(rows["configuration"])
-    for name in DEFAULTS:
-        if name in there:
-            return name
-    raise UserError(f"sharing: measure a default too: {' or '.join(DEFAULTS)}")
-
-
-def has_default(rows: pd.DataFrame) -> bool:
-    """Return whether `default_of` finds one: a recording may have ended before."""
-    return not set(DEFAULTS).isdisjoint(rows["configuration"])
+    """Return the default among rows with a column ``configuration``; "" where it was not measured."""
+    return next((name for name in DEFAULTS if name in set(rows["configuration"])), "")
 
 
 def least_first(names: Iterable[str]) -> list[str]:
-    """Return configurations of one group by what they take: of gloo as LEAST_FIRST, of NCCL by their size.
-
-    Of NCCL those whose threads are limited for their process are left out; b0, as many blocks as it likes,
-    is the last.
-    """
-    names = list(names)
-    blocks = [name for name in names if name[:1] == "b" and name[1:].isdigit()]
-    shapes = [name for name in names if name[:1].isdigit() and "+" not in name and "x" in name]
-    ordered = sorted(blocks, key=lambda name: int(name[1:]) or sys.maxsize)
-    ordered += sorted(shapes, key=lambda name: tuple(map(int, name.split("x"))))
+    """Return configurations of one group by what they take: of gloo as LEAST_FIRST, of blocks by size."""
+    names = set(names)
+    shapes = [name for name in names if re.fullmatch(_SHAPE, name)]
+    ordered = sorted(shapes, key=lambda name: tuple(map(int, name.split("x"))))
     return ordered or [name for name in LEAST_FIRST if name in names]
 
 
 def rounds_over_default(rows: pd.DataFrame, value: str, within: Sequence[str]) -> pd.DataFrame:
-    """Return ``value`` over the default's of the same round (``repeat``) as ``ratio``: a row a round.
-
-    What was in no round with the default (NCCL's threads are told by the environment, so they need a process
-    of their own) is compared with the median of its rounds; whose own scatter no interval holds then.
-    """
-    keys, default = [*within, "repeat"], default_of(rows)
+    """Return ``value`` over the default's of the same round (``repeat``) as ``ratio``: a row a round."""
+    keys = [*within, "repeat"]
     each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
-    of_default = each[each["configuration"] == default]
-    ratios = each.join(of_default.set_index(keys)[value].rename("default"), on=keys)
-    median = each[[*within]].join(of_default.groupby([*within])[value].median(), on=[*within])
-    cells = [ratios[key] for key in (*within, "configuration")]
-    apart = ratios["default"].isna().groupby(cells).transform("all")
-    ratio = ratios[value] / ratios["default"].where(~apart, median[value])
-    return ratios.assign(ratio=ratio).dropna(subset="ratio")
+    default = each[each["configuration"] == default_of(rows)].set_index(keys)[value]
+    ratios = each.join(default.rename("default"), on=keys)
+    return ratios.assign(ratio=ratios[value] / ratios["default"]).dropna(subset="ratio")
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     """Return the median of ``value`` for each of ``keys``, its interval over rows, and how many rows."""
-    found = []
-    for key, group in rows.groupby(list(keys), sort=False):
-        lower, upper = median_interval(group[value].to_numpy())
-        found.append((*key, float(group[value].median()), lower, upper, len(group)))
-    return pd.DataFrame(found, columns=[*keys, value, "lower", "upper", "rounds"])
+    medians = [
+        (*key, float(samples.median()), *median_interval(samples.to_numpy()), len(samples))
+        for key, samples in rows.groupby(list(keys), sort=False)[value]
+    ]
+    return pd.DataFrame(medians, columns=[*keys, value, *ENDS, "rounds"])
 
 
 def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -148,10 +120,9 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
     return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
-def halves(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return odd rounds and even ones: what is chosen in the first is not judged by its own luck."""
-    odd = rows["repeat"] % 2 == 1
-    return rows[odd], rows[~odd]
+def odd(rows: pd.DataFrame) -> pd.Series:
+    """Return which are of odd rounds: what is chosen in these is judged, without its luck, in the others."""
+    return rows["repeat"] % 2 == 1
 
 
 def _one_group(rows: pd.DataFrame) -> pd.DataFrame:
@@ -167,28 +138,21 @@ def as_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     "t2-free-normal" stands in row "t2", column "free-normal", "2x256" in row 2, column 256.
     """
     rows = _one_group(rows)
-    if rows["configuration"].str.fullmatch(r"\d+x\d+").all():
+    if rows["configuration"].str.fullmatch(_SHAPE).all():
         shape = rows["configuration"].str.split("x", expand=True).astype(int)
         return paper_grid(rows.assign(blocks=shape[0], threads=shape[1]), value)
     parts = rows["configuration"].str.partition("-")
-    table = rows.assign(row=parts[0], column=parts[2])
-    grid = table.pivot(index="row", columns="column", values=value)
-    columns = sorted(grid.columns, key=_urgency)
-    index = sorted(grid.index, key=lambda name: int(name[1:]))
-    grid = grid.reindex(index=index, columns=columns)
-    return grid.rename_axis(index="blocks" if index[0][0] == "b" else "threads", columns="").T
+    grid = rows.assign(row=parts[0], column=parts[2]).pivot(
+        index="row", columns="column", values=value
+    )
+    return grid[sorted(grid, key=_urgency)].rename_axis(index="threads", columns="").T
 
 
 def _urgency(column: str) -> tuple[int, ...]:
     """Order columns: unpinned before pinned, one computing thread before two, the least urgent first."""
-    order, places = ("idle", "nice10", "normal", "raised"), ("free", "own", "one")
-    cores, _, rest = column.partition("-")
-    priority, _, openmp = rest.partition("-")
-    return (
-        int(bool(openmp)),
-        places.index(cores) if cores in places else len(places),
-        order.index(priority) if priority in order else len(order),
-    )
+    cores, priority, *openmp = column.split("-")
+    places, order = ("free", "own", "one"), ("idle", "nice10", "normal", "raised")
+    return len(openmp), places.index(cores), order.index(priority)
 
 
 def paper_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -199,38 +163,33 @@ def paper_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 def _by_shape(rows: pd.DataFrame, value: str, neutral: float = 0.0) -> Panel:
     grid, lower, upper = (as_grid(rows, name) for name in (value, *ENDS))
     default = default_of(rows)
-    column, _, row = default.partition("-")
-    framed: tuple[Any, Any] = (row, column)
-    if default == DEFAULT:
-        framed = (2, 256)
-    return Panel(grid, framed, lower, upper, neutral)
+    threads, _, rest = default.partition("-")
+    return Panel(grid, (2, 256) if default == DEFAULT else (rest, threads), lower, upper, neutral)
 
 
 def _by_configuration(rows: pd.DataFrame, index: str, value: str, neutral: float = 0.0) -> Panel:
     """A row each of ``index``, a column a configuration: those of one group first, the least first."""
     names = set(rows["configuration"])
-    first = least_first(sorted(names))
+    first = least_first(names)
     ordered = [*first, *sorted(names - set(first), key=lambda name: ("+" in name, name))]
-    grids = (
-        rows.pivot(index=index, columns="configuration", values=name)[ordered]
+    grid, lower, upper = (
+        rows.pivot(index=index, columns="configuration", values=name)[ordered].rename_axis(
+            index="", columns=""
+        )
         for name in (value, *ENDS)
     )
-    grid, lower, upper = (grid.rename_axis(index="", columns="") for grid in grids)
-    framed = (None, default_of(rows)) if has_default(rows) else None
+    framed = (None, default_of(rows)) if default_of(rows) else None
     return Panel(grid, framed, lower, upper, neutral)
 
 
 # -- the figures ---------------------------------------------------------------------------------
 
 SEEN = {
-    "gloo threads": ("taken_threads",),
-    "cores": ("taken_cores",),
-    "priority": ("taken_policy", "taken_nice"),
-    "min_ctas, max_ctas": ("blocks",),
+    "gloo threads": ["taken_threads"],
+    "cores": ["taken_cores"],
+    "priority": ["taken_policy", "taken_nice"],
 }
 """Columns of a control table in which a setting shows once it has taken effect."""
-ASKED = {"NCCL_MIN_CTAS": "blocks", "NCCL_MAX_CTAS": "blocks", "NCCL_NTHREADS": "threads"}
-"""What a variable of the environment asks for: each value was tried in a process of its own."""
 
 
 def figure1(here: Recording | None) -> pd.DataFrame:
@@ -240,17 +199,10 @@ def figure1(here: Recording | None) -> pd.DataFrame:
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
     table = here.tables["controls"][columns]
     rows = here.tables["control"].query("outcome == 'applied'")
-    said = {}
-    for control, seen_in in SEEN.items():
-        values = rows[list(seen_in)].astype(str).agg(" ".join, axis=1)
-        said[control] = "; ".join(sorted(set(values) - {"0"}))
-    for name, what in ASKED.items() if here.has("channels") else ():
-        channels = here.tables["channels"]
-        seen = channels[(channels[f"asked_{what}"] > 0) & (channels[f"taken_{what}"] > 0)]
-        taken = seen.groupby(f"asked_{what}")[f"taken_{what}"].unique()
-        said[name] = "; ".join(
-            f"{asked} asked: {', '.join(map(str, sorted(found)))}" for asked, found in taken.items()
-        )
+    said = {
+        control: "; ".join(sorted(set(rows[seen_in].astype(str).agg(" ".join, axis=1)) - {"0"}))
+        for control, seen_in in SEEN.items()
+    }
     read_back = [
         next((said[key] for key in said if key.split()[-1] in name), "")
         for name in table["control"]
@@ -272,7 +224,7 @@ def figure2(*here: Here) -> Panels:
     panels = {"paper, 25 MB": Panel(grid, (2, 256))}
     for rows in _tables(here, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
-        if has_default(rows):
+        if default_of(rows):
             ratios = rounds_over_default(rows, "seconds", ["link"])
             for link, group in summed(ratios, ["link", "configuration"], "ratio").groupby("link"):
                 panels[str(link)] = _by_shape(group, "ratio", 1.0)
@@ -327,17 +279,17 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
     """
     grid = sharing_paper.fitted("both")
     roles = {"default": DEFAULT, "best": "1x256", "starved": "1x64"}
-    found = {
-        "V100S": {
-            f"V100S, {role}: {name}": grid.iteration(*sharing_paper.RESNET, name).timeline()
-            for role, name in roles.items()
-        }
+    simulated = {
+        f"V100S, {role}: {name}": grid.iteration(*sharing_paper.RESNET, name).timeline()
+        for role, name in roles.items()
     }
+    groups = {"V100S": simulated}
     if here is None or not here.has("iterations", "spans"):
-        return found
-    choosing, _ = halves(here.tables["iterations"])
-    if not has_default(choosing):
-        return found
+        return groups
+    iterations = here.tables["iterations"]
+    choosing = iterations[odd(iterations)]
+    if not default_of(choosing):
+        return groups
     rows = _one_group(_middle(throughputs(choosing)))
     for link, group in rows[~rows["link"].str.startswith("emulated")].groupby("link"):
         best = group.loc[group["gain"].idxmax(), "configuration"]
@@ -345,10 +297,10 @@ def figure5(here: Recording | None) -> dict[str, dict[str, Timeline]]:
         roles = {"default": default_of(group), "best": best, "starved": least}
         spans = _timelines(here.tables["spans"], group.iloc[0][CELL].tolist(), roles.values())
         if len(spans) == len(set(roles.values())):
-            found[f"{here.machine}, {link}"] = {
+            groups[f"{here.machine}, {link}"] = {
                 f"{link}, {role}: {name}": spans[name] for role, name in roles.items()
             }
-    return found
+    return groups
 
 
 def _timelines(
@@ -356,22 +308,18 @@ def _timelines(
 ) -> dict[str, Timeline]:
     """Return the measured timeline under each configuration, the first of several sessions."""
     rows = spans[(spans[CELL] == list(cell)).all(axis=1)]
-    rows = rows[rows.groupby([*CELL, "configuration", "task", "rank"]).cumcount() == 0]
-    groups = {name: rows[rows["configuration"] == name] for name in names}
+    rows = rows.drop_duplicates([*CELL, "configuration", "task", "rank"])
     return {
         name: Timeline(**{column: group[column].to_numpy() for column in COLUMNS})
-        for name, group in groups.items()
-        if len(group)
+        for name, group in rows.groupby("configuration")
+        if name in set(names)
     }
 
 
 def spans(groups: Mapping[str, Mapping[str, Timeline]]) -> pd.DataFrame:
     """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
-    each = [
-        timeline.to_frame().assign(case=name)
-        for group in groups.values()
-        for name, timeline in group.items()
-    ]
+    every = [pair for group in groups.values() for pair in group.items()]
+    each = [timeline.to_frame().assign(case=name) for name, timeline in every]
     return pd.concat([*each, sharing_paper.printed_parts()])
 
 
@@ -401,43 +349,37 @@ def parts(iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
 
     Computation only, overlap and communication only, in seconds: means of the slowest rank's; waiting counts
     as computation. The best is that of the odd rounds; shown are the even rounds in which both were trained,
-    or all even rounds where they never were in one. What was not trained in even rounds is left out.
+    and nothing where there are none.
     """
     rows = iterations[(iterations["plan"] == "ddp") & (iterations["openmp"] == 1)]
-    choosing, showing = halves(rows)
-    if not has_default(choosing):
+    choosing, showing = rows[odd(rows)], rows[~odd(rows)]
+    if not default_of(choosing):
         return {}
     gains = _one_group(throughputs(choosing))
     best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(["link", by])
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in best.itertuples():
-        cell = [row.network, row.batch, row.plan, row.link]
-        bars = _bars(
-            showing[(showing[CELL] == cell).all(axis=1)], default_of(rows), str(row.configuration)
-        )
-        labels = {f"{getattr(row, by)}, {what}": bar for what, bar in bars.items()}
-        found.setdefault(f"here, {row.link}", {}).update(labels)
-    names = ["computation only", "overlap", "communication only"]
-    return {
-        link: pd.DataFrame.from_dict(bars, orient="index", columns=names)
-        for link, bars in found.items()
-        if len(bars) > 2
-    }
+    bars: dict[str, list[pd.DataFrame]] = {}
+    for row in best.to_dict("records"):
+        cell = showing[(showing[CELL] == [row[key] for key in CELL]).all(axis=1)]
+        both = _both(cell, default_of(rows), row["configuration"])
+        bars.setdefault(f"here, {row['link']}", []).append(both.rename(f"{row[by]}, {{}}".format))
+    tables = {link: pd.concat(each) for link, each in bars.items()}
+    return {link: table for link, table in tables.items() if len(table) > 2}
 
 
-def _bars(rows: pd.DataFrame, default: str, best: str) -> dict[str, list[float]]:
+def _both(rows: pd.DataFrame, default: str, best: str) -> pd.DataFrame:
+    """Return mean parts of the rounds of two configurations, a row each; without common rounds none."""
     rounds = [set(rows.loc[rows["configuration"] == name, "repeat"]) for name in (default, best)]
-    if not all(rounds):
-        return {}
-    rows = rows[rows["repeat"].isin(set.intersection(*rounds) or set.union(*rounds))]
+    rows = rows[rows["repeat"].isin(set.intersection(*rounds))]
     columns = {
-        "computation": rows["iteration_s"] - rows["communication_s"],
+        "computation only": rows["iteration_s"] - rows["communication_s"],
         "overlap": rows["overlap_s"],
-        "communication": rows["exposed_communication_s"],
+        "communication only": rows["exposed_communication_s"],
     }
     means = pd.DataFrame(columns).groupby(rows["configuration"], sort=False).mean()
     label = f"best: {'default' if best == default else best}"
-    return {"default": means.loc[default].tolist(), label: means.loc[best].tolist()}
+    return means.loc[[default, best] if len(means) else []].set_axis(
+        ["default", label] if len(means) else [], axis=0
+    )
 
 
 def figure8(*here: Here) -> Panels:

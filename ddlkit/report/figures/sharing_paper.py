@@ -9,6 +9,7 @@ batches 32 and 128, and figure 4, are predicted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -42,17 +43,13 @@ RESNET = ("ResNet-18", 32)
 @cache
 def layers(network: str) -> Workload:
     """Return a network whose layers compute as long as their FLOP say, counted in the recorded profiles."""
-    for recording in source.recordings("layers").values():
-        rows = recording.table("layers")
-        rows = rows[(rows["network"] == store.network_named(network).lower())]
-        rows = rows[(rows["precision"] == "fp32") & (rows["ranks"] == 1)]
-        if len(rows):
-            break
-    names, sizes = tuple(rows["tensor"]), rows["parameters"].to_numpy()
-    counted = LayerProfile.from_flops(
-        network, 1, names, sizes, rows["flops"].to_numpy(), peak_flops_per_s=1.0, utilisation=1.0
-    )
-    return counted.workload()
+    wanted = f"network == {store.network_named(network).lower()!r}"
+    tables = (each.table("layers") for each in source.recordings("layers").values())
+    chosen = (rows.query(f"{wanted} and precision == 'fp32' and ranks == 1") for rows in tables)
+    rows = next(rows for rows in chosen if len(rows))
+    parts = tuple(rows["tensor"]), rows["parameters"].to_numpy(), rows["flops"].to_numpy()
+    how = {"peak_flops_per_s": 1.0, "utilisation": 1.0}
+    return LayerProfile.from_flops(network, 1, *parts, **how).workload()
 
 
 @cache
@@ -67,7 +64,7 @@ def _buckets(network: str) -> tuple[Floats, Floats]:
 def relative_times() -> pd.Series:
     """Return time of the all-reduce under each configuration over the default's, sharing Fig 2."""
     grid = paper_table("sharing", "fig02")
-    return pd.Series(grid["relative_time"].to_numpy(), index=_names(grid))
+    return grid["relative_time"].set_axis(_names(grid))
 
 
 @cache
@@ -79,8 +76,7 @@ def kernel_slowdowns() -> pd.Series:
 
 
 def _names(grid: pd.DataFrame) -> list[str]:
-    pairs = zip(grid["blocks"], grid["threads"], strict=True)
-    return [f"{blocks}x{threads}" for blocks, threads in pairs]
+    return [f"{blocks}x{threads}" for blocks, threads in grid[["blocks", "threads"]].to_numpy()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,11 +126,9 @@ def fitted(model: str) -> Grid:
     n, batches = len(names), np.array(FITTED, float)
 
     def grid(x: Floats) -> Grid:
-        felt, drag = (0.0, 0.0) if model == "none" else (float(x[1]), float(x[2]))
-        times = np.exp(x[3:])
-        by_network = (
-            dict(zip(names, half.tolist(), strict=True)) for half in (times[:n], times[n:])
-        )
+        felt, drag = (0.0, 0.0) if model == "none" else x[1:3].tolist()
+        halves = np.exp(x[3:]).reshape(2, n).tolist()
+        by_network = (dict(zip(names, half, strict=True)) for half in halves)
         return Grid(float(np.exp(x[0])), felt, drag, *by_network)
 
     def residuals(x: Floats) -> Floats:
@@ -164,9 +158,7 @@ def judged() -> pd.DataFrame:
         times_s = batches[:, None] / rows.to_numpy()
         low_s, high_s = (times_s[batches == batch][0] for batch in FITTED)
         share = (batches - FITTED[0]) / (FITTED[1] - FITTED[0])
-        line_s = low_s + share[:, None] * (
-            high_s - low_s
-        )  # each configuration's own, by both batches
+        line_s = low_s + share[:, None] * (high_s - low_s)  # each configuration's own
         mean_s = np.nanmean(line_s, axis=1)
         each = {name: fitted(name).iteration_s(network, batches) for name in ("both", "none")}
         each["mean"] = np.repeat(mean_s[:, None], rows.shape[1], axis=1)
@@ -175,8 +167,8 @@ def judged() -> pd.DataFrame:
             for name, seconds in each.items()
         }
         tables.append(pd.concat({name: frame.stack() for name, frame in frames.items()}, axis=1))
-    found = pd.concat(tables).rename_axis(["network", "batch", "configuration"]).reset_index()
-    return found.dropna(subset="measured").assign(fitted=lambda rows: rows["batch"].isin(FITTED))
+    rows = pd.concat(tables).rename_axis(["network", "batch", "configuration"]).reset_index()
+    return rows.dropna(subset="measured").assign(fitted=rows["batch"].isin(FITTED))
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
@@ -187,14 +179,14 @@ def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """
     row = ["network", "batch"]
     best = rows.groupby(row)["measured"].max()
-    found = []
+    table = []
     for name in MODELS:
         chosen = rows.loc[rows.groupby(row)[name].idxmax()]
         if name == "mean":  # who finds all alike keeps the default
             chosen = rows[rows["configuration"] == DEFAULT]
         regret = (1 - chosen.set_index(row)["measured"] / best).mean()
-        found.append((name, len(rows), (rows[name] / rows["measured"] - 1).abs().median(), regret))
-    return pd.DataFrame(found, columns=["model", "cells", "median", "regret"])
+        table.append((name, len(rows), (rows[name] / rows["measured"] - 1).abs().median(), regret))
+    return pd.DataFrame(table, columns=["model", "cells", "median", "regret"])
 
 
 def figure4() -> pd.DataFrame:
@@ -259,19 +251,15 @@ def saved() -> pd.DataFrame:
 
     Columns: printed (in the text), figure 8 (from its throughputs), model (of that figure, by its model).
     """
-    said = {
-        int(key.rpartition("-")[2]): value
-        for key, value in prose("sharing").items()
-        if "fig06-saved" in key
-    }
+    every = prose("sharing").items()
+    said = {int(key.rpartition("-")[2]): n for key, n in every if "fig06-saved" in key}
     rows = {}
     for batch in BATCHES:
-        images, name = throughput().loc["ResNet-18", batch], best("ResNet-18", batch)
-        took_s = with_best({"": ("ResNet-18", batch)}).sum(axis=1)
-        printed = batch / images[DEFAULT] - batch / images[name]
-        rows[batch] = printed, took_s.iloc[0] - took_s.iloc[1]
-    found = 1e3 * pd.DataFrame.from_dict(rows, orient="index", columns=["figure 8", "model"])
-    return pd.DataFrame({"printed": said}).join(found, how="outer").rename_axis("batch")
+        images, took_s = throughput().loc["ResNet-18", batch], with_best({"": ("ResNet-18", batch)})
+        printed = batch / images[DEFAULT] - batch / images.max()
+        rows[batch] = printed, took_s.iloc[0].sum() - took_s.iloc[1].sum()
+    saved_s = pd.DataFrame.from_dict(rows, orient="index", columns=["figure 8", "model"])
+    return pd.DataFrame({"printed": said}).join(1e3 * saved_s, how="outer").rename_axis("batch")
 
 
 def printed() -> pd.DataFrame:
@@ -290,21 +278,16 @@ def printed() -> pd.DataFrame:
         "overlap": ("overlap",),
     }
     said = prose("sharing")
-    alone = {"AlexNet": said["fig07-alexnet-computation-only"]}
-    rows, first = [], []
+    alone_ms = said["fig07-alexnet-computation-only"]
+    times = [("AlexNet", which, "computation-only", alone_ms) for which in ("default", "best")]
     for key, value in said.items():
-        figure, _, rest = key.partition("-")
-        short, _, what = rest.partition("-")
-        quantity, _, which = what.rpartition("-")
-        if figure != "fig07" or which not in ("default", "best"):
-            continue
-        network = names[short]
+        if words := re.fullmatch(r"fig07-([a-z0-9]+)-(.+)-(default|best)", key):
+            times.append((names[words[1]], words[3], words[2], value))
+    rows = []
+    for network, which, quantity, value in times:
         name = DEFAULT if which == "default" else best(network, 64)
         bar_ms = 1e3 * breakdown({"": (network, 64, name)}).iloc[0]
         rows.append((network, name, quantity, value, bar_ms[list(parts[quantity])].sum()))
-        if network in alone and quantity == "computation":
-            only = "computation-only"
-            first.append((network, name, only, alone[network], bar_ms["computation only"]))
     columns = ["network", "configuration", "quantity", "paper", "model"]
-    table = pd.DataFrame([*first, *rows], columns=columns)
+    table = pd.DataFrame(rows, columns=columns)
     return table.assign(error=table["model"] / table["paper"] - 1)

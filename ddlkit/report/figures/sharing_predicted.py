@@ -22,14 +22,12 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import Table
-from ddlkit.core.doubt import median_interval
-from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import forecast_case, make_plan
 from ddlkit.report import accuracy
-from ddlkit.report.figures.sharing_measured import CELL, Recording, default_of
+from ddlkit.report.figures.sharing_measured import CELL, Recording
 from ddlkit.report.source import Source
 
 NOT_HELD_OUT = ("resnet18_64", "vgg16_cifar")
@@ -74,22 +72,6 @@ def known_resources(
     return found
 
 
-def copies(table: pd.DataFrame) -> dict[str, float]:
-    """Return by network what DDP takes for each byte of a gradient on its way into a bucket, and out, in s.
-
-    table : iterations with buckets that nobody sends, and without; half of their difference is each way
-    """
-    each = (table["bucketed_s"] - table["alone_s"]) / table["bytes"] / 2
-    medians = each.groupby(table["network"]).median().clip(lower=0)
-    return {str(network): float(seconds) for network, seconds in medians.items()}
-
-
-def workloads(source: Source) -> dict[tuple[str, int], Workload]:
-    """Return layers alone, by network and batch, of as many ranks at once as trained."""
-    profiles = source.profiles().values()
-    return {(profile.network, profile.batch): profile.workload() for profile in profiles}
-
-
 def shared(
     workload: Workload, plan: str, configuration: str, link: str, known: Known
 ) -> Shared | None:
@@ -108,58 +90,56 @@ def shared(
     return Shared(workload, sent, tuple(given), at_once)
 
 
-def without_slowdowns(iteration: Shared) -> Shared:
-    """Return the same iteration in which nothing takes from anything."""
-    given = (replace(way, slowdown=0.0, message_slowdown=0.0) for way in iteration.given)
-    return replace(iteration, given=tuple(given))
-
-
-def first_errors(here: Recording) -> pd.DataFrame:
-    """Return of the first recording, a row each held-out configuration, each of MODELS: relative error."""
-    known = known_resources(here.tables["messages"], here.tables["kernels"])
-    layers = workloads(here.source)
-    rounds = here.tables["iterations"].groupby([*KEYS, "repeat"])[["iteration_s", "compute_s"]]
-    medians = rounds.mean().groupby(KEYS, sort=False).median()
-    rows = []
-    for key, measured_s, compute_s in medians.itertuples(name=None):
-        network, batch, plan, link, configuration = key
-        work = layers.get((network, batch))
-        if work is None or network in NOT_HELD_OUT:
-            continue
-        work = work.scaled(compute_s / work.compute_s)
-        term = shared(work, plan, configuration, link, known)
-        if term is not None:
-            apart = no_overlap(Iteration(work, term.plan, term.given[0].cost))
-            says = without_slowdowns(term).iteration_s, term.iteration_s, apart.iteration_s
-            rows.append([seconds / measured_s - 1 for seconds in says])
-    return pd.DataFrame(rows, columns=[*MODELS])
-
-
 class Predictor:
     """What one session knows of messages, kernels, copies and layers.
 
+    corrected : whether copies into buckets count, and no message is faster than its link's rate
     known : resources by link and configuration; copied : s a byte, by network; layers : by network and batch
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, corrected: bool) -> None:
         messages, kernels = source.table("sharing_messages"), source.table("sharing_kernels")
-        self.known = known_resources(messages, kernels, line_rate=True)
-        has = source.has("sharing_copies")
-        self.copied = copies(source.table("sharing_copies")) if has else {}
-        self.layers = workloads(source)
+        self.known = known_resources(messages, kernels, line_rate=corrected)
+        profiles = source.profiles().values()
+        self.layers = {(each.network, each.batch): each.workload() for each in profiles}
+        self.copied = pd.Series(dtype=float)
+        if corrected:
+            # Iterations with buckets that nobody sends, and without: half of their difference is each way.
+            copied = source.table("sharing_copies")
+            each_s = (copied["bucketed_s"] - copied["alone_s"]) / copied["bytes"] / 2
+            self.copied = each_s.groupby(copied["network"]).median().clip(lower=0)
 
     def seconds(self, key: tuple[str, int, str, str, str], base_s: float) -> list[float]:
         """Return iterations by each of MODELS from the no-communication baseline; [] where one is unknown."""
         network, batch, plan, link, configuration = key
-        each_s, work = self.copied.get(network, 0.0), self.layers[network, batch]
+        if network in NOT_HELD_OUT or (network, batch) not in self.layers:
+            return []
+        each_s, work = float(self.copied.get(network, 0.0)), self.layers[network, batch]
         work = work.scaled((base_s - 2 * each_s * float(work.bytes.sum())) / work.compute_s)
         term = shared(work, plan, configuration, link, self.known)
         if term is None:
             return []
         sizes = term.plan.group_bytes(work).tolist()
         sent_s = sum(float(way.cost(n)) for way, n in zip(term.given, sizes, strict=True))
+        free = tuple(replace(way, slowdown=0.0, message_slowdown=0.0) for way in term.given)
         term = replace(term, copy_s_per_byte=each_s)
-        return [without_slowdowns(term).iteration_s, term.iteration_s, base_s + sent_s]
+        return [replace(term, given=free).iteration_s, term.iteration_s, base_s + sent_s]
+
+
+def first_errors(source: Source) -> pd.DataFrame:
+    """Return of the first recording, a row each held-out configuration, each of MODELS: relative error.
+
+    The baseline is an iteration without exchange, median over rounds.
+    """
+    predictor = Predictor(source, corrected=False)
+    rounds = source.rounds("sharing_iterations").groupby([*KEYS, "repeat"], sort=False)
+    medians = rounds[["iteration_s", "compute_s"]].mean().groupby(KEYS, sort=False).median()
+    every = [
+        (predictor.seconds(key, base_s), measured_s)
+        for key, measured_s, base_s in medians.itertuples(name=None)
+    ]
+    rows = [np.array(says) / measured_s - 1 for says, measured_s in every if says]
+    return pd.DataFrame(rows, columns=[*MODELS])
 
 
 def final_errors(source: Source) -> pd.DataFrame:
@@ -168,12 +148,11 @@ def final_errors(source: Source) -> pd.DataFrame:
     A round's baseline is the mean of its iterations with empty messages just before, and of those before the
     configuration that follows; the last one of a round has only its own.
     """
-    predictor, periods = Predictor(source), source.rounds("sharing_periods")
+    predictor, periods = Predictor(source, corrected=True), source.rounds("sharing_periods")
     after = periods.groupby([*CELL, "repeat"], sort=False)["empty_s"].shift(-1)
     base_s = (periods["empty_s"] + after.fillna(periods["empty_s"])) / 2
-    periods = periods.assign(base_s=base_s)[~periods["network"].isin(NOT_HELD_OUT)]
     rows = []
-    for key, rounds in periods.groupby(KEYS, sort=False):
+    for key, rounds in periods.assign(base_s=base_s).groupby(KEYS, sort=False):
         says = [predictor.seconds(key, base) for base in rounds["base_s"]]
         if says[0]:
             ratios = np.array(says) / rounds["iteration_s"].to_numpy()[:, None]
@@ -189,7 +168,7 @@ def training(here: Recording | None) -> pd.DataFrame:
     """
     tables = {}
     if here is not None and here.has("messages", "kernels", "iterations"):
-        tables["first"] = first_errors(here)
+        tables["first"] = first_errors(here.source)
         if (final := here.beside("steady")) is not None:
             tables["final"] = final_errors(final)
     rows = [
@@ -199,87 +178,6 @@ def training(here: Recording | None) -> pd.DataFrame:
     ]
     columns = ["recording", "model", "cases", "mean error", "median error", "largest error"]
     return pd.DataFrame(rows, columns=columns).set_index(["recording", "model"])
-
-
-# -- plans that were predicted, and then trained with -------------------------------------------
-
-CASE = ["network", "batch", "link", "plan", "configuration"]
-TAKEN = {"buckets": (1, 0), "configurations: hidden, last": (0, 1), "both": (1, 1)}
-"""What of a joint plan is taken: its buckets, its configurations."""
-UNEVEN, EQUAL = ("resnet18_64", 8), "cuts:5,13,19,62"
-ORDERS = {"large buckets first": "cuts:13,17,29,62", "small buckets first": "cuts:2,5,11,62"}
-PLANS = ["planned", "predicted gain", "measured gain", "gains", "as predicted"]
-
-
-def joint(source: Source) -> pd.DataFrame:
-    """Return gains over DDP's default of plans whose buckets and configurations were planned together.
-
-    A row each network, rate, and what of the plan is taken; columns PLANS. Predicted is what was committed
-    before training; it gains, or is as predicted, where the interval over rounds says so.
-    """
-    said = source.table("predicted").query("model == 'copied'")
-    cases = said["case"].str.split(" ", expand=True).set_axis(CASE, axis=1).astype({"batch": int})
-    cases = cases.assign(seconds=said["seconds"])
-    iterations = source.rounds("sharing_iterations")
-    measured = iterations.groupby([*CASE, "repeat"])["iteration_s"].mean().unstack("repeat")
-    rows = []
-    for key, group in cases.groupby(["network", "batch", "link"], sort=False):
-        plans, names = (group[column].unique().tolist() for column in ("plan", "configuration"))
-        predicted = group.set_index(["plan", "configuration"])["seconds"]
-        default = plans[0], names[0]
-        for label, (of_plans, of_names) in TAKEN.items():
-            way = plans[min(of_plans, len(plans) - 1)], names[min(of_names, len(names) - 1)]
-            ratio = (measured.loc[(*key, *default)] / measured.loc[(*key, *way)] - 1).dropna()
-            gain = float(predicted[default] / predicted[way] - 1)
-            rows.append(_gain(label, gain, ratio))
-    return pd.DataFrame(rows, columns=PLANS)
-
-
-def _gain(label: str, predicted: float, ratios: pd.Series) -> tuple[str, float, float, bool, bool]:
-    lower, upper = median_interval(ratios.to_numpy())
-    return label, predicted, float(ratios.median()), lower > 0, lower <= predicted <= upper
-
-
-def uneven(iterations: pd.DataFrame, layers: Workload, predictor: Predictor) -> pd.DataFrame:
-    """Return gains over equal buckets of the two ORDERS of uneven ones, under the default; columns PLANS.
-
-    layers : of the network that was trained, alone; scaled to what an iteration without exchange took
-    """
-    name = default_of(iterations)
-    rounds = iterations[iterations["configuration"] == name]
-    seconds = rounds.pivot_table("iteration_s", "repeat", "plan")
-    work = layers.scaled(float(iterations["compute_s"].median()) / layers.compute_s)
-    each_s = predictor.copied.get(UNEVEN[0], 0.0)
-    predicted_s = {}
-    for plan in (EQUAL, *ORDERS.values()):
-        told = shared(work, plan, name, iterations["link"].iloc[0], predictor.known)
-        predicted_s[plan] = replace(told, copy_s_per_byte=each_s).iteration_s if told else np.nan
-    rows = [
-        _gain(
-            order,
-            predicted_s[EQUAL] / predicted_s[plan] - 1,
-            (seconds[EQUAL] / seconds[plan] - 1).dropna(),
-        )
-        for order, plan in ORDERS.items()
-    ]
-    return pd.DataFrame(rows, columns=PLANS)
-
-
-def plans(here: Recording | None) -> pd.DataFrame:
-    """Return what was planned and then trained: medians of gains, and how many gain and are as predicted."""
-    tables = []
-    if here is not None and (planned := here.beside("joint")) is not None:
-        tables.append(joint(planned))
-    if here is not None and (orders := here.beside("uneven")) is not None:
-        final, layers = here.beside("steady"), workloads(orders)
-        if final is not None:
-            rounds = orders.rounds("sharing_iterations")
-            tables.append(uneven(rounds, layers[UNEVEN], Predictor(final)))
-    every = pd.concat(tables) if tables else pd.DataFrame(columns=PLANS)
-    by = every.groupby("planned", sort=False)
-    gains = by[["predicted gain", "measured gain"]].median()
-    counts = by[["gains", "as predicted"]].sum().rename(columns={"gains": "cases that gain"})
-    return pd.concat([by.size().rename("cases"), gains, counts], axis=1)
 
 
 # -- training that was recorded before sharing was looked at ------------------------------------

@@ -70,15 +70,15 @@ def case(name: Any) -> Any:
 
 def named(panels: Mapping[str, Panel]) -> dict[str, Panel]:
     """Return the same panels, rows and columns in the words of readers."""
-    found = {}
+    shown = {}
     for name, panel in panels.items():
         default = panel.default and (case(panel.default[0]), configuration(panel.default[1]))
         grid, lower, upper = (
             table if table is None else table.rename(index=case, columns=configuration)
             for table in (panel.grid, panel.lower, panel.upper)
         )
-        found[name] = Panel(grid, default, lower, upper, panel.neutral)
-    return found
+        shown[name] = Panel(grid, default, lower, upper, panel.neutral)
+    return shown
 
 
 def across(paper: Mapping[str, Panel]) -> dict[str, Panel]:
@@ -178,7 +178,7 @@ def controls(here: Recording | None) -> pd.DataFrame:
         columns=["level", "control", "outcome", "reason", "read_back"], fill_value=""
     )
     names = table["control"]
-    asked = "|".join(sharing_measured.ASKED)
+    asked = "NCCL_MIN_CTAS|NCCL_MAX_CTAS|NCCL_NTHREADS"
     table = table[~names.str.startswith("NCCL_") | names.str.contains(asked)]
     rows = []
     for (level, outcome, reason, back), group in table.groupby(

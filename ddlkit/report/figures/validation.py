@@ -74,24 +74,13 @@ def by_part(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     return figure
 
 
-def by_disturbance(cases: pd.DataFrame, after: pd.DataFrame) -> Figure:
-    """Return errors of disturbed iterations by kind, and how long a loss is remembered.
-
-    cases : of `labs.disturbed`; after : of `labs.after_loss`
-    """
-    figure, (left, right) = plots.canvas(2, height=3.0, width_ratios=[1.3, 1], layout="constrained")
-    label = "relative error, iteration time [%]"
+def by_disturbance(cases: pd.DataFrame) -> Figure:
+    """Return errors of disturbed iterations by kind; cases : of `labs.disturbed`."""
+    figure, ax = plots.canvas(height=3.0, layout="constrained")
     kinds = cases["kind"].replace({"none": "undisturbed", "others": "others' traffic"})
-    plots.dots_by_group(left, kinds, 100 * cases["relative_error"], label=label)
+    label = "relative error, iteration time [%]"
+    plots.dots_by_group(ax, kinds, 100 * cases["relative_error"], label=label)
     failed = kinds[cases["fails"]]
     cubic = failed.str.endswith("cubic").sum()
-    plots.heading(left, f"{len(failed)} of {len(cases)} fail, {cubic} of them with cubic")
-    ratio = after.pivot(index="after", columns="congestion", values="ratio")
-    xlabel, ylabel = (
-        "iterations since one with a loss of 1%",
-        "iteration, over those before any loss",
-    )
-    plots.lines(right, ratio, legend="", xlabel=xlabel, ylabel=ylabel)
-    right.legend(loc="upper right")
-    plots.heading(right, f"After a loss: cubic {ratio['cubic'].iloc[0] - 1:+.0%}")
+    plots.heading(ax, f"{len(failed)} of {len(cases)} fail, {cubic} of them with cubic")
     return figure

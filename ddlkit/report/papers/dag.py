@@ -24,9 +24,11 @@ from ddlkit.report.claims import (
     Evidence,
     Result,
     at_least,
+    by_model,
     check,
     counted,
     measured,
+    over_compatible,
     own,
     paper_table,
     percent,
@@ -34,7 +36,8 @@ from ddlkit.report.claims import (
     recomputed,
     settings,
 )
-from ddlkit.report.figures import dag_clusters, dag_inputs
+from ddlkit.report.figures import dag as figures
+from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
 
@@ -169,14 +172,8 @@ def _least_backward(cluster: int) -> Result:
 
 
 def _by_model(statement: str, claim: str) -> Result:
-    """The statement's values over all settings that agree with the most *other* statements."""
-    found = dag_clusters.setting_search().without(statement)
-    note = (
-        f"over {found.settings:,} settings, which agree with {found.most} of the {found.others} other "
-        f"statements; those that agree with this one too reach {found.with_it} of them"
-    )
-    low, high = (end / dag_clusters.unit(claim) for end in (found.low, found.high))
-    return Result(Evidence.MODEL, low, high, note)
+    search = dag_clusters.setting_search()
+    return by_model(search, statement, 1 / dag_clusters.unit(claim))
 
 
 for _statement, _claim in dag_clusters.STATEMENTS.items():
@@ -184,11 +181,7 @@ for _statement, _claim in dag_clusters.STATEMENTS.items():
 
 
 def _compatible_note() -> str:
-    found = dag_clusters.setting_search()
-    return (
-        f"over {int(found.most().sum()):,} settings, which agree with {found.count.max()} of the "
-        f"{len(found.stated)} statements"
-    )
+    return over_compatible(dag_clusters.setting_search())
 
 
 @check("dag-v100-speed")
@@ -293,12 +286,11 @@ def _lab_error(network: str) -> Result:
 @check("dag-finding1")
 def _frameworks_described() -> Result:
     """Of real training with each framework's switches: how many the graph tells to MOST."""
-    table = dag_inputs.predictions(dag_inputs.parts(dag_inputs.recorded()))
-    errors = dag_inputs.by_framework(table)
+    errors = figures.by_framework(figures.predictions(figures.parts()))
     note = (
         "PyTorch with the switches of each: pictures as JPEG or not, gradients sent during backward or after "
         f"it; mean errors of {percent(errors.min()):.1f} to {percent(errors.max()):.1f}%, where at most "
-        f"{percent(dag_inputs.MOST):g}%, the largest that the paper prints, was asked beforehand. No GPU, so "
+        f"{percent(figures.MOST):g}%, the largest that the paper prints, was asked beforehand. No GPU, so "
         "that nothing is copied, and Caffe-MPI and MXNet are alike"
     )
-    return measured([float((errors <= dag_inputs.MOST).sum())], "measured", note)
+    return measured([float((errors <= figures.MOST).sum())], "measured", note)

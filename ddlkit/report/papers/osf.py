@@ -9,27 +9,28 @@ from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlkit.core.units import GB, MIB
 from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import cluster, gains
+from ddlkit.papers.osf import cluster
 from ddlkit.report import source
 from ddlkit.report.claims import (
     Evidence,
     Result,
     at_most,
+    by_model,
     check,
     counted,
     measured,
+    over_compatible,
     own,
     paper_table,
     percent,
     prose,
     recomputed,
 )
-from ddlkit.report.figures import osf_measured, osf_overhead, osf_ranges, osf_scaling
-from ddlkit.report.figures.osf_overhead import KEYS
+from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
+from ddlkit.report.figures.osf_lab import KEYS, Lab
 from ddlkit.store import network_named
 
 
@@ -66,10 +67,6 @@ def table3() -> pd.DataFrame:
 def _mib(tensors: Sequence[int]) -> float:
     """Size in float32; osf's MB are MiB."""
     return 4 * sum(tensors) / MIB
-
-
-Floats = NDArray[np.float64]
-BDP_BYTES = 45e3
 
 
 @check("osf-sf-example")
@@ -133,40 +130,27 @@ def _size(layers: slice) -> Result:
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _by_model(statement: str, scale: float = 1, offset: float = 0) -> Result:
-    """The statement's values over all settings that agree with the most *other* statements."""
-    found = osf_scaling.setting_search().without(statement)
-    note = (
-        f"over {found.settings:,} settings, which agree with {found.most} of the {found.others} other "
-        f"statements; those that agree with this one too reach {found.with_it} of them"
-    )
-    low, high = (offset + scale * one for one in (found.low, found.high))
-    return Result(Evidence.MODEL, low, high, note)
+    return by_model(osf_scaling.setting_search(), statement, scale, offset)
 
 
 @check("osf-fig05-allreduce")
 def _allreduce_share() -> Result:
     """Eqs 7 to 16 know neither negotiation nor copies, which can only lower the share."""
-    found = _by_model("ResNet-101: ALLREDUCE share", 100)
-    note = f"at most, as the model has neither negotiation nor copies in memory; {found.note}"
-    return replace(found, low=-math.inf, note=note)
-
-
-LEFT_OPEN = "batch size, c, delta and timeout are not stated"
+    share = _by_model("ResNet-101: ALLREDUCE share", 100)
+    note = f"at most, as the model has neither negotiation nor copies in memory; {share.note}"
+    return replace(share, low=-math.inf, note=note)
 
 
 def _compatible_note() -> str:
-    found = osf_scaling.setting_search()
-    return (
-        f"over {int(found.most().sum()):,} settings, which agree with {found.count.max()} of the "
-        f"{len(found.stated)} statements; {LEFT_OPEN}"
-    )
+    open_ = "batch size, c, delta and timeout are not stated"
+    return f"{over_compatible(osf_scaling.setting_search())}; {open_}"
 
 
 @lru_cache(maxsize=1)
 def fusion_gains() -> pd.DataFrame:
-    """``gains.over`` all settings that agree with the most of osf's statements on its cluster."""
+    """``gains_over`` all settings that agree with the most of osf's statements on its cluster."""
     found = osf_scaling.setting_search()
-    return gains.over(found.grid, found.most())
+    return cluster.gains_over(found.grid, found.most())
 
 
 @check("osf-fig11-constant-min", "over_constant", "min")
@@ -199,7 +183,7 @@ def _resnet101_grows() -> Result:
 def _vgg_layer_share() -> Result:
     found = osf_scaling.setting_search()
     units, overheads = np.nonzero(found.most().any(axis=(1, 3, 4)))
-    delta_s = found.grid.times["overhead_s"][overheads]
+    delta_s = found.grid.free["overhead_s"][overheads]
     sizes = np.array([sum(layer.tensors) for layer in networks.layers("VGG16")])
     sent_s = osf.update_s(4.0 * sizes, cluster.WORKERS, cluster.NETWORK_BYTES_PER_S)
     messages = np.where(np.array(cluster.UNITS)[units] == "tensor", 2, 1)
@@ -216,7 +200,7 @@ def _below_bdp() -> Result:
     for capacity in (0, *cluster.BUFFERS):
         sent = [cluster.fused(n, 1.0, capacity, math.inf, "tensor") for n in cluster.FIVE]
         sizes = np.concatenate([plan.group_bytes(work) for work, plan, _ in sent])
-        shares.append(percent(float(np.mean(sizes < BDP_BYTES))))
+        shares.append(percent(float(np.mean(sizes < 45e3))))
     note = (
         "of all five networks' messages, over buffers from none to 1 GB: which buffers and networks are "
         "meant is not stated. Without fusion VGG-16 alone has 17/32 = 53.1%"
@@ -232,14 +216,9 @@ LAB = "in the lab at 1 Gbit/s, recorded layer times waited out, every message ne
 
 
 @lru_cache(maxsize=1)
-def _lab() -> osf_scaling.Lab:
-    return osf_scaling.Lab.load()
-
-
-@lru_cache(maxsize=1)
 def _equal_workers() -> pd.DataFrame:
     """The lab's communication times by phase, of workers that are equally fast."""
-    rows = osf_overhead.phases(_lab())
+    rows = osf_lab.phases(Lab.load())
     return rows[rows["slowest"] == 1]
 
 
@@ -274,7 +253,7 @@ def _busier_link() -> Result:
 
 @check("osf-fig06-falls")
 def _too_long_a_wait() -> Result:
-    runs = _lab().runs[lambda r: r["network"] == "resnet101"]
+    runs = Lab.load().runs[lambda r: r["network"] == "resnet101"]
     factors = (runs["compute_s"] / runs["iteration_s"]).groupby([runs["straggler"], runs["plan"]])
     wide = factors.mean().unstack()
     ratios = wide["buffer:100MB"] / wide["buffer:1GB"]
@@ -285,8 +264,8 @@ def _too_long_a_wait() -> Result:
 def _one_message() -> Result:
     """Where start-ups weigh as much as on the cluster; where they do not the lab loses by it."""
     factors = []
-    for lab in (osf_ranges.regime(), _lab()):
-        found = osf_ranges.fused_in_lab(lab, 4).set_index(["network", "buffer_bytes"])["measured"]
+    for campaign in (source.REGIMES, osf_lab.LAB):
+        found = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
         factors.append(percent(found["ResNet101", GB] / found["ResNet101", 0] - 1))
     note = (
         "4 workers over an emulated link, start-ups and bytes over computation as in the setting that fits "
@@ -299,8 +278,7 @@ def _one_message() -> Result:
 @lru_cache(maxsize=1)
 def _errors_in_lab() -> pd.DataFrame:
     """Per case of the lab: errors of osf and csf in %, both with Eq 7, without sign; what osf takes off."""
-    labs = [osf_scaling.Lab.load(name) for name in ("campaign", "campaign-osf")]
-    found = osf_ranges.unfused_in_lab(labs, ring=True).set_index("network")
+    found = osf_lab.unfused([Lab.load("campaign"), Lab.load()]).set_index("network")
     sizes = 100 * found[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
     return sizes.assign(reduction=100 * (1 - sizes["osf"] / sizes["csf"]))
 

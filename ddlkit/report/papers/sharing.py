@@ -73,11 +73,9 @@ def _allreduce_slowest() -> Result:
 
 @check("sharing-fig02-1x64")
 def _allreduce_least() -> Result:
-    by_blocks, by_threads = (
-        _allreduce(1, 64) / _allreduce(*other) for other in ((2, 64), (1, 128))
-    )
-    note = "from Fig 2: against 2x64, and against 1x128"
-    return own(percent(by_blocks - 1), percent(by_threads - 1), note)
+    least = _allreduce(1, 64)
+    more = (percent(least / _allreduce(*other) - 1) for other in ((2, 64), (1, 128)))
+    return own(*more, "from Fig 2: against 2x64, and against 1x128")
 
 
 @check("sharing-fig03-default-min", 0)
@@ -98,11 +96,23 @@ def _kernel_bound(*kernels: str) -> Result:
     return own(more - 100 * HALF, more + 100 * HALF, note)
 
 
-@check("sharing-fig04-best")
-def _resnet18_gain() -> Result:
-    row = throughput().loc[("ResNet-18", 32)]
-    low, high = map(percent, sharing.gain_range(row["1x256"], row[DEFAULT]))
-    return own(low, high, f"from Fig 8, same network and batch; its best there is {row.idxmax()}")
+def _gain(network: str, batch: int, configuration: str = "") -> Result:
+    """Gain over the default in Fig 8 within its rounding: of the best, if no configuration is named."""
+    row = throughput().loc[(network, batch)]
+    name = configuration or str(row.idxmax())
+    low, high = map(percent, sharing.gain_range(row[name], row[DEFAULT]))
+    note = f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}"
+    return own(low, high, note)
+
+
+check("sharing-fig04-best", "ResNet-18", 32, "1x256")(_gain)
+check("sharing-fig07-vgg16", "VGG-16", 64)(_gain)
+
+
+@check("sharing-best-gain")
+def _best_gain() -> Result:
+    gains = throughput().max(axis=1) / throughput()[DEFAULT] - 1
+    return _gain(*gains.idxmax())
 
 
 @check("sharing-fig06-batch16")
@@ -113,24 +123,6 @@ def _saved_time() -> Result:
 
     note = f"from Fig 8 within its rounding; {saved_ms(128):.1f} ms at batch 128: not constant"
     return own(saved_ms(16, -0.5), saved_ms(16, 0.5), note)
-
-
-@check("sharing-fig07-vgg16")
-def _vgg16_gain() -> Result:
-    row = throughput().loc[("VGG-16", 64)]
-    best = row.idxmax()
-    low, high = map(percent, sharing.gain_range(row[best], row[DEFAULT]))
-    return own(low, high, f"from Fig 8: {best}")
-
-
-@check("sharing-best-gain")
-def _best_gain() -> Result:
-    grid = throughput()
-    gains = grid.max(axis=1) / grid[DEFAULT] - 1
-    network, batch = gains.idxmax()
-    row = grid.loc[(network, batch)]
-    low, high = map(percent, sharing.gain_range(row.max(), row[DEFAULT]))
-    return own(low, high, f"best of Fig 8: {network}, batch {batch}, {row.idxmax()}")
 
 
 @check("sharing-tab2-vit-flops")
@@ -235,22 +227,19 @@ def _best_threads() -> pd.DataFrame:
 
 @check("sharing-threads-fall")
 def _threads_fall() -> Result:
-    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1)
-    return own(int(falling.sum()), int(falling.sum()), "from the configurations of Table 2")
+    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1).sum()
+    return own(int(falling), int(falling), "from the configurations of Table 2")
 
 
 @check("sharing-intensity-order")
 def _intensity_order() -> Result:
     least = _best_threads() == 64
-    first = least.to_numpy().argmax(axis=1)
-    reached = np.where(least.any(axis=1), first, len(BATCHES))
+    reached = np.where(least.any(axis=1), least.to_numpy().argmax(axis=1), len(BATCHES))
     order = np.argsort(paper_table("sharing", "tab02")["intensity"].to_numpy(), kind="stable")
     earliest = np.minimum.accumulate(reached[order])
-    late = np.array(_best_threads().index)[order][reached[order] > earliest]
-    fitting = len(order) - len(late)
-    return own(
-        fitting, fitting, f"from Table 2; later than one of lower intensity: {', '.join(late)}"
-    )
+    late = least.index[order][reached[order] > earliest]
+    fitting, note = len(order) - len(late), "from Table 2; later than one of lower intensity: "
+    return own(fitting, fitting, note + ", ".join(late))
 
 
 @check("sharing-fig06-constant")
@@ -262,17 +251,12 @@ def _constant_saving() -> Result:
 
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
-    gains = {}
-    for batch in (BATCHES[0], BATCHES[-1]):
-        row = throughput().loc[("ResNet-18", batch)]
-        gains[batch] = sharing.gain_range(row.max(), row[DEFAULT])
-    (least, most), (least_after, most_after) = gains.values()
+    first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
     rows = throughput().loc["ResNet-18"]
     by_batch = 100 * (rows.max(axis=1) / rows[DEFAULT] - 1)
-    note = (
-        f"from Fig 8 within its rounding; by batch {', '.join(f'{one:.1f}%' for one in by_batch)}"
-    )
-    return own(least_after / most, most_after / least, note)
+    each = ", ".join(f"{gain:.1f}%" for gain in by_batch)
+    note = f"from Fig 8 within its rounding; by batch {each}"
+    return own(last.low / first.high, last.high / first.low, note)
 
 
 @check("sharing-fig04-like-fig03")

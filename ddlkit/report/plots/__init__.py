@@ -175,16 +175,16 @@ def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
 @theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
-    points = pd.Series(np.asarray(values, dtype=float)).groupby(list(groups), sort=False)
-    case_rows(ax, [str(name) for name, _ in points], 0.0)
-    style = look("model")
-    for row, (_, of_group) in enumerate(points):
-        inside = np.sort(of_group)
-        # Spread evenly, not at random as seaborn does: the same data draw the same picture.
-        spread = row + 0.5 * (np.arange(len(inside)) % 5 / 4 - 0.5)
-        ax.plot(inside, spread, style.marker, color=style.color, markersize=3, alpha=0.6)
-        ax.plot([np.median(inside)] * 2, [row - 0.36, row + 0.36], color=INK, linewidth=2)
-    ax.set_xlabel(label)
+    import seaborn as sns  # takes longer to import than all else here
+
+    rows, style = [str(group) for group in groups], look("model")
+    case_rows(ax, list(dict.fromkeys(rows)), 0.0)
+    of = {"x": np.asarray(values, dtype=float), "y": rows, "ax": ax, "legend": False}
+    points = {"jitter": False, "marker": style.marker, "color": style.color, "alpha": 0.4}
+    sns.stripplot(size=4, **points, **of)
+    bar = {"marker": "|", "markersize": 14, "markeredgewidth": 2, "linestyle": "none"}
+    sns.pointplot(estimator="median", errorbar=None, color=INK, zorder=4, **bar, **of)
+    ax.set(xlabel=label, ylabel="")
 
 
 @theme()
@@ -368,7 +368,11 @@ def samples(
 
 @theme()
 def cost_fit(
-    ax: Axes, *fits: Fit[Any], density: float | None = None, names: Sequence[str] = ()
+    ax: Axes,
+    *fits: Fit[Any],
+    density: float | None = None,
+    names: Sequence[str] = (),
+    bands: bool = True,
 ) -> None:
     """Draw costs fitted to the same data: samples, their medians, and fitted lines with 95% intervals.
 
@@ -381,13 +385,16 @@ def cost_fit(
         if not chosen.any():
             raise UserError(f"density {density:g} was not measured: use one of the table's")
         sizes, seconds = sizes[chosen], seconds[chosen]
-    scale, unit = _draw_medians(ax, sizes, seconds)
+    medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
+    scale, unit = time_unit(medians)
+    draw_markers(ax, medians.index, scale * medians, look("measured"), 4, "measured, median")
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
     for fit, style in zip(fits, looks(names or [fit.form for fit in fits]), strict=True):
-        label = f"{style.label}, 95% interval" if fit.draws else style.label
-        if fit.draws:
+        label = style.label
+        if bands and fit.draws:
+            label += ", 95% interval"
             low, high = (scale * limit for limit in fit.interval(*place))
             ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
         line = scale * fit.cost(*place)
@@ -399,14 +406,6 @@ def cost_fit(
     add_legend(ax, "inside")
 
 
-def _draw_medians(ax: Axes, sizes: ArrayLike, seconds: ArrayLike) -> tuple[float, str]:
-    """Draw the median time at each size; return factor and name of the unit."""
-    medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
-    scale, unit = time_unit(medians)
-    draw_markers(ax, medians.index, scale * medians, look("measured"), 4, "measured, median")
-    return scale, unit
-
-
 @theme()
 def cost_forms(
     fits: Mapping[str, Fit[Any]],
@@ -415,30 +414,23 @@ def cost_forms(
 ) -> Figure:
     """Draw forms fitted to the same messages: their times, and below their errors at held-out sizes.
 
-    fits : by form; off : by form (k,) sizes left out and signed relative errors there; chosen : drawn thick
+    fits : by form, of which one was ``chosen``; off : by form (k,) sizes left out and signed relative errors
     """
     figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
-    order = sorted(fits, key=lambda form: form == chosen)  # the chosen one on top
-    sizes, seconds = fits[chosen].bytes, fits[chosen].seconds
-    scale, unit = time_unit(pd.Series(seconds).groupby(sizes).median())
-    grid = np.geomspace(np.min(sizes), np.max(sizes), 600)
-    for form, style in zip(order, looks(order), strict=True):
-        shape = {"color": style.color, "linestyle": style.line}
-        width, label = (2.2, f"{style.label} (chosen)") if form == chosen else (0.9, style.label)
-        above.plot(grid, scale * fits[form].cost(grid), label=label, linewidth=width, **shape)
+    cost_fit(above, *fits.values(), names=[*fits], bands=False)
+    for form, style in zip(fits, looks([*fits]), strict=True):
         if form in off:
             at, error = (np.asarray(values, dtype=float) for values in off[form])
             percent = 100 * np.maximum(np.abs(error), LEAST_DRAWN)
-            below.plot(at, percent, marker=style.marker, markersize=3.5, linewidth=width, **shape)
-    _draw_medians(above, sizes, seconds)
-    for ax in (above, below):
-        set_log(ax, "by")
-    above.set_ylabel(f"{fits[chosen].cost.collective.replace('_', '-')} time [{unit}]")
-    below.set(xlabel="message size", ylabel="error at held-out sizes [%]")
-    below.set_ylim(bottom=90 * LEAST_DRAWN)
-    above.tick_params(labelbottom=False)
-    handles, labels = above.get_legend_handles_labels()
-    figure.legend(handles[::-1], labels[::-1], loc="outside right upper")
+            shape = {"color": style.color, "linestyle": style.line, "marker": style.marker}
+            below.plot(at, percent, markersize=3.5, linewidth=1 + (form == chosen), **shape)
+    set_log(below, "by")
+    heading(above, f"chosen: {look(chosen).label}")
+    above.set(xlabel="")
+    below.set(
+        xlabel="message size", ylabel="error at held-out sizes [%]", ylim=(90 * LEAST_DRAWN, None)
+    )
+    above.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.timeline import KINDS
-from ddlkit.papers.dag.tasks import Schedule, TaskGraph, levels
+from ddlkit.papers.dag.tasks import Schedule, levels
 from ddlkit.report.figures.dag_clusters import SPELLED, lab_errors, over_linear, printed_errors
 from ddlkit.report.plots import intervals, lines, points, ribbon
 from ddlkit.report.plots.shown import canvas, heading, title
@@ -19,7 +19,6 @@ LOOKS = {
     True: ("o", "#f7d154", "compute"),
     False: ("s", "#e8833a", "communication"),
 }  # of tasks, by whether they compute: dag Fig 1's
-SIZE = 250  # of a node, points squared
 
 
 @theme()
@@ -32,54 +31,40 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
     import networkx as nx
 
     graph, path = schedule.graph, schedule.critical_path
-    place, drawn = _positions(graph), graph.to_networkx()
+    drawn, column, gpus = graph.to_networkx(), levels(graph), int(graph.rank.max()) + 1
+    rows = np.where(
+        graph.rank < 0, (gpus - 1) / 2, graph.rank
+    )  # what is of all ranks, in the middle
+    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
+    rows[below.index] = gpus + below.groupby(below).cumcount()  # messages, under each other
+    place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
+    thin = {"ax": ax, "node_size": 250, "arrowsize": 6}
+    nx.draw_networkx_edges(drawn, place, edge_color=SOFT, width=0.5, **thin)
     pairs = list(zip(path, path[1:], strict=False))
-    waits = {"resource": [pair for pair in pairs if not drawn.has_edge(*pair)]}
-    waits["task"] = [pair for pair in pairs if drawn.has_edge(*pair)]
-    common = {"ax": ax, "node_size": SIZE, "arrowsize": 6}
-    nx.draw_networkx_edges(drawn, place, edge_color=SOFT, width=0.5, **common)
-    for what, edges in waits.items():
-        shape = {"width": 1.8, "style": "-" if what == "task" else "--"}
-        nx.draw_networkx_edges(nx.DiGraph(edges), place, edge_color=INK, **shape, **common)
-        label = f"critical path: waits for a {what}"
-        ax.plot([], [], color=INK, linewidth=1.8, linestyle=shape["style"], label=label)
+    for what, style in (("resource", "--"), ("task", "-")):
+        edges = [pair for pair in pairs if drawn.has_edge(*pair) == (what == "task")]
+        shape = {"edge_color": INK, "width": 1.8, "style": style}
+        nx.draw_networkx_edges(nx.DiGraph(edges), place, **shape, **thin)
+        ax.plot([], [], style, color=INK, label=f"critical path: waits for a {what}")
     for computes, (marker, color, label) in LOOKS.items():
         tasks = np.flatnonzero(graph.computes == computes).tolist()
-        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "label": label}
         widths = [1.8 if task in path else 0.5 for task in tasks]
-        nx.draw_networkx_nodes(drawn, place, tasks, SIZE, ax=ax, linewidths=widths, **shape)
+        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "label": label}
+        nx.draw_networkx_nodes(drawn, place, tasks, 250, ax=ax, linewidths=widths, **shape)
     names = {task: graph.name(task) for task in range(graph.n)}
     nx.draw_networkx_labels(drawn, place, names, font_size=6, ax=ax)
-    _name_columns(ax, graph, place)
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=4)
-
-
-def _positions(graph: TaskGraph) -> dict[int, tuple[float, float]]:
-    """Return where each task is drawn: its column is the most edges before it, its row its rank.
-
-    Messages stand below all ranks, under each other in one column; what else is of all ranks, in the middle.
-    """
-    column, ranks = levels(graph), int(graph.rank.max(initial=0)) + 1
-    rows = np.where(graph.rank >= 0, graph.rank, (ranks - 1) / 2).astype(float)
-    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
-    rows[below.index] = ranks + below.groupby(below).cumcount()
-    return {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
-
-
-def _name_columns(ax: Axes, graph: TaskGraph, place: dict[int, tuple[float, float]]) -> None:
-    """Say above a column what its tasks do, beside a row whose it is."""
-    ax.axis("off")
-    ax.margins(0.04, 0.1)
     words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
     for task, (x, y) in place.items():
         kind, layer = KINDS[graph.kind[task]], int(graph.layer[task])
         text = words.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")
-        if graph.rank[task] == 0 or kind == "update":
-            ax.text(x, 0.55, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
-        elif kind == "all_reduce":
-            ax.text(x, y - 0.3, f"layer {layer}", ha="center", va="top", fontsize=6, color=SOFT)
-    for rank in range(int(graph.rank.max(initial=0)) + 1):
-        ax.text(-0.45, -rank, f"GPU {rank}", ha="right", va="center", fontsize=6.5, color=SOFT)
+        if graph.rank[task] <= 0:  # what all do in this column; under a message, whose it is
+            y = y - 0.75 if kind == "all_reduce" else 0.55
+            ax.text(x, y, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
+    for gpu in range(gpus):
+        ax.text(-0.45, -gpu, f"GPU {gpu}", ha="right", va="center", fontsize=6.5, color=SOFT)
+    ax.axis("off")
+    ax.margins(0.04, 0.1)
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.03), ncols=4)
 
 
 @theme()
@@ -95,9 +80,9 @@ def speedup_ranges(bars: pd.DataFrame) -> Figure:
     figure, axes = canvas(*shape, height=4.3, sharex=True, sharey=True)
     panels = rows.groupby(["cluster", "network"], sort=False)
     for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
-        by_size = sorted(panel.groupby("gpus"), reverse=True)
-        ends = ("model_low", "model_high", "model")
-        ranges = {f"{n} GPUs": tuple(sized[end] for end in ends) for n, sized in by_size}
+        ends = ["model_low", "model_high", "model"]
+        sizes = sorted(panel.groupby("gpus"), reverse=True)
+        ranges = {f"{gpus} GPUs": tuple(rows[end] for end in ends) for gpus, rows in sizes}
         intervals(ax, names, ranges, label="", legend="")
         paper = panel.loc[panel["gpus"] == most, "paper"]
         points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5, label=f"paper: {printed}")
@@ -105,13 +90,17 @@ def speedup_ranges(bars: pd.DataFrame) -> Figure:
         ax.set(xlim=(0, 4.3), xticks=range(5))
     which = "line: all compatible settings; marker: the most central one"
     axes[-1][shape[0] // 2].set_xlabel(f"speedup over {over} ({which})")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _legend_below(figure, axes.flat[0])
     best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
     spans = (f"{name} {row['min']:.2f} to {row['max']:.2f}" for name, row in best.iterrows())
     paper = f"the paper: {printed} {rows['paper'].max():g}"
     title(figure, f"Speedups of 4 in the most central setting: {', '.join(spans)}; {paper}")
     return figure
+
+
+def _legend_below(figure: Figure, ax: Axes) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
 
 
 @theme()
@@ -125,7 +114,7 @@ def speedups_beside_lab(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     upper, lower = (over_linear(table).replace({"network": SPELLED}) for table in (model, lab))
     figure, axes = canvas(len(printed), 2, height=5.4)
     for above, below, network in zip(*axes, printed.index, strict=True):
-        clusters = upper.loc[upper["network"] == network].groupby("cluster", sort=False)
+        clusters = upper[upper["network"] == network].groupby("cluster", sort=False)
         for (_, rows), role in zip(clusters, ROLES, strict=True):
             ribbon(above, rows["gpus"], rows["model_low"], rows["model_high"], role, [role])
             line = rows.set_index("gpus")[["model"]].set_axis([role], axis=1)
@@ -138,17 +127,16 @@ def speedups_beside_lab(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
         rows = rows.assign(case=rows["case"].str.partition(", ")[2].str.replace(" ", ""))
         shapes, share = list(dict.fromkeys(rows["case"])), printed[network] / 100
         ranges = {}
-        for role in (role for role in ROLES if role in {*rows["cluster"]}):
-            cases = rows[rows["cluster"] == role].set_index("case").reindex(shapes)
+        for role, cases in rows.groupby("cluster", sort=False):
+            cases = cases.set_index("case").reindex(shapes)
             measured = cases["measured"].mask(cases["limited"].astype(bool))
-            ranges[role] = cases["model"] * (1 - share), cases["model"] * (1 + share), measured
+            ranges[str(role)] = cases["model"] * (1 - share), cases["model"] * (1 + share), measured
         label = "speedup over linear [%]"
         intervals(below, shapes, ranges, label=label, reference=100, legend="")
         heading(below, f"lab {off.get(network, np.nan):.1f}% off, paper {printed[network]:g}%")
     axes[0, 0].set_ylabel("speedup over linear [%]")
     axes[1, 0].set_ylabel("lab: nodes x ranks of each")
-    handles, labels = axes[1, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    _legend_below(figure, axes[1, 0])
     ends = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
     title(figure, "Replayed in the lab: {} off in the mean; the paper prints {}".format(*ends))
     return figure

@@ -211,7 +211,8 @@ class Page:
         for tag in cell.metadata.get("tags", ()):
             if number := re.fullmatch(r"exercise-(\d+)", tag):
                 solution = exercises.read(self.name)[int(number[1])]
-                prose = {kind: self._markdown(getattr(solution, kind)) for kind in exercises.PROSE}
+                kinds = ("hint", "explanation")
+                prose = {kind: self._markdown(getattr(solution, kind)) for kind in kinds}
                 return {"name": tag.replace("-", " "), **prose, "solution": solution.solution}
         return None
 

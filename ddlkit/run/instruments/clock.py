@@ -1,13 +1,8 @@
 """The only timing loop of the project: repeat until the median is known well enough, keep every sample.
 
-Times of one action as a table, one row per sample:
-
 >>> seconds = measure(lambda: sum(range(1000)), Budget(min_repeats=3, max_repeats=3))
->>> sample_rows({"action": "sum"}, seconds)[["action", "sample"]]
-  action  sample
-0    sum       0
-1    sum       1
-2    sum       2
+>>> sample_rows({"action": "sum"}, seconds)[["action", "sample"]].to_numpy().tolist()
+[['sum', 0], ['sum', 1], ['sum', 2]]
 """
 
 from __future__ import annotations
@@ -38,15 +33,13 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure.
+    """How long to measure. Raises UserError for numbers that contradict each other.
 
     warmup : repeats whose times are dropped
     min_repeats, max_repeats : fewest and most samples kept
     max_s : seconds after which no further repeat starts, once there are ``min_repeats``
     relative_halfwidth : stop once half the 95% interval of the median is within this share of it
         (not before 6 repeats: fewer samples have no such interval)
-
-    Raises UserError for numbers that contradict each other.
     """
 
     warmup: int = 2
@@ -63,113 +56,29 @@ class Budget:
                 "and a half-width of at least zero"
             )
 
-
-def _narrow(samples: list[float], relative_halfwidth: float) -> bool:
-    low, high = median_interval(samples)
-    return (high - low) / 2 <= relative_halfwidth * float(np.median(samples))
+    def settled(self, samples: list[float]) -> bool:
+        """Return whether the median of these is known well enough."""
+        low, high = median_interval(samples)
+        return (high - low) / 2 <= self.relative_halfwidth * float(np.median(samples))
 
 
 def _nothing() -> None:
-    """A CPU has done its work when the call returns."""
+    """Do nothing: a CPU has done its work when the call returns."""
 
 
 def synchronizer(device: torch.device | str) -> Action:
-    """What to call so that all work given to ``device`` is done."""
+    """Return what to call so that all work given to ``device`` is done."""
     place = torch.device(device)
     return functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
 
 
 def flusher(device: torch.device) -> Action:
-    """What to call before a repeat so that it finds its data in no cache, nor pays for others' there.
+    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others' there.
 
     More than the last cache holds is read. Were it written, that cache would be full of what must be
     brought to memory first, at the expense of whoever comes next.
     """
-    beyond = torch.ones(FLUSH_BYTES[device.type] // 4, device=device)
-    return beyond.sum
-
-
-def measure_interleaved(
-    actions: Mapping[Key, Action],
-    budget: Budget,
-    *,
-    synchronize: Action | None = None,
-    setup: Action | None = None,
-    agree: Callable[[bool], bool] | None = None,
-) -> dict[Key, Floats]:
-    """Time several actions in turn, round by round, so that drift of the machine meets all alike.
-
-    synchronize : waits for the device, before the clock starts and before it stops
-    setup : runs untimed before every repeat, warm-up included
-    agree : turns this process's wish to stop into the decision of all ranks; it is called after every
-        round from ``budget.min_repeats`` on, so equally often on every rank
-
-    An action that returns Marks is timed by these, from the first to the last: on a GPU by the GPU's own
-    clock, without what the host does before and after. Any other is timed by the wall clock.
-
-    Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
-    budget ends.
-    """
-    wait, prepare = synchronize or _nothing, setup or _nothing
-
-    def once(action: Action) -> float:
-        prepare()
-        wait()
-        start_s = perf_counter()
-        result = action()
-        wait()
-        taken_s = perf_counter() - start_s
-        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken_s
-
-    for _ in range(budget.warmup):
-        for action in actions.values():
-            once(action)
-    samples: dict[Key, list[float]] = {name: [] for name in actions}
-    begin = perf_counter()
-    for repeat in range(1, budget.max_repeats + 1):
-        for name, action in actions.items():
-            samples[name].append(once(action))
-        if repeat < budget.min_repeats:
-            continue
-        late = perf_counter() - begin >= budget.max_s
-        done = late or all(_narrow(s, budget.relative_halfwidth) for s in samples.values())
-        if agree(done) if agree else done:
-            break
-    return {name: np.array(seconds) for name, seconds in samples.items()}
-
-
-def measure(
-    action: Action,
-    budget: Budget,
-    *,
-    synchronize: Action | None = None,
-    setup: Action | None = None,
-    agree: Callable[[bool], bool] | None = None,
-) -> Floats:
-    """Raw seconds of one action, one per repeat; see `measure_interleaved`."""
-    how: dict[str, Any] = {"synchronize": synchronize, "setup": setup, "agree": agree}
-    return measure_interleaved({"": action}, budget, **how)[""]
-
-
-def measure_on(
-    device: torch.device, action: Action, budget: Budget, *, setup: Action | None = None
-) -> Floats:
-    """Raw seconds of one action by the device's own clock."""
-    wait = synchronizer(device)
-    return measure(timed(action, device), budget, synchronize=wait, setup=setup)
-
-
-def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
-    """Table of one row per sample: the labels (each one value, or one per sample), sample, seconds."""
-    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
-
-
-def rows_by(
-    column: str, samples: Mapping[str, Floats], labels: Mapping[str, object]
-) -> pd.DataFrame:
-    """`sample_rows` of several measurements, one below the other; ``column`` holds their names."""
-    frames = [sample_rows({**labels, column: name}, seconds) for name, seconds in samples.items()]
-    return pd.concat(frames, ignore_index=True)
+    return torch.ones(FLUSH_BYTES[device.type] // 4, device=device).sum
 
 
 class Marks:
@@ -194,7 +103,7 @@ class Marks:
             self._times.append(perf_counter())
 
     def seconds(self) -> Floats:
-        """Time of every mark, counted from the first one."""
+        """Return the time of every mark, counted from the first one."""
         if self._events:
             torch.cuda.synchronize(self._device)
             first = self._events[0]
@@ -203,7 +112,7 @@ class Marks:
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
-    """``action`` as one that `measure` times by the device's own clock."""
+    """Return ``action`` as one that `measure` times by the device's own clock."""
 
     def run() -> Marks:
         marks = Marks(device)
@@ -215,8 +124,78 @@ def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
     return run
 
 
+def measure_interleaved(
+    actions: Mapping[Key, Action],
+    budget: Budget,
+    *,
+    synchronize: Action = _nothing,
+    setup: Action = _nothing,
+    agree: Callable[[bool], bool] = bool,
+) -> dict[Key, Floats]:
+    """Time several actions in turn, round by round, so that drift of the machine meets all alike.
+
+    synchronize : waits for the device, before the clock starts and before it stops
+    setup : runs untimed before every repeat, warm-up included
+    agree : turns this process's wish to stop into the decision of all ranks; it is called after every
+        round from ``budget.min_repeats`` on, so equally often on every rank
+
+    An action that returns Marks is timed by these, from the first to the last: on a GPU by the GPU's own
+    clock, without what the host does before and after. Any other is timed by the wall clock.
+
+    Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
+    budget ends.
+    """
+
+    def once(action: Action) -> float:
+        setup()
+        synchronize()
+        start_s = perf_counter()
+        result = action()
+        synchronize()
+        taken_s = perf_counter() - start_s
+        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken_s
+
+    for _ in range(budget.warmup):
+        for action in actions.values():
+            once(action)
+    samples: dict[Key, list[float]] = {name: [] for name in actions}
+    begun_s = perf_counter()
+    for repeat in range(1, budget.max_repeats + 1):
+        for name, action in actions.items():
+            samples[name].append(once(action))
+        if repeat < budget.min_repeats:
+            continue
+        late = perf_counter() - begun_s >= budget.max_s
+        if agree(late or all(budget.settled(seconds) for seconds in samples.values())):
+            break
+    return {name: np.array(seconds) for name, seconds in samples.items()}
+
+
+def measure(action: Action, budget: Budget, **how: Any) -> Floats:
+    """Return raw seconds of one action, one per repeat; ``how`` as of `measure_interleaved`."""
+    return measure_interleaved({"": action}, budget, **how)[""]
+
+
+def measure_on(device: torch.device, action: Action, budget: Budget, **how: Any) -> Floats:
+    """Return raw seconds of one action by the device's own clock."""
+    return measure(timed(action, device), budget, synchronize=synchronizer(device), **how)
+
+
+def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
+    """Return one row per sample: the labels (each one value, or one per sample), sample, seconds."""
+    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
+
+
+def rows_by(
+    column: str, samples: Mapping[str, Floats], labels: Mapping[str, object]
+) -> pd.DataFrame:
+    """Return `sample_rows` of several measurements, one below the other; ``column`` holds their names."""
+    frames = [sample_rows({**labels, column: name}, seconds) for name, seconds in samples.items()]
+    return pd.concat(frames, ignore_index=True)
+
+
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """What `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
+    """Return what `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)

@@ -1,6 +1,17 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
-No torch at import: the sampler belongs into a process that does not measure.
+And whether what was measured tells of a link, or of the processor. An iteration is marked
+``processor_limited``, and reported apart from those that a link limits, where for the rank that fared worst
+
+* the cores were busy for BUSY_LIMIT of the time from its first message to its last: then they may set the
+  pace. Over the whole iteration, in which ranks mostly sleep, that would not show;
+* ``late``: more than LATE_LIMIT of the packets that crossed an emulated link left its process later than
+  they were due (`ddlkit.run.lab.tunnel.LATE_S`), or the process itself was busy for BUSY_LIMIT;
+* the host took more than STOLEN_LIMIT of the cores. Such an iteration is taken again, up to TRIES times.
+
+A calibration is not marked: it says what messages cost with the cores as they are; only what the host
+disturbed is left out of it (`ddlkit.model.calibration.undisturbed`). No torch at import: the sampler belongs
+into a process that does not measure.
 """
 
 from __future__ import annotations
@@ -11,7 +22,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -19,29 +31,89 @@ import psutil
 
 from ddlkit import machine
 from ddlkit.core.units import GIB
+from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import child_environment
+
+LATE_LIMIT = 0.05
+"""Share of packets."""
+BUSY_LIMIT = 0.9
+"""Share of all cores' time; of an emulated link's process, of one core's."""
+TRIES = 3
+"""How often an iteration is taken in a campaign, at most; the last one stays, and is marked."""
 
 PERIOD_S = 1.0
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
 LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
 
-# What nvidia-smi calls it, what it is called here, and the factor to its unit.
-_SAMPLED = (
-    ("clocks.sm", "sm_clock_hz", 1e6),
-    ("clocks.mem", "memory_clock_hz", 1e6),
-    ("temperature.gpu", "temperature_c", 1.0),
-    ("power.draw", "power_w", 1.0),
-    ("utilization.gpu", "utilisation", 0.01),
-    ("memory.used", "memory_used_bytes", 2.0**20),
-)
-_FIELDS = ("index", *(name for name, _, _ in _SAMPLED))
+# What it is called here, by what nvidia-smi calls it, and the factor to its unit.
+_SAMPLED = {
+    "clocks.sm": ("sm_clock_hz", 1e6),
+    "clocks.mem": ("memory_clock_hz", 1e6),
+    "temperature.gpu": ("temperature_c", 1.0),
+    "power.draw": ("power_w", 1.0),
+    "utilization.gpu": ("utilisation", 0.01),
+    "memory.used": ("memory_used_bytes", 2.0**20),
+}
+_FIELDS = ("index", *_SAMPLED)
 # Becomes another program that dies with us, whatever we die of.
 _BECOME = (
     "import os, sys; from ddlkit.run.jobs.protocol import die_with_parent; "
     "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
+Vitals = list[tuple[str, str, float]]
+"""(device, quantity, value)"""
+
+
+# -- cores ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Shares of all cores' time between two readings. busy : not idle, stolen included.
+
+    stolen : a virtual machine's clock goes on while another one has its cores, which Linux counts ("steal")
+    late : share of packets that an emulated link's process carried later than they were due
+    """
+
+    busy: float
+    stolen: float
+    late: float = 0.0
+
+    @property
+    def limited(self) -> bool:
+        """Return whether the processor, not the link, may have set the pace: ``processor_limited``."""
+        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.disturbed
+
+    @property
+    def disturbed(self) -> bool:
+        """Return whether the host took more than STOLEN_LIMIT."""
+        return self.stolen > STOLEN_LIMIT
+
+
+def processor_times() -> Any:
+    """Return what `processor_usage` compares; takes some 20 us."""
+    return psutil.cpu_times()
+
+
+def processor_usage(before: Any, after: Any) -> Usage:
+    """Return what happened between two readings.
+
+    The kernel already counts guests in user time; a core that waits for a disk is idle. So is one for us that
+    others use who are nice, as they leave it when they are asked to, unless we are nice ourselves.
+    """
+    names = [name for name in before._fields if not name.startswith("guest")]
+    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
+    total_s = sum(spent.values())
+    if total_s <= 0:
+        return Usage(0.0, 0.0)
+    ours = ("idle", "iowait") if os.nice(0) > 0 else ("idle", "iowait", "nice")
+    idle_s = sum(spent.get(name, 0.0) for name in ours)
+    return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)
+
+
+# -- samples -------------------------------------------------------------------------------------
 
 
 class Sampler:
@@ -55,10 +127,9 @@ class Sampler:
         self._start_s = time.monotonic()
 
     def __enter__(self) -> Sampler:
-        lines = self._smi.__enter__()
+        jobs: Any = {self._watch_host: (), self._hear_gpus: (self._smi.__enter__(),)}
         self._threads = [
-            threading.Thread(target=self._watch_host, daemon=True),
-            threading.Thread(target=self._hear_gpus, args=[lines], daemon=True),
+            threading.Thread(target=job, args=given, daemon=True) for job, given in jobs.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -75,7 +146,7 @@ class Sampler:
         rows = sorted(list(self._rows), key=lambda row: row[0])
         return pd.DataFrame(rows, columns=["time_s", "device", "quantity", "value"])
 
-    def _note(self, samples: Iterable[tuple[str, str, float]]) -> None:
+    def _note(self, samples: Vitals) -> None:
         now_s = time.monotonic() - self._start_s
         self._rows.extend((now_s, *sample) for sample in samples)
 
@@ -88,6 +159,24 @@ class Sampler:
         numbers: dict[str, int] = {}
         for line in lines:
             self._note(parse_vitals(line, numbers))
+
+
+def host_vitals() -> Vitals:
+    """Return load of all cores since the last call (0..1), free memory, clock, temperature.
+
+    Virtual machines often hide the last two: what is hidden is left out.
+    """
+    vitals = {
+        "load": psutil.cpu_percent() / 100,
+        "available_bytes": float(psutil.virtual_memory().available),
+    }
+    clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+    if clock is not None and clock.current > 0:
+        vitals["clock_hz"] = clock.current * 1e6
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    if warmth := [reading.current for chip in sensors.values() for reading in chip]:
+        vitals["temperature_c"] = max(warmth)
+    return [("cpu", quantity, value) for quantity, value in vitals.items()]
 
 
 @contextlib.contextmanager
@@ -113,48 +202,38 @@ def _resident_smi(period_s: float) -> Iterator[Iterable[str]]:
         end([process])
 
 
-def host_vitals() -> list[tuple[str, str, float]]:
-    """Return (device, quantity, value): load of all cores since the last call (0..1), free memory, clock.
-
-    Virtual machines often hide the clock and temperatures: what is hidden is left out.
-    """
-    vitals = [
-        ("cpu", "load", psutil.cpu_percent() / 100),
-        ("cpu", "available_bytes", float(psutil.virtual_memory().available)),
-    ]
-    clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    if clock is not None and clock.current > 0:
-        vitals.append(("cpu", "clock_hz", clock.current * 1e6))
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    warmest = [reading.current for chip in sensors.values() for reading in chip]
-    if warmest:
-        vitals.append(("cpu", "temperature_c", max(warmest)))
-    return vitals
+def _visible() -> list[str]:
+    """Return nvidia-smi's words for the GPUs that CUDA may see."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return ["-i", visible] if visible else []
 
 
-def gpu_vitals() -> list[tuple[str, str, float]]:
-    """Return (device, quantity, value) of every GPU; nothing where nvidia-smi is not there."""
-    return parse_vitals(_ask_visible(_FIELDS), {})
+def gpu_vitals() -> Vitals:
+    """Return the vitals of every GPU that CUDA may see; nothing where nvidia-smi is not there."""
+    return parse_vitals(machine.ask_gpus(_FIELDS, *_visible()), {})
 
 
-def parse_vitals(text: str, numbers: dict[str, int]) -> list[tuple[str, str, float]]:
-    """Read (device, quantity, value) from what nvidia-smi prints; what a GPU does not say is left out.
+def parse_vitals(text: str, numbers: dict[str, int]) -> Vitals:
+    """Read what nvidia-smi prints; what a GPU does not say is left out.
 
     numbers : of the GPUs met so far, by their indexes: those that CUDA sees are counted from 0
     """
-    found = []
+    vitals = []
     for index, *cells in machine.cells(text):
         if len(cells) != len(_SAMPLED):
             continue
         device = f"gpu{numbers.setdefault(index, len(numbers))}"
-        for cell, (_, quantity, factor) in zip(cells, _SAMPLED, strict=True):
+        for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=True):
             with contextlib.suppress(ValueError):  # "[N/A]" and its like
-                found.append((device, quantity, float(cell) * factor))
-    return found
+                vitals.append((device, quantity, float(cell) * factor))
+    return vitals
+
+
+# -- whether a GPU is ours alone -----------------------------------------------------------------
 
 
 def gpu_in_use() -> str:
-    """Say which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
+    """Return which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
 
     A GPU is used if it is busy, and somebody has memory or a process on it, at every look in PATIENCE_S:
     right after a program's end, or while the driver starts, utilisation may be high with nobody there.
@@ -172,31 +251,19 @@ def gpu_in_use() -> str:
 
 
 def _computing_gpus() -> dict[str, float]:
-    """Return the utilisation of each GPU that is busy and on which others have memory or a process."""
-    found = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
-    busy = {gpu: x for (gpu, what), x in found.items() if what == "utilisation" and x >= BUSY}
+    """Return the utilisation of each GPU that is busy and on which others have memory or a process.
+
+    A process is another's if it is neither this one nor of its family.
+    """
+    vitals = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
+    busy = {gpu: x for (gpu, what), x in vitals.items() if what == "utilisation" and x >= BUSY}
     if not busy:
         return {}
-    used = {gpu for gpu in busy if found.get((gpu, "memory_used_bytes"), 0.0) > COMPANY_BYTES}
-    return {gpu: load for gpu, load in busy.items() if gpu in used | _gpus_with_processes()}
-
-
-def _gpus_with_processes() -> set[str]:
-    """Name GPUs on which a process computes that is neither this one nor of its family."""
     us = psutil.Process()
-    ours = {str(one.pid) for one in (us, *us.parents(), *us.children(recursive=True))}
-    uuids = [cells[0] for cells in machine.cells(_ask_visible(["uuid"]))]
-    running = machine.cells(_ask_visible(["gpu_uuid", "pid"], about="compute-apps"))
-    used = {uuid for uuid, *pid in running if not ours.issuperset(pid)}
-    return {f"gpu{number}" for number, uuid in enumerate(uuids) if uuid in used}
-
-
-def _ask_visible(fields: Sequence[str], about: str = "gpu") -> str:
-    """Return what nvidia-smi prints of the GPUs that CUDA may see."""
-    return machine.ask_gpus(fields, *_visible(), about=about)
-
-
-def _visible() -> list[str]:
-    """Return nvidia-smi's words for the GPUs that CUDA may see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return ["-i", visible] if visible else []
+    ours = {str(process.pid) for process in (us, *us.parents(), *us.children(recursive=True))}
+    uuids = [cells[0] for cells in machine.cells(machine.ask_gpus(["uuid"], *_visible()))]
+    asked = machine.ask_gpus(["gpu_uuid", "pid"], *_visible(), about="compute-apps")
+    others = {uuid for uuid, *pid in machine.cells(asked) if not ours.issuperset(pid)}
+    used = {f"gpu{number}" for number, uuid in enumerate(uuids) if uuid in others}
+    used |= {gpu for gpu in busy if vitals.get((gpu, "memory_used_bytes"), 0.0) > COMPANY_BYTES}
+    return {gpu: load for gpu, load in busy.items() if gpu in used}

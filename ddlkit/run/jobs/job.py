@@ -39,24 +39,21 @@ class Job(Generic[S]):
 
     @property
     def module(self) -> str:
-        """Where it is declared: by this name the ranks find it."""
+        """Return where it is declared: by this name the ranks find it."""
         return self.part.__module__
 
     def run(self, me: Rank, settings: S) -> None:
-        """This rank's part of the job, and on rank 0 its tables, into ``me.out``."""
+        """Do this rank's part of the job; rank 0 saves its tables into ``me.out``."""
         frames: dict[str, list[pd.DataFrame]] = {name: [] for name in self.tables}
-        for found in self.part(me, settings):
-            for name, frame in found.items():
+        for rows in self.part(me, settings):
+            for name, frame in rows.items():
                 frames[name].append(frame)
-            for name in found if me.rank == 0 else ():
-                table = pd.concat(frames[name], ignore_index=True)
-                store.save_table(table, me.out, name, schema=name, command=sys.argv)
+                if me.rank == 0:
+                    table = pd.concat(frames[name], ignore_index=True)
+                    store.save_table(table, me.out, name, schema=name, command=sys.argv)
 
     def read(self, config: Mapping[str, Any]) -> S:
-        """The job's own settings.
-
-        Raises UserError for one that is unknown or missing: nothing is ignored silently.
-        """
+        """Read the job's own settings. Raises UserError for one that is unknown or missing."""
         own = {name: value for name, value in config.items() if name not in FRAME}
         try:
             return cast(S, _made(self.settings, own))

@@ -110,7 +110,6 @@ class Loopback:
 
     def namespace(self, rank: int) -> Path | None:
         """Return None: ranks live in our own."""
-        return None
 
     def lost(self) -> str:
         """Return nothing: loopback stays."""
@@ -234,19 +233,16 @@ def start_server() -> None:
     """
     _keep_sockets()
     forkserver.set_forkserver_preload([SERVER])
-    # One thread each: read when torch is loaded; each rank sets its own number.
-    changed = {**child_environment(), "OMP_NUM_THREADS": "1"}
     before = dict(os.environ)
     try:
         with deferring(*ENDING), _without_main():
             masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            os.environ.clear()
-            os.environ.update(changed)
+            # One thread each: read when torch is loaded; each rank sets its own number.
+            _set_environment({**child_environment(), "OMP_NUM_THREADS": "1"})
             try:
                 forkserver.ensure_running()
             finally:
-                os.environ.clear()
-                os.environ.update(before)
+                _set_environment(before)
                 signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             probe = ForkServerProcess()
         with _without_main():
@@ -255,6 +251,11 @@ def start_server() -> None:
     except (OSError, EOFError) as error:
         why = str(error) or "importing torch failed in the fork server"
         raise UserError(f"ranks cannot be started: {why}") from error
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @functools.cache
@@ -286,7 +287,7 @@ def _without_main() -> Iterator[None]:
 
 @dataclass
 class _Group:
-    """The processes that carry the ranks of one job; ``worker`` are the arguments of each."""
+    """The processes of the ranks of one job; ``worker`` are the arguments of each."""
 
     worker: list[str]
     ranks: int
@@ -296,7 +297,7 @@ class _Group:
 
     @property
     def job(self) -> str:
-        """As it appears in messages."""
+        """Return the job's name as it appears in messages."""
         return self.worker[0].rpartition(".")[2]
 
     def log(self, rank: int) -> Path:
@@ -335,7 +336,7 @@ class _Group:
         _show_progress(self.log(0), shown)
 
     def _verdict(self) -> str:
-        """Say in one line which rank died first of all, or was waited for in vain, as far as can be known."""
+        """Return in one line which rank died first of all, or was waited for in vain."""
         polled = [process.poll() for process in self.processes]
         deaths = {rank: status for rank, status in enumerate(polled) if status}
         # Ranks follow one another within milliseconds: those that lost a peer are not the cause.

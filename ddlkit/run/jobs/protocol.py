@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def ending(status: int) -> str:
-    """Say how a process came to an end with that exit status; negative: the signal that killed it.
+    """Return how a process came to an end with that exit status; negative: the signal that killed it.
 
     >>> ending(-9)
     'was killed by SIGKILL'
@@ -60,8 +60,8 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 def die_with_parent(parent: int = 0) -> None:
     """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
 
-    A child of ours knows its ``parent``'s pid, at least from `child_environment`, so that one that died
-    before this call is noticed too. Without one (srun, torchrun by hand) there is nothing to compare.
+    A child of ours knows its ``parent`` from `child_environment`: one that died before this call is noticed
+    too. Without one (srun, torchrun by hand) there is nothing to compare.
     """
     if sys.platform != "linux":
         return
@@ -81,8 +81,7 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
 def trap(*numbers: int) -> list[int]:
     """Let signals end this process by way of every ``finally``; returns those that now do.
 
-    A signal that someone else handles is left to them, and to the main thread, which alone gets signals,
-    everything is left if this is another one.
+    One that someone else handles is left to them; only the main thread gets signals at all.
     """
     if threading.current_thread() is not threading.main_thread():
         return []

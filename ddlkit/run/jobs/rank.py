@@ -98,12 +98,12 @@ class Rank:
         dist.destroy_process_group()
 
     def say(self, message: str) -> None:
-        """A line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
+        """Print a line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
         if self.rank == 0:
             print(f"{PROGRESS}{message}", file=sys.stderr, flush=True)
 
     def describe(self) -> dict[str, Any]:
-        """What of this decides how fast a run is, for a JSON file beside its results."""
+        """Return what of this decides how fast a run is, for a JSON file beside its results."""
         names = ("world_size", "backend", "gloo_threads", "torch_threads", "raised_threads")
         return {"device": str(self.device), **{name: getattr(self, name) for name in names}}
 
@@ -111,15 +111,15 @@ class Rank:
 def _number(name: str, slurm: str, default: str = "") -> int:
     text = os.environ.get(name) or os.environ.get(slurm) or default
     if not text.isdecimal():
-        found = f"{name} is {text or 'not set'} in this rank's environment"
-        raise UserError(f"{found}: start ranks with torchrun, srun or ddlkit.run.jobs.launch")
+        missing = f"{name} is {text or 'not set'} in this rank's environment"
+        raise UserError(f"{missing}: start ranks with torchrun, srun or ddlkit.run.jobs.launch")
     return int(text)
 
 
 def _choose(
     asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
 ) -> tuple[str, torch.device]:
-    """The backend, and where this rank's tensors lie."""
+    """Return the backend, and where this rank's tensors lie."""
     if torch.cuda._is_in_bad_fork():
         used = "this rank was forked from a process that had used a GPU, so it can use none"
         raise UserError(f"{used}: what a job imports must leave torch.cuda alone")
@@ -127,8 +127,8 @@ def _choose(
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
     if asked == "nccl" and gpus < neighbours:
-        found = f"{neighbours} ranks on this node, {gpus} GPUs"
-        raise UserError(f"nccl needs a GPU for each rank: {found}; use gloo")
+        there = f"{neighbours} ranks on this node, {gpus} GPUs"
+        raise UserError(f"nccl needs a GPU for each rank: {there}; use gloo")
     backend = asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
     if not (backend == "nccl" if on_gpu is None else on_gpu):
         return backend, torch.device("cpu")
@@ -167,7 +167,7 @@ def _meet(
 
 
 def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta) -> Any:
-    """Where ranks meet: rank 0 listens at that address alone, and torch's own store at every one there is.
+    """Return where ranks meet: rank 0 listens at that address alone, torch's own store at every one there is.
 
     None leaves it to torch: where torchrun has a store, and under a host's name, which may be another
     address on each node. Raises OSError for a port that is taken.
@@ -191,11 +191,11 @@ def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.tim
     return torchs.TCPStore(address, port, **how)
 
 
-# -- exchange of numbers: as float64 tensors, nothing is pickled ---------------------------------
+# -- exchange of numbers: as float64 tensors, nothing is pickled; all ranks must call alike --------
 
 
 def everyones(values: Sequence[float] | Floats) -> Floats:
-    """``values`` (any shape) of every rank, stacked: (world_size, ...). All ranks must call it alike."""
+    """Return ``values`` (any shape) of every rank, stacked: (world_size, ...)."""
     home = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(home)
     flat = mine.new_empty(dist.get_world_size() * mine.numel())
@@ -205,20 +205,20 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
 
 
 def everyones_texts(text: str, most: int = 1024) -> list[str]:
-    """``text`` of every rank, up to ``most`` bytes of it. All ranks must call it alike."""
+    """Return ``text`` of every rank, up to ``most`` bytes of it."""
     mine = text.encode()[:most].ljust(most)
     rows = everyones(np.frombuffer(mine, dtype=np.uint8).astype(float))
     return [bytes(row.astype(np.uint8)).decode(errors="ignore").rstrip() for row in rows]
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
-    """Elementwise maximum of ``values`` (any shape) over all ranks."""
+    """Return the elementwise maximum of ``values`` (any shape) over all ranks."""
     largest: Floats = everyones(values).max(axis=0)
     return largest
 
 
 def agree_all(flag: bool) -> bool:
-    """Whether every rank says yes, the same answer on all: a measurement that others take part in ends so."""
+    """Return whether every rank says yes, the same on all: a measurement that others take part in ends so."""
     return not slowest([not flag]).any()
 
 
@@ -230,9 +230,8 @@ def register_gloo(threads: int, device: torch.device) -> str:
 
     It serves tensors of the CPU and of ``device``. Each thread has connections of its own, so that messages
     in flight together meet on the link only. (torch's own two threads wait for one set of connections, too.)
-
-    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered
-    whose maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
+    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered whose
+    maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
     """
     if threads < 1:
         raise UserError(f"gloo_threads {threads}: at least 1 must carry the collectives")
@@ -245,7 +244,7 @@ def register_gloo(threads: int, device: torch.device) -> str:
         options._threads = threads
         options._timeout = wanted.timeout
         interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
-        chosen = [gloo.create_device(interface=one) for one in interfaces * threads]
+        chosen = [gloo.create_device(interface=name) for name in interfaces * threads]
         options._devices = chosen or [gloo.create_default_device() for _ in range(threads)]
         return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
 
@@ -261,9 +260,7 @@ def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
 
     With more ranks than cores, messages wait for a time slice: milliseconds in place of tens of
     microseconds. Only gloo's own threads are raised: a whole process would stop overlapping. It is
-    done after a barrier, since raised threads have been seen to hang the start, and taken back on
-    every rank, with 0 returned, if any rank may not (no root) or if a few barriers take longer than
-    ``deadline_s``.
+    done after a barrier, since raised threads have been seen to hang the start.
 
     Not SCHED_FIFO: gloo's thread at the sockets only *tries* to lock a connection, and polls again at once
     while a thread that carries a message holds it. Raised alike, and with more of them than cores, pollers
@@ -281,8 +278,8 @@ def hasten(
 ) -> bool:
     """Let these threads, which carry the messages of ``group``, preempt all else; whether they now do.
 
-    As `raise_priority_of_gloo`, whose way this is: every rank must call it, and what does not help on all
-    of them is taken back on each.
+    Every rank must call it. It is taken back on each if any may not (no root), or if a few barriers take
+    longer than ``deadline_s``.
     """
     watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
     watchdog.daemon = True
@@ -299,21 +296,21 @@ def hasten(
 
 
 def threads_here(at_least: int = 0) -> list[int]:
-    """Ids of this process's threads that gloo named.
+    """Return the ids of this process's threads that gloo named.
 
     A thread names itself once it runs: on a busy machine, ``at_least`` that number are waited for.
     """
     give_up = time.monotonic() + 2
     while True:
         tasks = sorted(Path("/proc/self/task").iterdir())
-        found = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
-        if len(found) >= at_least or time.monotonic() > give_up:
-            return found
+        threads = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
+        if len(threads) >= at_least or time.monotonic() > give_up:
+            return threads
         time.sleep(0.005)
 
 
 def _schedule(threads: Sequence[int], policy: int, priority: int) -> bool:
-    """Whether all ``threads`` could be given that scheduling."""
+    """Return whether all ``threads`` could be given that scheduling."""
     try:
         for thread in threads:
             os.sched_setscheduler(thread, policy, os.sched_param(priority))

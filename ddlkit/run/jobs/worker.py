@@ -1,15 +1,12 @@
 """What runs in every rank: ``python -m ddlkit.run.jobs.worker JOB CONFIG.json``.
 
-The ranks find each other by torchrun's variables or by Slurm's (examples/slurm_collectives.sh), so one
-command serves on one machine and over several. JOB is the module that declares a job; of those in ddlkit.run
-the last part of the name is enough.
-
-CONFIG.json holds the settings of the job; ``out``, a directory that rank 0 writes its tables to;
-``link``, a name for the network; and ``join``, the arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g.
+The ranks find each other by torchrun's variables or by Slurm's (examples/slurm_collectives.sh). JOB is the
+module that declares a job; of those in ddlkit.run the last part of the name is enough. CONFIG.json holds the
+settings of the job; ``out``, a directory that rank 0 writes its tables to; ``link``, a name for the network;
+and ``join``, the arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g.
 ``{"out": "results", "link": "infiniband", "join": {"backend": "nccl"}}``.
 
-A user's mistake is one line and exit status 2. A rank that fails because another one went away says
-so by exit status 3.
+A user's mistake is exit status 2; a rank that fails because another one went away says so by status 3.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ labs of different labels never meet. Needs Linux, root and iproute2. There are t
 
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
-emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`): delay, jitter,
-    loss and background traffic. It ends with the lab
+emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`)
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run.jobs import protocol
 from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import Conditions
 from ddlkit.run.lab.conditions import LabShape as LabShape  # by this name others know it
 from ddlkit.run.lab.tunnel import INTERFACE
 from ddlkit.store.files import atomic_write_text
@@ -46,7 +44,7 @@ STATE = Path("/run/ddlkit")
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
 UP = "addrgenmode none up"
-SUBNET = "10.77.0.0/24"
+PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
 TCP = "congctl {} initcwnd 1000 initrwnd 1000"
@@ -77,12 +75,17 @@ class Lab:
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
         self._process: subprocess.Popen[str] | None = None  # of an emulated link, if our child
 
+    @property
+    def namespaces(self) -> list[str]:
+        """Return the names of all namespaces of this lab, the bridge's last."""
+        return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
+
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """Return what a rank of a job of ``ranks`` must find in its environment."""
         if ranks > self.ranks:
             raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
-        numbers = protocol.rank_environment(rank, ranks, _address(0), PORT)
-        link = {emulated.LINK: str(self._socket())} if self.shape.conditions else {}
+        numbers = protocol.rank_environment(rank, ranks, f"{PREFIX}1", PORT)
+        link = {emulated.LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
         return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
@@ -120,7 +123,12 @@ class Lab:
             if owner and owner["pid"] != os.getpid() and _alive(owner):
                 whose = f"belongs to running process {owner['pid']}"
                 raise UserError(f"lab {self.label} {whose}: end that first")
-            self._remove()
+            _remove(self.label)
+            if self._process:
+                if self._process.stdin:
+                    self._process.stdin.close()
+                self._process.wait()
+                self._process = None
             self._holder = 0
             _ours.pop(self.label, None)
         if not _ours:
@@ -133,29 +141,11 @@ class Lab:
         self.down()
 
     def lost(self) -> str:
-        """Say why ranks no longer reach one another, in one line; empty as long as they can."""
+        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
         link = _states().get(self.label, {}).get("link")
         if not link or _alive(link):
             return ""
         return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
-
-    def crossed(self) -> dict[str, Any]:
-        """Say what has crossed an emulated link so far; `Crossing.between` takes two of these.
-
-        Raises UserError for a lab of tbf, and when the link's process is gone.
-        """
-        return emulated.ask(self._socket())
-
-    def _socket(self) -> Path:
-        """Return the socket by which the process of the link is asked."""
-        if not self.shape.conditions:
-            raise UserError(f"lab {self.label} is shaped by tbf: only emulated links can do this")
-        return STATE / f"{self.label}.link"
-
-    @property
-    def namespaces(self) -> list[str]:
-        """Names of all namespaces of this lab, the bridge's last."""
-        return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
 
     def _take_label(self) -> None:
         """Write the state file before anything exists, so that every leftover has an owner."""
@@ -177,30 +167,27 @@ class Lab:
         """Make namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
         if conditions := self.shape.conditions:
-            self._emulate(conditions)
+            self._emulate()
             packet, queue, congestion = MAX_PACKET_BYTES, TUN_PACKETS, conditions.congestion
         else:
             packet, queue, congestion = self._shape(), VETH_PACKETS, "reno"
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
-                f"addr add {_address(rank)}/24 dev {INTERFACE} noprefixroute",
+                f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
                 f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
-                f"route add {SUBNET} dev {INTERFACE} {TCP.format(congestion)}",
+                f"route add {PREFIX}0/24 dev {INTERFACE} {TCP.format(congestion)}",
             ]
             _ip(addressing, name)
 
-    def _emulate(self, conditions: Conditions) -> None:
+    def _emulate(self) -> None:
         """Start the process through which all packets go; it makes the ranks' devices."""
-        rates = [self.shape.own_rate_bits_per_s] * self.ranks
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
-            "socket": str(self._socket()),
-            "prefix": SUBNET.removesuffix("0/24"),
-            "rates_bits_per_s": rates,
-            "ranks_per_node": self.shape.ranks_per_node,
-            "node_rate_bits_per_s": self.shape.rate_bits_per_s,
-            "conditions": asdict(conditions),
+            "socket": str(STATE / f"{self.label}.link"),
+            "prefix": PREFIX,
+            "rates_bits_per_s": [self.shape.rate_bits_per_s] * self.ranks,
+            "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
         self._process = emulated.start(config)
@@ -228,19 +215,10 @@ class Lab:
             rates += [_shape(f"port{rank}", own)]
         _ip(links, switch)
         _ip(rates, switch, tool="tc")
-        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        smallest = burst_bytes(min(own, self.shape.rate_bits_per_s))
         for name in ranks:
             _ip([_shape(INTERFACE, own)], name, tool="tc")
-        return min(MAX_PACKET_BYTES, round(0.9 * smallest))
-
-    def _remove(self) -> None:
-        _remove(self.label)
-        if self._process:
-            if self._process.stdin:
-                self._process.stdin.close()
-            self._process.wait()
-            self._process = None
+        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+        return min(MAX_PACKET_BYTES, round(0.9 * burst_bytes(min(own, self.shape.rate_bits_per_s))))
 
 
 def attach(label: str) -> Lab:
@@ -279,7 +257,7 @@ def clean() -> list[str]:
 
 @functools.lru_cache(maxsize=1)
 def available() -> str:
-    """Say why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+    """Return why no lab is possible here, in one line; empty if one is (a small one is tried)."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -292,10 +270,6 @@ def available() -> str:
             return ""
     except (UserError, OSError) as error:
         return f"the lab does not work here: {error}"
-
-
-def _address(rank: int) -> str:
-    return f"{SUBNET.removesuffix('0/24')}{rank + 1}"
 
 
 def _run(argv: list[str], script: str = "") -> str:
@@ -322,7 +296,7 @@ def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> No
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
-    """Say what limits what leaves by a device."""
+    """Return what limits what leaves by a device."""
     rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
     return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
 
@@ -336,21 +310,17 @@ def _remove(label: str) -> None:
     """Remove whatever there is of a lab, with the processes in it."""
     ours = re.compile(rf"{label}-(rank\d+|switch)")
     present = [name for name in _listed() if ours.fullmatch(name)]
-    _end_processes(present)
-    _ip([f"netns del {name}" for name in present])  # links and queues go with them
-    (STATE / f"{label}.link").unlink(missing_ok=True)
-    (STATE / f"{label}.json").unlink(missing_ok=True)
-
-
-def _end_processes(namespaces: list[str]) -> None:
     give_up = time.monotonic() + DEADLINE_S
-    while pids := [int(p) for ns in namespaces for p in _run(["ip", "netns", "pids", ns]).split()]:
+    while pids := [int(p) for ns in present for p in _run(["ip", "netns", "pids", ns]).split()]:
         if time.monotonic() > give_up:
-            raise UserError(f"lab network: process {pids[0]} in {namespaces[0]} does not end")
+            raise UserError(f"lab network: process {pids[0]} in lab {label} does not end")
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+    _ip([f"netns del {name}" for name in present])  # links and queues go with them
+    for ending in ("link", "json"):
+        (STATE / f"{label}.{ending}").unlink(missing_ok=True)
 
 
 # -- who owns what ---------------------------------------------------------------------------
@@ -358,7 +328,7 @@ def _end_processes(namespaces: list[str]) -> None:
 
 @contextmanager
 def _registry() -> Iterator[None]:
-    """One lab at a time is made or removed on this machine; Ctrl-C and SIGTERM wait until it is.
+    """Make or remove one lab at a time on this machine; Ctrl-C and SIGTERM wait until it is done.
 
     Python runs handlers in the main thread only: a block in another thread is never cut short.
     """
@@ -371,17 +341,17 @@ def _registry() -> Iterator[None]:
             yield
 
 
-def _states() -> dict[str, dict[str, Any]]:
-    """Read the state of each lab, by its label."""
-    found = {}
-    for path in sorted(STATE.glob("[a-z]*.json")):
-        with suppress(FileNotFoundError):  # it came down meanwhile
-            found[path.stem] = _state(path.read_text())
-    return found
-
-
 NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
 """The owner of a lab whose state is damaged: such a lab counts as dead."""
+
+
+def _states() -> dict[str, dict[str, Any]]:
+    """Read the state of each lab, by its label."""
+    states = {}
+    for path in sorted(STATE.glob("[a-z]*.json")):
+        with suppress(FileNotFoundError):  # it came down meanwhile
+            states[path.stem] = _state(path.read_text())
+    return states
 
 
 def _state(text: str) -> dict[str, Any]:
@@ -397,7 +367,7 @@ def _state(text: str) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Say when a process started, in clock ticks after boot; None where it is dead or a zombie."""
+    """Return when a process started, in clock ticks after boot; None where it is dead or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -412,7 +382,7 @@ def _identity(pid: int) -> dict[str, int | None]:
 
 
 def _alive(owner: dict[str, Any]) -> bool:
-    """Whether the process lives; a persistent lab has no owner, one of tbf no link: these count as alive.
+    """Return whether the process lives; without an owner (persistent) or a link (tbf) there is none to die.
 
     The start time tells it from a later process that was given the same number.
     """
@@ -439,6 +409,6 @@ _trapped = ExitStack()
 
 @atexit.register
 def _down_ours() -> None:
-    """The last safety net, for a lab that was brought up without ``with``."""
+    """Take down, as a last resort, a lab that was brought up without ``with``."""
     for lab in list(_ours.values()):
         lab.down()

@@ -2,22 +2,30 @@
 
 Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
 when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after the recorded
-time of selecting, one all-gather of the values that are kept and one of their indices. Where a case is
-negotiated, a coordinator must first say that all ranks are ready (`ddlkit.run.lab.negotiate`). All ranks must
+time of selecting, one all-gather of the values that are kept and one of their indices. All ranks must
 run on one machine: they share its clock.
 
-Waiting is sleeping. A spinning rank would be on time to the microsecond, but with more ranks than
-cores it would take the processor from gloo's threads. What a message costs is measured (`calibrate`) with
-the same threads at the same priority, for both decide how long a small message takes then.
+Waiting is sleeping: a spinning rank would be on time to the microsecond, but with more ranks than cores take
+the processor from gloo's threads. What a message costs is measured (`calibrate`) with the same threads at the
+same priority, for both decide how long a small message takes then.
+
+Where a case is negotiated, a coordinator must first say that all ranks are ready, as Horovod does it (osf
+Section 3.3): each rank reports a group to a thread of rank 0, which answers all once the last has: four bytes
+each over TCP, which in the lab pass the shaped links, and queue behind the collectives' bytes.
 """
 
 from __future__ import annotations
 
+import os
 import queue
+import select
+import socket
+import struct
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +38,12 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
-from ddlkit.run.instruments.usage import Usage, processor_times, processor_usage
+from ddlkit.run.instruments.vitals import Usage, processor_times, processor_usage
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.lab import emulated
-from ddlkit.run.lab.negotiate import Negotiator, meet
+from ddlkit.run.lab.emulated import Watch
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
     PlannedCase,
@@ -55,14 +62,11 @@ Floats = NDArray[np.float64]
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
 SAY_S = 10.0  # between two lines of progress
 MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
-
-
-def choose_join() -> dict[str, Any]:
-    """Return how ranks join for a replay in the lab, and must for a calibration that is to predict one.
-
-    One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
-    """
-    return {"backend": "gloo", "gloo_threads": 1, "raise_priority": True}
+# One gloo thread carries the collectives one after the other, as NCCL would; torch's default is 2.
+JOIN = {"backend": "gloo", "gloo_threads": 1, "raise_priority": True}
+"""How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
+LINE_S = 30.0  # for the lines between the ranks to be made
+GROUP = struct.Struct("!I")
 
 
 def calibrate(
@@ -79,7 +83,7 @@ def calibrate(
     """
     grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
     settings = CollectivesSettings(collectives, sizes, **grouped)
-    how: Any = {"join": choose_join(), "timeout_s": timeout_s}
+    how: Any = {"join": JOIN, "timeout_s": timeout_s}
     return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
 
 
@@ -124,7 +128,7 @@ def replay(
     check_cases(asked, ranks, place)
     scripts = [Script.from_case(planned, selection) for planned in cases]
     how: dict[str, Any] = {
-        "join": {**choose_join(), "raise_priority": isinstance(place, Lab)},
+        "join": {**JOIN, "raise_priority": isinstance(place, Lab)},
         "timeout_s": 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts),
     }
     with workspace(out) as directory:
@@ -141,17 +145,17 @@ def replay(
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """The job "replay". Rank 0 appends to two files, which a kill leaves usable."""
+    """Play all turns. Rank 0 appends to two files, which a kill leaves usable."""
     scripts = settings.scripts
     messages = _Messages(me, scripts)
     negotiator = meet(me) if any(script.case.negotiated for script in scripts) else None
     turns = deque((repeat, scripts[n], settings.tries) for repeat, n in settings.turns)
-    begun_s = said_s = time.monotonic()
-    all_s = sum(script.expected_s for _, script, _ in turns)
+    said_s = time.monotonic()
     while turns:
         repeat, script, tries = turns.popleft()
-        line = negotiator if script.case.negotiated else None
-        seen_s, used = _iterate(me, script, messages, line)
+        seen_s, used = _iterate(
+            me, script, messages, negotiator if script.case.negotiated else None
+        )
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
@@ -159,12 +163,10 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         if me.rank == 0:
             shown = repeat == 0 or negotiator is not None
             append_iteration(me.out, script, repeat, everyone, used, shown)
-        now_s, to_come_s = time.monotonic(), sum(script.expected_s for _, script, _ in turns)
-        if not turns or now_s - said_s >= SAY_S:
-            said_s = now_s
-            # The guess is generous, so what remains is scaled by how it went so far.
-            pace = (now_s - begun_s) / max(all_s - to_come_s, 1e-9)
-            me.say(f"replay: {len(turns)} iterations to come, about {pace * to_come_s:.0f} s left")
+        if not turns or time.monotonic() - said_s >= SAY_S:
+            said_s = time.monotonic()
+            rest_s = sum(script.expected_s for _, script, _ in turns)
+            me.say(f"replay: {len(turns)} iterations to come, at most {rest_s:.0f} s left")
     return ()
 
 
@@ -172,8 +174,8 @@ class _Messages:
     """A rank's messages: memory for those of any of the scripts, their sending and their checking.
 
     A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
-    waiting rank itself is; one that overtakes another is noted with it. Not a callback on the collective:
-    that would run in gloo's thread and hold up the next one.
+    waiting rank itself is. Not a callback on the collective: that would run in gloo's thread and hold up the
+    next one.
     """
 
     def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
@@ -181,7 +183,7 @@ class _Messages:
         self._dense = torch.empty(max(0 if s.kept else sum(s.elements) for s in scripts))
         kept = max(sum(s.kept) for s in scripts)
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
-        self._gathered = [one.new_empty(kept * me.world_size) for one in self._kept]
+        self._gathered = [part.new_empty(kept * me.world_size) for part in self._kept]
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         threading.Thread(target=self._note, daemon=True).start()
@@ -214,13 +216,13 @@ class _Messages:
         self._works += works
 
     def wait(self) -> float:
-        """When all that was posted is complete."""
+        """Return when all that was posted is complete."""
         for work in self._works:
             work.wait()
         return time.perf_counter()
 
     def complete_s(self) -> Floats:
-        """(G,) when each group was seen to be complete."""
+        """Return (G,) when each group was seen to be complete."""
         return np.array([self._complete_s.get() for _ in self.agreed_s])
 
     def check(self) -> None:
@@ -243,24 +245,21 @@ class _Messages:
 
 
 def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
-    """For each size, the part of that many elements of every tensor, one part after the other."""
-    parts = [one[: sum(sizes)].split(list(sizes)) for one in whole] if sizes else []
+    """Return, for each size, the part of that many elements of every tensor, one part after the other."""
+    parts = [tensor[: sum(sizes)].split(list(sizes)) for tensor in whole] if sizes else []
     return list(zip(*parts, strict=True))
-
-
-# -- one iteration -----------------------------------------------------------------------------
 
 
 def _iterate(
     me: Rank, script: Script, messages: _Messages, negotiator: Negotiator | None
 ) -> tuple[Floats, Usage]:
-    """One iteration, started by all ranks at once, as a `Recording`'s array; and how the cores were used.
+    """Return one iteration, started by all ranks at once, as a `Recording`'s array; and how cores were used.
 
     They count as busy from the first message to the last, where the link should be at work. Over a whole
     iteration, in which ranks mostly sleep, their limit would not show.
     """
     messages.begin(script.played_by(me.rank))
-    watch = emulated.Watch(me.rank)
+    watch = Watch(me.rank)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     seen_s, sending = _play(messages, start_s, negotiator)
     used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
@@ -305,3 +304,79 @@ def _sleep_until(deadline_s: float) -> float:
     while (rest_s := deadline_s - time.perf_counter()) > 0:
         time.sleep(rest_s)
     return time.perf_counter()
+
+
+# -- negotiation -------------------------------------------------------------------------------
+
+
+def meet(me: Rank) -> Negotiator:
+    """Return this rank's line to the coordinator. All ranks must call it together. Raises OSError."""
+    address = os.environ["MASTER_ADDR"]
+    door = socket.create_server((address, 0), backlog=me.world_size) if not me.rank else None
+    ports = peers.everyones([door.getsockname()[1] if door else 0])
+    lines = [socket.create_connection((address, int(ports[0, 0])), LINE_S)]
+    lines[0].settimeout(None)
+    if door:
+        with door:
+            lines += [door.accept()[0] for _ in range(me.world_size)]
+        threading.Thread(target=coordinate, args=(lines[1:],), daemon=True).start()
+    for line in lines:
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Negotiator(lines[0])
+
+
+class Negotiator:
+    """A rank's end of the line to the coordinator."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line, self._open = line, 0
+        self._posted: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def begin(self, post: Callable[[int], None]) -> None:
+        """Have ``post`` called from now on, in another thread, with each group that may leave."""
+        self._post, self._open = post, 0
+
+    def report(self, group: int) -> None:
+        """Report to the coordinator that this rank's part of a group is ready."""
+        self._open += 1
+        self._line.sendall(GROUP.pack(group))
+
+    def finish(self) -> None:
+        """Wait until every group reported since `begin` has been posted.
+
+        Raises what ``post`` raised, and ConnectionError when the coordinator is gone.
+        """
+        for _ in range(self._open):
+            if error := self._posted.get():
+                raise error
+
+    def _listen(self) -> None:
+        try:
+            with self._line.makefile("rb") as answers:
+                while answer := answers.read(GROUP.size):
+                    self._post(*GROUP.unpack(answer))
+                    self._posted.put(None)
+            raise ConnectionError
+        except ConnectionError:  # hung up, or died with answers unread
+            self._posted.put(ConnectionError("the coordinator of the negotiation is gone"))
+        except Exception as error:  # for the thread that waits in `finish`
+            self._posted.put(error)
+
+
+def coordinate(lines: Sequence[socket.socket]) -> None:
+    """Answer until every rank has hung up. Groups of one that dies stay open: `launch` ends the others."""
+    reports: Counter[bytes] = Counter()  # of each group
+    listening = list(lines)
+    with suppress(ConnectionError):
+        while listening:
+            for line in select.select(listening, (), ())[0]:
+                group = line.recv(GROUP.size, socket.MSG_WAITALL)
+                if len(group) < GROUP.size:
+                    listening.remove(line)
+                    continue
+                reports[group] += 1
+                if reports[group] == len(lines):
+                    del reports[group]  # the next iteration may report it again
+                    for each in lines:
+                        each.sendall(group)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.lablink import way_s
+from ddlkit.core.link import way_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
@@ -32,7 +32,7 @@ from ddlkit.core.sparse import (
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.instruments.usage import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
 from ddlkit.store.files import append_text
 
@@ -83,7 +83,9 @@ def plan_case(
     workload = profile.workload()
     wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
     dilation = float(f"{wanted_s / workload.compute_s:.4g}")
-    plan = make_plan(spec, workload.scaled(dilation), _dilated(cost, dilation))
+    if isinstance(cost, SparseGather) and (selecting := cost.selecting) is not None:
+        cost = replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
+    plan = make_plan(spec, workload.scaled(dilation), cost)
     case = Case(
         kind="replay",
         network=profile.network,
@@ -102,36 +104,25 @@ def plan_case(
     return PlannedCase(case, workload, plan)
 
 
-def _dilated(cost: MessageCost, dilation: float) -> MessageCost:
-    """Return the cost with selections that take so many times as long; messages stay as they are."""
-    if not isinstance(cost, SparseGather) or cost.selecting is None:
-        return cost
-    selecting = cost.selecting
-    return replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
-
-
 def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
     """Raise UserError for cases that cannot be replayed together by ``ranks`` ranks in ``place``."""
     for number, case in enumerate(cases):
-        named = f"replay: case {case.key}"
-        if case in cases[:number]:
-            raise UserError(f"{named} ({case.plan}) is asked for twice")
         densities = {"all_reduce": case.density == 1, "all_gather": 0 < case.density <= 1}
-        if not densities.get(case.collective):
-            asked = f"{named} is an {case.collective} of density {case.density}"
-            raise UserError(f"{asked}: dense gradients are all_reduced, sparse ones all_gathered")
-        if case.in_flight != 1:
-            raise UserError(
-                f"{named} has {case.in_flight} messages in flight: one at a time is sent"
-            )
-        if case.changes:
-            raise UserError(f"{named} has changes: links no longer change, replay it over two labs")
-        if case.straggler < 1 or case.straggler_spread:
-            what = f"{named} has straggler {case.straggler}, spread {case.straggler_spread}"
-            raise UserError(f"{what}: at least 1, and alike in all iterations")
-        if (case.kind, case.workers, case.link) != ("replay", ranks, place.name):
-            other = f"{named} is a {case.kind} of {case.workers} ranks over {case.link}"
-            raise UserError(f"{other}, not a replay of {ranks} over {place.name}")
+        played = (case.kind, case.workers, case.link)
+        checks = {
+            f"({case.plan}) is asked for twice": case not in cases[:number],
+            f"is an {case.collective} of density {case.density}: dense gradients are all_reduced, "
+            "sparse ones all_gathered": densities.get(case.collective, False),
+            f"has {case.in_flight} messages in flight: one at a time is sent": case.in_flight == 1,
+            "has changes: links no longer change, replay it over two labs": not case.changes,
+            f"has straggler {case.straggler}, spread {case.straggler_spread}: at least 1, and alike in all "
+            "iterations": case.straggler >= 1 and not case.straggler_spread,
+            f"is a {case.kind} of {case.workers} ranks over {case.link}, not a replay of {ranks} over "
+            f"{place.name}": played == ("replay", ranks, place.name),
+        }
+        for complaint, right in checks.items():
+            if not right:
+                raise UserError(f"replay: case {case.key} {complaint}")
 
 
 @dataclass(frozen=True)
@@ -164,14 +155,13 @@ class Script:
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = group_elements(slow, plan)
-        kept: list[int] = []
-        selection_s: list[float] = []
+        sparse: dict[str, Sequence[Any]] = {}
         if case.collective == "all_gather":
             if selection is None or not case.selection_sha256:
                 raise UserError(f"replay: case {case.key} waits out selections of unknown times")
-            kept = [selected(size, case.density) for size in elements]
             waited_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
-            selection_s = waited_s.tolist()
+            kept = [selected(size, case.density) for size in elements]
+            sparse = {"kept": kept, "selection_s": waited_s.tolist()}
         ready_s = plan.group_ready_s(slow)
         return cls(
             case=case,
@@ -181,28 +171,25 @@ class Script:
             bytes=plan.group_bytes(slow).tolist(),
             elements=elements,
             update_s=slow.update_s,
-            kept=kept,
-            selection_s=selection_s,
+            **sparse,
         )
 
     @property
     def compute_s(self) -> float:
-        """The iteration without communication."""
+        """Return the iteration without communication."""
         return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
     def sent_bytes(self) -> Sequence[int]:
-        """What a rank contributes of each group: a value per element, and an index if not all are sent."""
+        """Return what a rank sends of each group: a value per element, and an index if not all are sent."""
         return [2 * ELEMENT_BYTES * k for k in self.kept] or self.bytes
 
     @property
     def expected_s(self) -> float:
-        """A generous guess of the iteration: no overlap, and twice the bytes in each direction."""
+        """Return a generous guess of the iteration: no overlap, and twice the bytes in each direction."""
         case = self.case
         byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        wire_s = sum(self.sent_bytes) * byte_s
-        if self.kept:
-            wire_s *= case.workers
+        wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
         wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
         return self.compute_s * case.straggler + wire_s + SETTLE_S
 
@@ -297,22 +284,6 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     yield span("update", -1, seen.waited_s, seen.end_s)
 
 
-def _row(script: Script, everyone: Sequence[Recording], used: Usage) -> dict[str, Any]:
-    """Return what the runs table says of one iteration: that of the slowest rank."""
-    iteration_s = max(seen.end_s for seen in everyone)
-    compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
-    return {
-        "iteration": 0,
-        "iteration_s": iteration_s,
-        "compute_s": compute_s,
-        "exposed_communication_s": iteration_s - compute_s,
-        "processor_load": used.busy,
-        "processor_limited": used.limited,
-        "stolen": used.stolen,
-        "late": used.late,
-    }
-
-
 # -- the files ---------------------------------------------------------------------------------
 
 
@@ -320,8 +291,20 @@ def append_iteration(
     out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage, shown: bool
 ) -> None:
     """Add an iteration to the files in ``out``: its spans if ``shown``, then the row: it is complete."""
+    iteration_s = max(seen.end_s for seen in everyone)
+    compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
     key = pd.DataFrame({"case": [script.case.key], "repeat": [repeat]})
-    frames = {ITERATIONS: key.assign(**_row(script, everyone, used))}
+    row = key.assign(
+        iteration=0,
+        iteration_s=iteration_s,
+        compute_s=compute_s,
+        exposed_communication_s=iteration_s - compute_s,
+        processor_load=used.busy,
+        processor_limited=used.limited,
+        stolen=used.stolen,
+        late=used.late,
+    )
+    frames = {ITERATIONS: row}
     if shown:
         spans = key.merge(make_timeline(script, everyone).to_frame(), how="cross")
         frames = {TIMELINE: spans, **frames}

@@ -3,6 +3,10 @@
 ``python -m ddlkit.run.lab.tunnel CONFIG``, a JSON object; `ddlkit.run.lab.emulated` starts it and asks it.
 Devices take and give packets of up to 64 KiB, whose check sums are still to be made (TSO), so that few of
 them cross between kernel and Python. Needs root.
+
+A packet passes its sender's link, then its receiver's. It stands for the frames that the wire would carry:
+these follow one another through both links as on a real path (a switch need not have the last one to send
+the first), at each link's rate, and leave it after its delay. What chance takes is lost, frame by frame.
 """
 
 from __future__ import annotations
@@ -10,39 +14,39 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
+import heapq
 import json
+import math
 import os
+import random
 import select
 import signal
 import socket
 import struct
 import sys
 import time
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
 
+from ddlkit.core.link import FRAMING_BYTES
 from ddlkit.run.lab.conditions import Conditions
-from ddlkit.run.lab.shaper import NEVER_S, Piece, Shaper, Size, size_of
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
 INTERFACE = "eth0"
 LATE_S = 2e-4
-"""A packet that is written later than so much behind its due time is late."""
-BINS = (2e-5, 5e-5, 1e-4, LATE_S, 5e-4, 1e-3, 1e-2)
-"""Upper edges, in seconds, by which lateness is counted; one bin more is for all beyond."""
-COUNTED = ("bytes", "packets", "frames", "lost")
-"""What is known of each link, in each direction, as a sum since it is up."""
+"""A packet that is written later than so much behind its due time is late, and one that is not taken."""
+MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
+NEVER_S = math.inf
 PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
-WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
-"""Least, first and most that TCP keeps in flight: above what any link here holds.
-
-Linux's first, 64 KiB, grows with what has been received: over a delay, a message's time would hang on the
-messages before it."""
-WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
+# Least, first and most that TCP keeps in flight, above what any link holds: Linux's first, 64 KiB, grows with
+# what has been received, so that over a delay a message's time would hang on the messages before it.
+WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
+WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
@@ -51,8 +55,160 @@ _CLONE_NEWNET = 0x40000000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Before each packet: flags, kind of segments, bytes of headers, of a segment, where the sum starts and goes.
 _HEADER = struct.Struct("<BBHHHH")
-_LARGEST = _HEADER.size + 65535
 _FIN_PSH, _CWR = 0x09, 0x80
+
+
+# -- when packets leave links: without a clock, a socket or a byte -----------------------------
+
+
+class Size(NamedTuple):
+    """A packet on the wire: ``frames`` of ``frame_bytes`` each, the last one shorter; ``bytes`` of all."""
+
+    frames: int
+    frame_bytes: int
+    bytes: int
+
+    def of(self, start: int, stop: int) -> int:
+        """Return the bytes of the frames from ``start`` up to ``stop``."""
+        if stop == self.frames:
+            return self.bytes - start * self.frame_bytes
+        return (stop - start) * self.frame_bytes
+
+
+def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
+    """Cut a packet into frames: segments with a header each, if it has any, and framing around each.
+
+    >>> size_of(100)
+    Size(frames=1, frame_bytes=138, bytes=138)
+    >>> size_of(40 + 3000, header_bytes=40, segment_bytes=1460)
+    Size(frames=3, frame_bytes=1538, bytes=3234)
+    """
+    payload = ip_bytes - header_bytes
+    if not segment_bytes or payload <= segment_bytes:
+        whole = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
+        return Size(1, whole, whole)
+    frames = -(-payload // segment_bytes)
+    around = header_bytes + FRAMING_BYTES
+    return Size(frames, segment_bytes + around, payload + frames * around)
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Frames of a packet on their way: those from ``start`` up to ``stop`` of ``load``.
+
+    first_s : when the first of them arrived; passed : whether they have passed their sender's link
+    """
+
+    load: Any
+    size: Size
+    source: int
+    target: int
+    start: int
+    stop: int
+    first_s: float = 0.0
+    passed: bool = False
+
+
+class Line:
+    """One direction of a link; free_s : when all that was given to it will have left; lost : frames."""
+
+    def __init__(self, rate_bits_per_s: float, loss: float, chance: random.Random) -> None:
+        self.bytes_per_s, self.loss, self.chance = rate_bits_per_s / 8, loss, chance
+        self.free_s, self.lost = 0.0, 0
+        self._until_loss = self._draw()
+
+    def carry(self, first_s: float, last_s: float, piece: Piece) -> tuple[float, float]:
+        """Carry frames whose first arrives at the one time and whose last at the other.
+
+        Returns when the first of them has left, and when all have.
+        """
+        size, stop = piece.size, piece.stop
+        n_bytes, frames = size.of(piece.start, stop), stop - piece.start
+        begin_s = max(first_s, self.free_s)
+        left_s = begin_s + n_bytes / self.bytes_per_s
+        if last_s > first_s:
+            left_s = max(left_s, last_s + size.of(stop - 1, stop) / self.bytes_per_s)
+        self.free_s = left_s
+        began_s = begin_s + size.frame_bytes / self.bytes_per_s if frames > 1 else left_s
+        return min(left_s, began_s), left_s
+
+    def spared(self, frames: int) -> int:
+        """Return how many of that many frames pass until chance takes one; all if it takes none."""
+        if self._until_loss < 0 or self._until_loss >= frames:
+            self._until_loss -= frames if self._until_loss >= 0 else 0
+            return frames
+        passed, self._until_loss = self._until_loss, self._draw()
+        self.lost += 1
+        return passed
+
+    def _draw(self) -> int:
+        """Return how many frames pass until the next is lost; -1 where none ever is."""
+        if not self.loss:
+            return -1
+        return int(math.log(1.0 - self.chance.random()) / math.log1p(-self.loss))
+
+
+class Shaper:
+    """Packets on their way between ranks: give it what is sent, and take out what has arrived.
+
+    Times are seconds since a start that the caller chooses; ``rates_bits_per_s`` of each rank's link.
+    """
+
+    def __init__(self, rates_bits_per_s: Sequence[float], conditions: Conditions) -> None:
+        self._how = conditions
+        # Chance takes a frame once on its way, where it is sent.
+        self.up, self.down = (
+            [
+                Line(
+                    rate * (1 - conditions.background),
+                    loss,
+                    random.Random(f"{conditions.seed} {way}{n}"),
+                )
+                for n, rate in enumerate(rates_bits_per_s)
+            ]
+            for way, loss in (("up", conditions.loss), ("down", 0.0))
+        )
+        self._events: list[tuple[float, int, Piece]] = []
+        self._order = count()
+        self._last_s: dict[tuple[bool, int, int], float] = {}
+
+    def send(self, now_s: float, source: int, target: int, size: Size, load: Any) -> None:
+        """Let a packet leave a rank: no earlier than any before."""
+        line, start = self.up[source], 0
+        while start < size.frames:
+            stop = start + line.spared(size.frames - start)
+            if stop > start:
+                self._carry(line, Piece(load, size, source, target, start, stop), now_s, now_s)
+            if stop < size.frames:  # the frame that is lost takes its time, too
+                line.carry(now_s, now_s, Piece(load, size, source, target, stop, stop + 1))
+            start = stop + 1
+
+    def _carry(self, line: Line, piece: Piece, first_s: float, last_s: float) -> None:
+        """Let a link carry a piece, and note when it will be at the end of that."""
+        began_s, left_s = line.carry(first_s, last_s, piece)
+        due_s = left_s + self._how.delay_s
+        if jitter_s := self._how.jitter_s:
+            way = (piece.passed, piece.source, piece.target)
+            late_s = due_s + line.chance.uniform(-jitter_s, jitter_s)
+            due_s = self._last_s[way] = max(late_s, self._last_s.get(way, 0.0))
+        piece.first_s = began_s + due_s - left_s
+        heapq.heappush(self._events, (due_s, next(self._order), piece))
+
+    @property
+    def next_s(self) -> float:
+        """Return when `take` should be called next; infinite where nothing is under way."""
+        return self._events[0][0] if self._events else NEVER_S
+
+    def take(self, now_s: float) -> Iterator[tuple[float, Piece]]:
+        """Yield (when it was due, piece) of all that has arrived by now, in order, one by one."""
+        events = self._events
+        while events and events[0][0] <= now_s:
+            at_s, _, piece = heapq.heappop(events)
+            if piece.passed:
+                yield at_s, piece
+            else:
+                piece.passed = True
+                self._carry(self.down[piece.target], piece, piece.first_s, at_s)
 
 
 # -- packets -----------------------------------------------------------------------------------
@@ -88,8 +244,8 @@ def cut(packet: bytes, start: int, stop: int) -> bytes:
     # The kernel adds the rest: of the addresses, the protocol and the length, this is the sum.
     pseudo = bytes(head[12:20]) + struct.pack("!HH", head[9], data - tcp + len(payload))
     struct.pack_into("!H", head, tcp + offset, folded(pseudo))
-    one = len(payload) <= segment_bytes
-    segments = (0, header_bytes, 0) if one else (kind, header_bytes, segment_bytes)
+    whole = len(payload) <= segment_bytes
+    segments = (0, header_bytes, 0) if whole else (kind, header_bytes, segment_bytes)
     return _HEADER.pack(flags, *segments, tcp, offset) + bytes(head) + bytes(payload)
 
 
@@ -101,22 +257,18 @@ def folded(octets: bytes | bytearray) -> int:
     return total
 
 
-# -- devices -----------------------------------------------------------------------------------
+# -- the process -------------------------------------------------------------------------------
 
 
 def enter(namespace: str) -> None:
     """Live in that network namespace from now on. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with open(namespace, "rb") as place:
-        if libc.setns(place.fileno(), _CLONE_NEWNET):
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "cannot enter", namespace)
 
 
 def open_device(namespace: str, back: str) -> int:
-    """Open a device in ``namespace``, while this process lives in ``back``; windows there are open at once.
-
-    Raises OSError.
-    """
+    """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
     enter(namespace)
     try:
         for window in WINDOWS:
@@ -132,16 +284,6 @@ def open_device(namespace: str, back: str) -> int:
     return device
 
 
-def keep_memory() -> None:
-    """Let freed memory stay ours: to fetch it anew for each large packet takes longer than to read that."""
-    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        with suppress(AttributeError):  # another library than glibc
-            ctypes.CDLL(None).mallopt(parameter, 2**30)
-
-
-# -- the process -------------------------------------------------------------------------------
-
-
 class Tunnel:
     """Devices joined by a shaper. ``prefix`` is what addresses begin with: rank r has r + 1 behind it."""
 
@@ -149,10 +291,8 @@ class Tunnel:
         self.devices, self.shaper = devices, shaper
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
         self._ranks = {device: rank for rank, device in enumerate(devices)}
-        self.late = [0] * (len(BINS) + 1)
-        self.stray = self.refused = 0  # packets for nobody, and such as a device would not take
-        self.begun_s = time.perf_counter()
-        self.heard_s = 0.0
+        self.packets = self.late = 0  # written, and of these late
+        self.begun_s, self.heard_s = time.perf_counter(), 0.0
 
     def now_s(self) -> float:
         """Return the seconds since it began."""
@@ -171,40 +311,31 @@ class Tunnel:
     def read(self, device: int) -> None:
         """Take a packet from a device: it was there when `wait` ended, and counts from then."""
         try:
-            packet = os.read(device, _LARGEST)
+            packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             return
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
             source = self._ranks[device]
             self.shaper.send(self.heard_s, source, target, measured(packet), packet)
-        else:
-            self.stray += 1
 
     def write(self) -> None:
         """Give what has arrived to its devices."""
         for due_s, piece in self.shaper.take(self.now_s()):
             late_s = self.now_s() - due_s
-            self._write(piece)
-            self.late[bisect_left(BINS, late_s)] += 1
-
-    def _write(self, piece: Piece) -> None:
-        packet = piece.load if piece.whole else cut(piece.load, piece.start, piece.stop)
-        try:
-            os.write(self.devices[piece.target], packet)
-        except OSError:  # the device is down, or its memory is used up
-            self.refused += 1
+            whole = piece.start == 0 and piece.stop == piece.size.frames
+            try:
+                packet = piece.load if whole else cut(piece.load, piece.start, piece.stop)
+                os.write(self.devices[piece.target], packet)
+            except OSError:  # the device is down, or its memory is used up
+                late_s = NEVER_S
+            self.packets += 1
+            self.late += late_s > LATE_S
 
     def crossed(self) -> dict[str, Any]:
-        """Say what has crossed until now."""
-        rows = [
-            {"rank": rank}
-            | {f"sent_{name}": getattr(up, name) for name in COUNTED}
-            | {f"received_{name}": getattr(down, name) for name in COUNTED}
-            for rank, (up, down) in enumerate(zip(self.shaper.up, self.shaper.down, strict=True))
-        ]
-        whole = {"seconds": self.now_s(), "processor_s": time.process_time(), "late": self.late}
-        return {**whole, "stray": self.stray, "refused": self.refused, "ranks": rows}
+        """Return how many packets have crossed, how many of them late, and what that took, until now."""
+        spent = {"seconds": self.now_s(), "processor_s": time.process_time()}
+        return {**spent, "packets": self.packets, "late": self.late}
 
 
 def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
@@ -227,24 +358,22 @@ def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
 def main(config: Mapping[str, Any]) -> None:
     """Make the devices, say so, and be the link.
 
-    config : namespaces (files, the switch's last), socket (path), prefix, rates_bits_per_s, ranks_per_node,
-        node_rate_bits_per_s, conditions, and owned: whether to end with standard input
+    config : namespaces (files, the switch's last), socket (path), prefix, rates_bits_per_s, conditions, and
+        owned: whether to end with standard input
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     devices = [open_device(rank, switch) for rank in ranks]
-    shaper = Shaper(
-        config["rates_bits_per_s"],
-        Conditions(**config["conditions"]),
-        config["ranks_per_node"],
-        config["node_rate_bits_per_s"],
-    )
+    shaper = Shaper(config["rates_bits_per_s"], Conditions(**config["conditions"]))
     with suppress(PermissionError):  # without, it is late more often, and says so
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
     gc.collect()
     gc.disable()  # nothing here goes round in circles
-    keep_memory()
+    # Freed memory stays ours: to fetch it anew for each large packet takes longer than to read that.
+    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        with suppress(AttributeError):  # another library than glibc
+            ctypes.CDLL(None).mallopt(parameter, 2**30)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(config["socket"])
         door.listen(8)

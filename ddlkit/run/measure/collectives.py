@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
-from ddlkit.run.instruments.usage import Usage
+from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
 from ddlkit.run.lab.emulated import Watch
@@ -36,16 +35,13 @@ _SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
 
 @dataclass(frozen=True)
 class CollectivesSettings:
-    """Which collectives to time at which sizes, and how.
+    """Which collectives to time at which sizes, and how; raises UserError for what there is not.
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
     messages_per_sample : messages posted at once; a sample is their mean, as nccl-tests takes it.
         Training posts its groups so: what one message costs among others is less than a lone one, by the
-        time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all.
-        How many of them are carried at once, the column ``in_flight``, is for gloo the threads it joined with
+        time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all
     tries : how often a size is measured, at most, while the machine's host disturbs it
-
-    Raises UserError for an unknown collective, and for sizes that are none.
     """
 
     collectives: Sequence[str] = tuple(COLLECTIVES)
@@ -58,8 +54,7 @@ class CollectivesSettings:
     def __post_init__(self) -> None:
         for collective in self.collectives:
             bus_factor(collective, 1)
-        wrong = [size for size in self.sizes if size < 1]
-        if wrong or not self.sizes:
+        if not self.sizes or min(self.sizes) < 1:
             raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")
 
 
@@ -71,9 +66,6 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     the time of one small message, and the slowest rank's time includes waiting for the last to start:
     so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
 
-    NCCL's messages are timed by the GPU's own clock, without launching them and waiting for their end;
-    all others by the wall clock, since gloo's threads are what carries them. The column ``clock`` says so.
-
     Raises UserError when an element comes out wrong.
     """
     # Sizes that round up to the same number of elements are one size.
@@ -81,8 +73,30 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     for collective in settings.collectives:
         frames = []
         for number, size in enumerate(sizes):
-            seconds, used = _undisturbed(me, settings, collective, size, settings.seed + number)
-            labels = _labels(me, settings, collective, size, used)
+            for _ in range(settings.tries):
+                watch = Watch(me.rank)
+                how = settings.budget, settings.seed + number, settings.messages_per_sample
+                seconds = measure_size(me, collective, size, *how)
+                used = Usage(*slowest(astuple(watch.usage())).tolist())
+                if not used.disturbed:
+                    break
+            labels = {
+                "collective": collective,
+                "backend": me.backend,
+                # gloo's own are rings; NCCL chooses by size unless it is told.
+                "algorithm": "ring"
+                if me.backend == "gloo"
+                else os.environ.get("NCCL_ALGO", "auto"),
+                "link": me.link,
+                "link_bits_per_s": me.link_bits_per_s,
+                "ranks": me.world_size,
+                "messages_per_sample": messages_at(size, settings.messages_per_sample),
+                "in_flight": max(1, me.gloo_threads),
+                "bytes": size,
+                "stolen": used.stolen,
+                "late": used.late,
+                "clock": clock_of(me),
+            }
             frames.append(sample_rows(labels, seconds))
             median_s = float(np.median(seconds))
             rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
@@ -93,43 +107,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
-def _labels(
-    me: Rank, settings: CollectivesSettings, collective: str, size: int, used: Usage
-) -> dict[str, Any]:
-    """Return what is alike in all rows of a size."""
-    return {
-        "collective": collective,
-        "backend": me.backend,
-        # gloo's own are rings; NCCL chooses by size unless it is told.
-        "algorithm": "ring" if me.backend == "gloo" else os.environ.get("NCCL_ALGO", "auto"),
-        "link": me.link,
-        "link_bits_per_s": me.link_bits_per_s,
-        "ranks": me.world_size,
-        "messages_per_sample": messages_at(size, settings.messages_per_sample),
-        "in_flight": max(1, me.gloo_threads),
-        "bytes": size,
-        "stolen": used.stolen,
-        "late": used.late,
-        "clock": clock_of(me),
-    }
-
-
-def _undisturbed(
-    me: Rank, settings: CollectivesSettings, collective: str, size: int, seed: int
-) -> tuple[Floats, Usage]:
-    """Measure a size, again while the host takes more than its share of the cores; how they were used."""
-    for _ in range(settings.tries):
-        watch = Watch(me.rank)
-        messages = settings.messages_per_sample
-        seconds = measure_size(me, collective, size, settings.budget, seed, messages)
-        used = Usage(*slowest(astuple(watch.usage())).tolist())
-        if not used.disturbed:
-            break
-    return seconds, used
-
-
 def clock_of(me: Rank) -> str:
-    """Say by which clock messages are timed: NCCL's are a device's own work, gloo's that of threads."""
+    """Return by which clock messages are timed: NCCL's are a device's own work, gloo's that of threads."""
     return "device" if me.backend == "nccl" else "wall"
 
 

@@ -1,9 +1,8 @@
 """How much kernels of a GPU slow down when communication shares it with them (sharing 4.2.2, Tab 1, Fig 3).
 
-Five kernels of the paper, a matrix product and attention, each alone and beside communication: on one GPU
-the stand-in or the copy engine; two ranks of NCCL, in `nccl`. That both ran at the same time is proven for
-every row: ``overlap_share`` is the share of the kernel's time in which the communication ran too. Kernels
-beside messages on processors: `shares`.
+Five kernels of the paper, a matrix product and attention, each alone and beside the stand-in or the copy
+engine. That both ran at the same time is proven for every row: ``overlap_share`` is the share of the kernel's
+time in which the communication ran too. Beside NCCL: `nccl_one_gpu`; on processors: `shared_kernels`.
 """
 
 from __future__ import annotations
@@ -65,6 +64,11 @@ class Kernel:
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
+    def columns(self) -> dict[str, str]:
+        """Return its input's shape and type, as columns of tables."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"shape": "x".join(map(str, self.shape)), "dtype": dtype}
+
     def on(self, device: torch.device) -> Compute:
         """Return the kernel on fresh random input there; forward only."""
         return self.build(torch.randn(self.shape, device=device).to(self.dtype))
@@ -116,8 +120,7 @@ def kernel_rows(
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
     labels: dict[str, Any] = {
         "kernel": name,
-        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
-        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
+        **(kernel.columns() if kernel else {"shape": "none", "dtype": "none"}),
         "device": device.type,
         "communication": "none",
         **dict.fromkeys((*_COUNTS, "cluster", "fifo_bytes"), 0),
@@ -144,8 +147,9 @@ def measure_beside_standin(
     """
     _needs_gpu(device)
     with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
-        rounds = _rounds(name, scale, place, GpuStandIn(), footprints, budget)
-        return all_or_partial("contention", rounds)
+        return all_or_partial(
+            "contention", _rounds(name, scale, place, GpuStandIn(), footprints, budget)
+        )
 
 
 def measure_beside_copies(
@@ -298,22 +302,22 @@ class CopyEngine:
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
         here = torch.cuda.current_stream(self._device)
-        directions = [one for one in DIRECTIONS if way in (one, "both")]
+        directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
         computing_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
         copying_s = max(LEAST_COPIES_S, AS_LONG * computing_s)
         count = 1 + math.ceil(copying_s / self._copy_s)
         line, inside = Marks(self._device), Marks(self._device)
         line.mark()
-        for one in directions:
-            self._streams[one].wait_stream(here)
-        for one in directions:
-            with torch.cuda.stream(self._streams[one]):
+        for direction in directions:
+            self._streams[direction].wait_stream(here)
+        for direction in directions:
+            with torch.cuda.stream(self._streams[direction]):
                 line.mark()
                 for number in range(count):
-                    self._copy(one)
+                    self._copy(direction)
                     line.mark()
                     if number == 0:
-                        here.wait_stream(self._streams[one])
+                        here.wait_stream(self._streams[direction])
         torch.cuda._sleep(HOLD_CYCLES)
         line.mark()
         inside.mark()
@@ -346,7 +350,7 @@ def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
 
 # -- cases -------------------------------------------------------------------------------------
 
-Case = tuple[str, Callable[[], pd.DataFrame], float, int]
+Case = tuple[str, Callable[[], pd.DataFrame], float]
 # As fast as it can; what a network adapter of 100 Gbit/s carries, which one block can, too; next to
 # nothing, so that only room is taken, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
@@ -361,12 +365,12 @@ def _plan(brief: bool) -> tuple[Scale, Budget, Sequence[str]]:
 
 
 def cases(device: str, brief: bool) -> Iterator[Case]:
-    """Yield (name, measurement, seconds that it takes, GPUs that it needs); ``brief``: in seconds."""
+    """Yield (name, measurement, seconds that it takes); ``brief``: in seconds, not minutes."""
     scale, budget, names = _plan(brief)
     on_gpu = device.startswith("cuda")
     for name in (*names, IDLE) if on_gpu else names[:1]:
         measure = partial(measure_beside_standin, device, name, scale, _footprints(brief), budget)
-        yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0, 0
+        yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
 
 
 def copy_case(device: str, brief: bool) -> Case:
@@ -376,7 +380,7 @@ def copy_case(device: str, brief: bool) -> Case:
     each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
     estimate_s = 3.0 + len(names) * each_s if device.startswith("cuda") else 0.0
     measure = partial(measure_beside_copies, device, names, scale, budget)
-    return "copy-engine", measure, estimate_s, 0
+    return "copy-engine", measure, estimate_s
 
 
 def _footprints(brief: bool) -> list[Footprint]:

@@ -117,13 +117,6 @@ def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
         yield torch.randperm(images, generator=random)
 
 
-def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Return (all parameters, those of dense layers)."""
-    dense = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
-    in_dense = sum(p.numel() for layer in dense for p in layer.parameters())
-    return sum(p.numel() for p in model.parameters()), in_dense
-
-
 Score = tuple[float, float]
 """Mean loss, and share that is right."""
 
@@ -193,14 +186,14 @@ def train(
 
 def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[str, Any]:
     device = next(model.parameters()).device.type
-    whole, dense = parameter_counts(model)
+    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     return {
         "network": network,
         "device": device,
         "seed": seed,
         "threads": torch.get_num_threads() if device == "cpu" else 0,
-        "parameters": whole,
-        "dense_parameters": dense,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
         "classes": len(pictures.CLASSES),
         "images": recipe.training_images,
         "data_sha256": data(recipe)[0].sha256,

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, Floats, measure, measure_on, sample_rows
-from ddlkit.run.measure.copies import evict
 from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
@@ -95,16 +94,12 @@ def stored(directory: Path, shape: Shape, count: int) -> list[Path]:
 
     Raises UserError where they cannot be written.
     """
-    contents = []
-    for picture in drawn(shape, count):
-        file = io.BytesIO()
-        pillow().fromarray(picture).save(file, "JPEG", quality=shape.quality)
-        contents.append(file.getvalue())
+    made = [pillow().fromarray(picture) for picture in drawn(shape, count)]
     paths = [directory / f"{at}.jpeg" for at in range(count)]
     try:
         for at, path in enumerate(paths):
             with open(path, "wb") as out:
-                out.write(contents[at % len(contents)])
+                made[at % len(made)].save(out, "JPEG", quality=shape.quality)
                 out.flush()
                 os.fsync(out.fileno())  # what the kernel still has to write it cannot drop
     except OSError as error:
@@ -138,13 +133,13 @@ def _frames(
     device: torch.device, place: Path, asked: Alone, budget: Budget
 ) -> Iterator[pd.DataFrame]:
     paths = stored(place, asked.shape, asked.batch)
-    held = [path.read_bytes() for path in paths]
-    n_bytes = sum(map(len, held))
+    contents = [path.read_bytes() for path in paths]
+    n_bytes = sum(map(len, contents))
     rows = partial(input_rows, batch=asked.batch, stored="jpeg", n_bytes=n_bytes)
-    decoding = measure(lambda: [prepared(one, asked.side) for one in held], budget)
+    decoding = measure(lambda: [prepared(content, asked.side) for content in contents], budget)
     yield rows("decode", "one core", decoding)
     if device.type == "cuda":
-        images = torch.stack([prepared(one, asked.side) for one in held]).pin_memory()
+        images = torch.stack([prepared(content, asked.side) for content in contents]).pin_memory()
         seconds = measure_on(device, partial(images.to, device, non_blocking=True), budget)
         labels: dict[str, Any] = {"stored": "float32", "n_bytes": images.nbytes}
         yield rows("h2d", "pinned", seconds, device=device.type, **labels)
@@ -152,6 +147,8 @@ def _frames(
     read = partial(_read_all, paths, from_disk)
     seconds = measure(read, budget, setup=partial(_forget, paths))
     share = np.array(from_disk[-len(seconds) :]) / n_bytes
+    if share.min() < 1:
+        raise Unavailable(f"no cold reads: {share.min():.0%} of a dropped file came from the disk")
     yield rows("read", "cold files", seconds, from_disk=share)
 
 
@@ -172,10 +169,12 @@ def input_rows(
 
 
 def _forget(paths: Sequence[Path]) -> None:
-    """Have the kernel forget files, so that the next read is the disk's; it may not be able to."""
+    """Have the kernel forget files, so that the next read is the disk's. Raises Unavailable on macOS."""
+    if not hasattr(os, "posix_fadvise"):
+        raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
     for path in paths:
-        with open(path, "r+b", buffering=0) as file:
-            evict(file)
+        with open(path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _read_all(paths: Sequence[Path], from_disk: list[float]) -> None:

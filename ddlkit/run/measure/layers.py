@@ -3,15 +3,12 @@
 Iterations with and without hooks are run in turn. Hooks take a mark (CPU: the clock; CUDA: an event,
 nobody waits) when a layer starts and when a gradient has been accumulated:
 
-* forward: the time from a layer's start to the next layer's start belongs to the layer, so that
-  activations, pooling and the like count to the layer before them, and the loss to the last one; of its
-  tensors the first, usually the weight, carries it all, and the layer's FLOPs (2 per multiply-add).
+* forward: the time from a layer's start to the next layer's start belongs to the layer (activations, pooling
+  and the loss to the layer before them); its first tensor carries it all, and its FLOPs (2 per multiply-add).
 * backward: the time from one gradient to the next belongs to the latter; the loss's share to the first.
-  The profile's order is the exact reverse of the order in which gradients became ready, the one that
-  DistributedDataParallel fills its buckets in. It is forward order by layer; within a convolution or a
-  normalisation the bias stands before the weight, whose gradient comes first. Gradients that one
-  operation makes together (a recurrent layer's) are ready together: the first to be accumulated carries
-  the time, the others none.
+  The profile's order is the reverse of that in which gradients became ready, in which
+  DistributedDataParallel fills its buckets. Of gradients that one operation makes together (a recurrent
+  layer's) the first to be accumulated carries the time, the others none.
 * update: SGD with momentum, and clearing the gradients.
 """
 
@@ -106,10 +103,8 @@ class _Order:
     """
 
     def __init__(self, training: Training) -> None:
-        self.starts: list[str] = []
-        self.ready: list[str] = []
-        flops: list[int] = []
-        borders: list[int] = []
+        self.starts, self.ready = list[str](), list[str]()
+        flops, borders = list[int](), list[int]()
         with networks.flop_counter() as counter:
 
             def start(tensor: str) -> None:
@@ -139,10 +134,8 @@ def device_named(name: str | torch.device) -> torch.device:
     if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
         raise UserError(f"unknown device {name!r}: use cpu or cuda")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} is not there: torch sees {torch.cuda.device_count()} GPUs"
-        )
+    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise UserError(f"device {name!r} is not there: torch sees {gpus} GPUs")
     return device
 
 
@@ -277,29 +270,27 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
 
     And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
     """
-    plain: list[Marks] = []
+    runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
     issue_s: list[float] = []
-    watched: list[Marks] = []
     device = training.labels.device
 
     def run_plain() -> None:
-        plain.append(Marks(device))
+        runs["plain"].append(Marks(device))
         start_s = perf_counter()
-        training.iterate(plain[-1].mark)
+        training.iterate(runs["plain"][-1].mark)
         issue_s.append(perf_counter() - start_s)
 
     def run_watched() -> None:
-        watched.append(Marks(device))
-        mark = watched[-1].mark
-        with training.watched(lambda _: mark(), lambda _: mark()):
-            training.iterate(mark)
+        runs["watched"].append(marks := Marks(device))
+        with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
+            training.iterate(marks.mark)
 
-    wait, agree = synchronizer(device), peers.agree_all if me else None
+    how: Any = {"agree": peers.agree_all} if me else {}
     actions = {"plain": run_plain, "watched": run_watched}
-    samples = measure_interleaved(actions, budget, synchronize=wait, agree=agree)
+    samples = measure_interleaved(actions, budget, synchronize=synchronizer(device), **how)
     repeats = len(samples["plain"])
-    first, second = (np.array([m.seconds() for m in run[-repeats:]]) for run in (plain, watched))
-    return first, second, np.array(issue_s[-repeats:])
+    plain, watched = (np.array([m.seconds() for m in run[-repeats:]]) for run in runs.values())
+    return plain, watched, np.array(issue_s[-repeats:])
 
 
 def _on_gpu(training: Training, issue: Floats, alone: bool) -> dict[str, Floats]:

@@ -39,7 +39,6 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention
-from ddlkit.run.measure.channels import environment
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute
@@ -54,6 +53,8 @@ VARIABLES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_ALGO": "Ring",  # threads count for its ring and Simple protocol only
+    "NCCL_PROTO": "Simple",
 }
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
@@ -155,13 +156,12 @@ class TwoRanks:
 
     def post(self) -> Compute:
         """Put an all-reduce on its way, in both ranks' streams; return what makes the current one wait."""
-        handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
+        handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
+        each = zip(self.messages, self._communicators, handles, strict=True)
         self._nccl.call("ncclGroupStart")
-        for message, communicator, handle in zip(
-            self.messages, self._communicators, handles, strict=True
-        ):
+        for message, communicator, handle in each:
             place = message.data_ptr()
             how = message.numel(), _FLOAT32, _SUM, communicator, handle
             self._nccl.call("ncclAllReduce", place, place, *how)
@@ -214,7 +214,8 @@ def measure_on_one_gpu(
 
     def under(blocks: int, threads: int) -> pd.DataFrame:
         with launch.workspace(None) as out:
-            variables = {**environment(blocks, threads, out), **VARIABLES}
+            asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+            variables = VARIABLES | {name: str(count) for name, count in asked.items()}
             return launch.launch(
                 one_gpu_job,
                 replace(settings, blocks=blocks, threads=threads),

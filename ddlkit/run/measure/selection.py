@@ -23,33 +23,20 @@ from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions.session import all_or_partial
 
-Selector = Callable[[Tensor, int], Tensor]
-
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
 GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 
 
-# -- selectors ---------------------------------------------------------------------------------
-
-
-def topk(magnitudes: Tensor, k: int) -> Tensor:
-    """Return (k,) positions of the k largest of (d,), in any order, by torch.topk.
+def tournament(magnitudes: Tensor, k: int) -> Tensor:
+    """Return (k,) positions of the k largest of (d,), in any order, as torch.topk finds them.
 
     Raises UserError for a k that is not within 1 and d, and for NaN, of which none is the largest.
     """
-    if not 1 <= k <= magnitudes.numel():
-        raise UserError(f"cannot select {k} of {magnitudes.numel()} elements: choose 1 to all")
-    values, positions = torch.topk(magnitudes, k, sorted=False)
-    if bool(values.isnan().any()):  # to torch.topk, NaN is larger than any number
-        raise UserError("cannot select the largest of elements: NaN among them has no order")
-    return positions
-
-
-def tournament(magnitudes: Tensor, k: int) -> Tensor:
-    """Return positions as `topk` does: of the same magnitudes, others at most where these are equal."""
     d = magnitudes.numel()
-    if d < SMALL or not 1 <= k <= d // 32:
-        return topk(magnitudes, k)
+    if not 1 <= k <= d:
+        raise UserError(f"cannot select {k} of {d} elements: choose 1 to all")
+    if d < SMALL or k > d // 32:
+        return _topk(magnitudes, k)
     size = min(GROUP, 2 ** round(np.log2(d / k) / 2))  # the root: as many groups as then remain
     n_groups = d // size
     groups = magnitudes[: n_groups * size].view(n_groups, size)
@@ -58,7 +45,14 @@ def tournament(magnitudes: Tensor, k: int) -> Tensor:
     left_over = torch.arange(n_groups * size, d, device=magnitudes.device)
     positions = torch.cat([(best[:, None] * size + inside).flatten(), left_over])
     remaining = torch.cat([groups.index_select(0, best).flatten(), magnitudes[n_groups * size :]])
-    return positions[topk(remaining, k)]
+    return positions[_topk(remaining, k)]
+
+
+def _topk(magnitudes: Tensor, k: int) -> Tensor:
+    values, positions = torch.topk(magnitudes, k, sorted=False)
+    if bool(values.isnan().any()):  # to torch.topk, NaN is larger than any number
+        raise UserError("cannot select the largest of elements: NaN among them has no order")
+    return positions
 
 
 WAYS: dict[str, Callable[[Tensor, int], object]] = {

@@ -2,7 +2,7 @@
 
 Both are timed, alone and together: what a kernel loses beside messages, and what these lose beside it. So
 many messages are posted that they outlast the kernel, and it is called again and again while they are under
-way. All ranks do so at once, as in training.
+way. All ranks do so at once, as in training. On a GPU the device's own clock must tell: see `contention`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, slowest
 from ddlkit.run.measure.contention import Scale, kernels
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.shared_messages import Volume, once, one_group_each, turned
-from ddlkit.run.measure.shares import Groups, Policy, computing_with, place_columns
-from ddlkit.run.measure.standin import Compute
+from ddlkit.run.measure.shared_messages import Volume, one_group_each, turned
+from ddlkit.run.measure.shares import Groups, Policy, place_columns
 
 AS_LONG = 2.5  # how long messages last by themselves, over the kernel by itself
 LEAST_S = 0.05  # of a kernel, in one call or several: a few slices of the scheduler
@@ -50,27 +49,22 @@ class SharedKernelsSettings:
 
     def __post_init__(self) -> None:
         one_group_each(self.policies)
-        known = kernels(self.scale)
-        if unknown := [name for name in self.names if name not in known]:
-            raise UserError(f"unknown kernel {unknown[0]!r}: use one of {', '.join(known)}")
+        there = kernels(self.scale)
+        if unknown := [name for name in self.names if name not in there]:
+            raise UserError(f"unknown kernel {unknown[0]!r}: use one of {', '.join(there)}")
         if self.repeats < 1 or not (self.policies and self.names):
             raise UserError("shared kernels: needs a policy, a kernel and a round at least")
 
 
 @job(SharedKernelsSettings, "sharing_control", "sharing_kernels")
 def shared_kernels_job(me: Rank, settings: SharedKernelsSettings) -> Iterator[Tables]:
-    """One kernel after the other, each in all rounds; seconds of the slowest rank.
+    """Yield one kernel after the other, each in all rounds; seconds of the slowest rank.
 
-    Only on processors: on a GPU the device's own clock must tell, see `contention`. Raises UserError
-    there, where no configuration takes effect, and out of memory.
+    Raises UserError on a GPU, where no configuration takes effect, and out of memory.
     """
-    if me.device.type == "cuda":
-        raise UserError("shared kernels are measured on processors: on a GPU use contention")
     groups = Groups(me)
     policies = groups.made(settings.policies)
     yield {"sharing_control": groups.control()}
-    if not policies:
-        raise UserError(f"shared kernels: {next(iter(groups.why.values()))}")
     for name in settings.names:
         with computing(f"{name} beside all-reduces", me.device), torch.no_grad():
             pair = _Pair(groups, settings, name, policies)
@@ -95,7 +89,7 @@ class Together(NamedTuple):
 
 
 def together(start_s: float, calls_s: Sequence[float], messages_s: Sequence[float]) -> Together:
-    """From the ends of calls, one after the other, and of messages, all by one clock.
+    """Return what was seen, from the ends of calls, one after the other, and of messages, all by one clock.
 
     >>> together(0.0, [1.0, 2.0, 3.5], [1.5, 3.0])
     Together(calls=2, kernel_s=1.0, messages_s=3.0, overlap_share=1.0)
@@ -103,8 +97,7 @@ def together(start_s: float, calls_s: Sequence[float], messages_s: Sequence[floa
     Together(calls=1, kernel_s=4.0, messages_s=3.0, overlap_share=0.75)
     """
     lasted_s = max(messages_s) - start_s
-    within = sum(end <= max(messages_s) for end in calls_s)
-    calls = max(1, within)
+    calls = max(1, sum(end <= max(messages_s) for end in calls_s))
     kernel_s = (calls_s[calls - 1] - start_s) / calls
     return Together(calls, kernel_s, lasted_s, min(1.0, lasted_s / (calls * kernel_s)))
 
@@ -115,62 +108,56 @@ class _Pair:
     def __init__(
         self, groups: Groups, settings: SharedKernelsSettings, name: str, policies: Sequence[Policy]
     ) -> None:
-        me = self._me = groups.me
         self._groups = groups
         kernel = kernels(settings.scale)[name]
-        dtype = str(kernel.dtype).removeprefix("torch.")
-        self.labels = {"kernel": name, "shape": "x".join(map(str, kernel.shape)), "dtype": dtype}
-        self._once: Compute = kernel.on(me.device)
-        self._once()
+        self._labels: dict[str, Any] = {"kernel": name, **kernel.columns()}
+        self._call = kernel.on(groups.me.device)
+        self._call()
         n_bytes, parts = settings.message_bytes, settings.parts
-        volume = Volume(me, n_bytes, parts)
+        volume = Volume(groups.me, n_bytes, parts)
         # Every policy has the same work: enough for the fastest messages.
-        fastest = min(once(me, volume, groups.of(policy.hidden)) for policy in policies)
-        once_s = self._timed(1)
-        kernel_s, message_s = slowest([max(LEAST_S, once_s), -fastest])
-        self.count = max(1, math.ceil(AS_LONG * kernel_s / -message_s))
-        self._calls = max(1, math.ceil(LEAST_S / once_s))
-        self._volume = Volume(me, self.count * n_bytes, self.count * parts)
+        fastest_s = min(volume.once(groups.of(policy.hidden)) for policy in policies)
+        call_s = self._timed(1)
+        kernel_s, message_s = slowest([max(LEAST_S, call_s), -fastest_s])
+        count = max(1, math.ceil(AS_LONG * kernel_s / -message_s))
+        self._calls = max(1, math.ceil(LEAST_S / call_s))
+        self._volume = Volume(groups.me, count * n_bytes, count * parts)
+        self._labels |= {"message_bytes": self._volume.bytes // count, "messages": count}
 
     def row(self, policy: Policy) -> dict[str, Any]:
-        """What one round has of a policy, as columns."""
+        """Return what one round has of a policy, as columns."""
         group = self._groups.of(policy.hidden)
-        with computing_with(policy.hidden.openmp):
-            dist.barrier()
-            alone_s = self._timed(self._calls) / self._calls
-            messages_s = once(self._me, self._volume, group)
-            both = self._together(group)
+        dist.barrier()
+        alone_s = self._timed(self._calls) / self._calls
+        messages_s = self._volume.once(group)
+        both = self._together(group)
         times = [alone_s, both.kernel_s, messages_s, both.messages_s]
-        worst = slowest([*times, -both.overlap_share, -both.calls]).tolist()
+        *worst, share, calls = slowest([*times, -both.overlap_share, -both.calls]).tolist()
         names = ("kernel_alone_s", "kernel_beside_s", "messages_alone_s", "messages_beside_s")
-        return {
-            **self.labels,
-            **policy.columns(),
-            **dict(zip(names, worst, strict=False)),
-            "overlap_share": -worst[4],
-            "calls": -int(worst[5]),
-            "message_bytes": self._volume.bytes // self.count,
-            "messages": self.count,
+        seen = {
+            **dict(zip(names, worst, strict=True)),
+            "overlap_share": -share,
+            "calls": -int(calls),
         }
+        return {**self._labels, **policy.columns(), **seen}
 
     def _timed(self, calls: int) -> float:
         start_s = perf_counter()
         for _ in range(calls):
-            self._once()
+            self._call()
         return perf_counter() - start_s
 
     def _together(self, group: dist.ProcessGroup) -> Together:
-        """The kernel, again and again as long as messages are under way."""
-        self._volume.reset()
+        """Call the kernel again and again as long as messages are under way."""
         dist.barrier()
         start_s = perf_counter()
         works = self._volume.post(group)
         ended = [work.get_future().then(lambda _: perf_counter()) for work in works]
         calls_s: list[float] = []
-        while not calls_s or not all(one.done() for one in ended):
-            self._once()
+        while not calls_s or not all(end.done() for end in ended):
+            self._call()
             calls_s.append(perf_counter())
         for work in works:
             work.wait()
         self._volume.check()
-        return together(start_s, calls_s, [one.wait() for one in ended])
+        return together(start_s, calls_s, [end.wait() for end in ended])

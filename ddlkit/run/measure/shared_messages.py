@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import synchronizer
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Rank, slowest
 from ddlkit.run.measure.shares import Groups, Policy, place_columns
@@ -57,71 +55,53 @@ def turned(policies: Sequence[Policy], repeat: int) -> list[Policy]:
 
 
 class Volume:
-    """So many equal messages of a rank.
-
-    parts : (count, elements)
-    """
+    """So many equal messages of a rank; parts : (count, elements)."""
 
     def __init__(self, me: Rank, n_bytes: int, count: int) -> None:
-        elements = n_bytes // count // ELEMENT_BYTES
-        self._start = torch.ones(count, elements, device=me.device)
-        self.parts = self._start.clone()
-        self._expected = float(me.world_size)
-        self.bytes = self.parts.nbytes
-
-    def reset(self) -> None:
-        """As before: sums of sums grow."""
-        self.parts.copy_(self._start)
+        self.parts = torch.ones(count, n_bytes // count // ELEMENT_BYTES)
+        self.bytes, self._expected = self.parts.nbytes, float(me.world_size)
 
     def post(self, group: dist.ProcessGroup) -> list[dist.Work]:
-        """All of them on their way."""
+        """Put all of them on their way."""
         return [dist.all_reduce(part, group=group, async_op=True) for part in self.parts]
 
     def check(self) -> None:
-        """Raise UserError unless every sum is right."""
+        """Begin anew: sums of sums grow. Raises UserError unless every sum is right."""
         if not bool((self.parts == self._expected).all()):
             raise UserError("shared messages: sums came out wrong: no time is recorded")
+        self.parts.fill_(1.0)
+
+    def once(self, group: dist.ProcessGroup) -> float:
+        """Return seconds of all of them on this rank, which starts with the others; sums are checked."""
+        dist.barrier()
+        start_s = perf_counter()
+        for work in self.post(group):
+            work.wait()
+        seconds = perf_counter() - start_s
+        self.check()
+        return seconds
 
 
 @job(SharedMessagesSettings, "sharing_control", "sharing_messages")
 def shared_messages_job(me: Rank, settings: SharedMessagesSettings) -> Iterator[Tables]:
-    """One round after the other; seconds until the last of the messages is there, of the slowest rank.
+    """Yield one round after the other; seconds until the last of the messages is there, of the slowest rank.
 
-    Raises UserError for wrong sums, and where no configuration takes effect.
+    Raises UserError for wrong sums, on a GPU, and where no configuration takes effect.
     """
     groups = Groups(me)
     policies = groups.made(settings.policies)
     yield {"sharing_control": groups.control()}
-    if not policies:
-        raise UserError(f"shared messages: {next(iter(groups.why.values()))}")
-    volumes = {one: Volume(me, *one) for one in settings.messages}
+    volumes = {size: Volume(me, *size) for size in settings.messages}
     for policy in policies:  # first messages find connections that are slow to start
         for volume in volumes.values():
-            once(me, volume, groups.of(policy.hidden))
+            volume.once(groups.of(policy.hidden))
     for repeat in range(settings.repeats):
         order = turned(policies, repeat)
-        rows: list[dict[str, Any]] = []
+        rows = []
         for (_, parts), volume in volumes.items():
-            seconds = [once(me, volume, groups.of(policy.hidden)) for policy in order]
+            seconds = [volume.once(groups.of(policy.hidden)) for policy in order]
             for policy, taken_s in zip(order, slowest(seconds), strict=True):
-                labels = {**place_columns(me), **policy.columns()}
                 size = {"bytes": volume.bytes, "parts": parts}
-                rows.append({**labels, **size, "repeat": repeat, "seconds": taken_s})
-        yield {"sharing_messages": pd.DataFrame(rows)}
+                rows.append({**policy.columns(), **size, "repeat": repeat, "seconds": taken_s})
+        yield {"sharing_messages": pd.DataFrame(rows).assign(**place_columns(me))}
     me.say(f"messages: {settings.repeats} rounds of {len(policies)} configurations")
-
-
-def once(me: Rank, volume: Volume, group: dist.ProcessGroup) -> float:
-    """Seconds of all messages of a volume on this rank, which starts with the others; sums are checked."""
-    volume.reset()
-    wait = synchronizer(me.device)
-    wait()
-    dist.barrier()
-    wait()
-    start_s = perf_counter()
-    for work in volume.post(group):
-        work.wait()
-    wait()
-    seconds = perf_counter() - start_s
-    volume.check()
-    return seconds

@@ -16,11 +16,11 @@ with the gradient that is ready last. Those that wait behind another keep what t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -99,8 +99,7 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     return chunks
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One repeat: points in time by the device's clock, and what each message's kernel wrote down.
 
     marks : start, and end of forward, of backward, of waiting for messages, and of the update; of
@@ -118,7 +117,7 @@ class SendingTraining:
     """
 
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
-        self.training, self._stand_in = training, stand_in
+        self.training, self.stand_in = training, stand_in
         self.device = training.labels.device
         ready: list[str] = []
         with training.watched(lambda _: None, ready.append):
@@ -156,24 +155,20 @@ class SendingTraining:
         self._wait()
         return run
 
-    def taken_threads(self, footprint: Footprint) -> int:
-        """Of a kernel that is asked for as ``footprint``."""
-        return int(self._stand_in.columns(footprint)["taken_threads"])
-
     def chunks(self, setting: Setting) -> tuple[list[int], list[int]]:
         """(buckets,) chunks that each block sends, and bytes of these chunks of all blocks together."""
         factor = bus_factor("all_reduce", setting.ranks)
         footprints = setting.footprints(len(self.sizes))
-        each = [one.blocks * self._stand_in.chunk_bytes(one.threads) for one in footprints]
+        each = [one.blocks * self.stand_in.chunk_bytes(one.threads) for one in footprints]
         return chunks_of_messages([factor * size for size in self.sizes], each), each
 
     def _start(self, setting: Setting | None) -> Run:
-        """Whatever must be there before the clock starts."""
+        """Prepare whatever must be there before the clock starts."""
         self._missing, self._next = list(self._tensors), 0
         count = len(self.sizes)
         self._footprints = (setting or NOTHING).footprints(count)
         self._chunks = self.chunks(setting)[0] if setting else [0] * count
-        records = [self._stand_in.record(one.blocks) for one in self._footprints]
+        records = [self.stand_in.record(one.blocks) for one in self._footprints]
         self._run = Run(Marks(self.device), records)
         return self._run
 
@@ -185,11 +180,11 @@ class SendingTraining:
             self._next += 1
 
     def _send(self, bucket: int) -> None:
-        how = self._footprints[bucket], self._chunks[bucket], self._run.records[bucket]
-        self._stand_in.send(*how)
+        record = self._run.records[bucket]
+        self.stand_in.send(self._footprints[bucket], self._chunks[bucket], record)
 
     def _wait(self, *_: object) -> None:
-        self._stand_in.join()
+        self.stand_in.join()
         self._run.marks.mark()
 
 
@@ -256,32 +251,24 @@ def measure_sending(
 def _columns(
     sending: SendingTraining, setting: Setting | None, runs: Sequence[Run]
 ) -> dict[str, Any]:
-    """Columns of one setting: how it sends, and what was seen of each run."""
-    if not setting:
-        counts = dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0)
-        times = ("bytes_per_s_asked", "bytes_per_s", "communication_s", "exposed_communication_s")
-        return {
-            "ranks": 1,
-            "policy": "none",
-            **counts,
-            **dict.fromkeys((*times, "overlap_share"), 0.0),
-        }
-    asked = setting.footprint
-    seen = [_seen(sending, setting, run) for run in runs]
-    return {
-        "ranks": setting.ranks,
-        "policy": setting.policy,
-        "blocks": asked.blocks,
-        "threads": asked.threads,
-        "taken_threads": sending.taken_threads(asked),
-        "bytes_per_s_asked": asked.bytes_per_s,
-        "buckets": len(sending.sizes),
-        **{name: [one[name] for one in seen] for name in seen[0]},
+    """Return columns of one setting: how it sends, and what was seen of each run."""
+    columns: dict[str, Any] = {
+        **{"ranks": 1, "policy": "none"},
+        **dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0),
+        **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
+        **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
     }
+    if not setting:
+        return columns
+    taken = sending.stand_in.columns(setting.footprint)
+    columns |= {name: taken[name] for name in taken if name in columns}
+    columns |= {"ranks": setting.ranks, "policy": setting.policy, "buckets": len(sending.sizes)}
+    seen = [_seen(sending, setting, run) for run in runs]
+    return columns | {name: [row[name] for row in seen] for name in seen[0]}
 
 
-def _seen(sending: SendingTraining, setting: Setting, run: Run) -> Mapping[str, float]:
-    """What a run's marks and records say. Raises UserError where a message is not whole."""
+def _seen(sending: SendingTraining, setting: Setting, run: Run) -> dict[str, float]:
+    """Return what a run's marks and records say. Raises UserError where a message is not whole."""
     chunks, round_bytes = sending.chunks(setting)
     spans_s, sent = zip(*map(read_message, run.records), strict=True)
     asked = [n * one.blocks for n, one in zip(chunks, setting.footprints(len(chunks)), strict=True)]

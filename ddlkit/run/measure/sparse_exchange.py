@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import selected
-from ddlkit.run.measure.selection import Selector, tournament
+from ddlkit.run.measure.selection import tournament
 
 
 @dataclass
@@ -29,33 +29,31 @@ class Group:
     positions, values : (k,) what was sent last
     """
 
-    names: list[str]
-    parameters: list[nn.Parameter]
+    parameters: dict[str, nn.Parameter]
     residual: Tensor
     k: int = 1
     positions: Tensor = field(default_factory=lambda: torch.empty(0))
     values: Tensor = field(default_factory=lambda: torch.empty(0))
 
-    def parts(self, whole: Tensor) -> Iterator[Tensor]:
-        """Yield the tensors' shares of an (n,) tensor, each in its parameter's shape."""
-        sizes = [parameter.numel() for parameter in self.parameters]
-        for part, parameter in zip(whole.split(sizes), self.parameters, strict=True):
-            yield part.view(parameter.shape)
+    def parts(self, whole: Tensor) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
+        """Yield each tensor with its share of an (n,) tensor, in its own shape."""
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        parts = whole.split(sizes)
+        for (name, parameter), part in zip(self.parameters.items(), parts, strict=True):
+            yield name, parameter, part.view(parameter.shape)
 
     @torch.no_grad()
-    def choose(self, select: Selector) -> None:
+    def choose(self) -> None:
         """Add the gradients to the residual, and take out of it what is to be sent: positions and values.
 
         Raises UserError for gradients that are no number.
         """
-        for name, part, parameter in zip(
-            self.names, self.parts(self.residual), self.parameters, strict=True
-        ):
+        for name, parameter, part in self.parts(self.residual):
             if parameter.grad is not None:
                 part.add_(parameter.grad)
             if not bool(part.isfinite().all()):
                 raise UserError(f"sparsified training: the gradient of {name} is not finite")
-        self.positions = select(self.residual.abs(), self.k)
+        self.positions = tournament(self.residual.abs(), self.k)
         self.values = self.residual[self.positions]
         self.residual[self.positions] = 0.0
 
@@ -72,44 +70,38 @@ class PlayedExchange:
         exchange.finish()                   # .grad is now the mean of what all ranks sent
 
     plan : over the module's tensors in ready order, `named_parameters` from the last to the first
-    density : share of each group's elements that is sent; select : positions of the k largest magnitudes
+    density : share of each group's elements that is sent
 
     A tensor without a gradient in a pass counts as zero. Raises UserError for a density outside (0, 1] and a
     plan of other tensors.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        plan: FusionPlan,
-        density: float,
-        ranks: int,
-        *,
-        select: Selector = tournament,
-    ) -> None:
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        names = list(reversed(named))
-        if plan.n != len(names):
+    def __init__(self, module: nn.Module, plan: FusionPlan, density: float, ranks: int) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][::-1]
+        if plan.n != len(named):
             raise UserError(
-                f"plan {plan.planner!r} is of {plan.n} tensors, the module trains {len(names)}"
+                f"plan {plan.planner!r} is of {plan.n} tensors, the module trains {len(named)}"
             )
-        self.select = select
-        self.ranks = [[_group(names[part], named) for part in plan.slices] for _ in range(ranks)]
+        groups = [dict(named[part]) for part in plan.slices]
+        sizes = [sum(p.numel() for p in group.values()) for group in groups]
+        self.ranks = [
+            [Group(group, torch.zeros(size)) for group, size in zip(groups, sizes, strict=True)]
+            for _ in range(ranks)
+        ]
         self.set_density(density)
 
     def set_density(self, density: float) -> None:
         """Send another share from now on. Raises UserError for one outside (0, 1]."""
         if not 0 < density <= 1:
             raise UserError(f"density {density} is not above 0 and at most 1")
-        self.density = density
         for group in chain.from_iterable(self.ranks):
             group.k = selected(group.residual.numel(), density)
 
     def take(self, rank: int) -> None:
         """Select from the gradients as that rank, and clear them. Raises UserError as `Group.choose`."""
         for group in self.ranks[rank]:
-            group.choose(self.select)
-            for parameter in group.parameters:
+            group.choose()
+            for parameter in group.parameters.values():
                 parameter.grad = None
 
     @torch.no_grad()
@@ -120,11 +112,5 @@ class PlayedExchange:
             for group in groups:
                 mean.index_add_(0, group.positions, group.values)
             mean /= len(groups)
-            for parameter, part in zip(groups[0].parameters, groups[0].parts(mean), strict=True):
+            for _, parameter, part in groups[0].parts(mean):
                 parameter.grad = part.clone()
-
-
-def _group(names: list[str], named: dict[str, nn.Parameter]) -> Group:
-    parameters = [named[name] for name in names]
-    elements = sum(parameter.numel() for parameter in parameters)
-    return Group(names, parameters, torch.zeros(elements, device=parameters[0].device))

@@ -27,7 +27,7 @@ from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
-from ddlkit.run.instruments.usage import Usage, processor_times, processor_usage
+from ddlkit.run.instruments.vitals import Usage, processor_times, processor_usage
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
 from ddlkit.run.measure.layers import computing
@@ -84,7 +84,7 @@ class TrainingSettings:
 
 @job(TrainingSettings, "runs", "buckets", "timeline")
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
-    """Every plan once per round, without those whose buckets came out otherwise in the first.
+    """Train by every plan once per round, without those whose buckets came out otherwise in the first.
 
     runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
         together, not each iteration. ``compute_s`` is the median iteration of the same round without
@@ -104,24 +104,22 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 
 def _rounds(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
-    """The tables of every plan in every round."""
+    """Yield the tables of every plan in every round."""
     torch.manual_seed(settings.seed)
     network = networks.build(settings.network).to(me.device)
     held_bytes = sum(p.nbytes for p in network.parameters() if p.requires_grad)
     _check_plans(settings, held_bytes)
-    copy_s_per_byte = _copy_s(me, network) / held_bytes
-    refused: set[str] = set()
+    copying = {"copy_s_per_byte": _copy_s(me, network) / held_bytes, "precision": PRECISION}
+    plans = list(settings.plans)
     for repeat in range(settings.repeats):
-        for spec in [spec for spec in settings.plans if spec not in refused]:
+        for spec in tuple(plans):
             tables = _Block(me, settings, network, spec).measure(repeat)
             if "runs" in tables:
-                tables["runs"] = tables["runs"].assign(
-                    copy_s_per_byte=copy_s_per_byte, precision=PRECISION
-                )
+                tables["runs"] = tables["runs"].assign(**copying)
             else:
-                refused.add(spec)
+                plans.remove(spec)
             yield tables
-        if len(refused) == len(settings.plans):
+        if not plans:
             raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
@@ -148,26 +146,37 @@ def _check_plans(settings: TrainingSettings, held_bytes: int) -> None:
             )
 
 
+def wrap(
+    me: Rank, network: nn.Module, sizes: Sequence[int], sync_buffers: bool = False
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Return a copy of the network in DDP, and its optimizer.
+
+    sizes : bytes of the buckets that are imposed, in ready order; none leaves them to DDP
+    """
+    options: dict[str, Any] = {_SYNC_BUFFERS: sync_buffers}
+    if sizes:
+        # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
+        options["bucket_cap_mb_list"] = [size / MIB for size in sizes]
+    model = DistributedDataParallel(
+        copy.deepcopy(network),
+        device_ids=[me.device.index] if me.device.type == "cuda" else None,
+        init_sync=False,  # equal seeds made equal weights
+        **options,
+    )
+    # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
+    return model, torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+
+
 class _Block:
     """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
 
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
-        options: dict[str, Any] = {_SYNC_BUFFERS: settings.sync_buffers}
-        if spec != OWN_PLAN:
-            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
-        self.model = DistributedDataParallel(
-            copy.deepcopy(network),
-            device_ids=[me.device.index] if me.device.type == "cuda" else None,
-            init_sync=False,  # equal seeds made equal weights
-            **options,
-        )
+        sizes = () if spec == OWN_PLAN else self.asked
+        self.model, self.optimizer = wrap(me, network, sizes, settings.sync_buffers)
         inputs, self.labels = networks.sample_batch(settings.network, settings.batch, me.device)
         self.inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
-        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
         self.synchronize = synchronizer(me.device)
         for _ in range(WARMUP):
             self._iterate()
@@ -204,20 +213,21 @@ class _Block:
                 return tables
         with self.model.no_sync():  # when no gradients are exchanged
             compute_s = float(np.median(self._timed()[0]))
-        columns = {
-            **asdict(self.case),
-            "case": self.case.key,
-            "origin": "measured",
-            "repeat": repeat,
-            "iteration": np.arange(len(seconds)),
-            "iteration_s": seconds,
-            "compute_s": compute_s,
-            "exposed_communication_s": seconds - compute_s,
-            "processor_load": used.busy,
-            "processor_limited": used.limited,
-            "stolen": used.stolen,
-        }
-        tables["runs"] = pd.DataFrame(columns)
+        tables["runs"] = pd.DataFrame(
+            {
+                **asdict(self.case),
+                "case": self.case.key,
+                "origin": "measured",
+                "repeat": repeat,
+                "iteration": np.arange(len(seconds)),
+                "iteration_s": seconds,
+                "compute_s": compute_s,
+                "exposed_communication_s": seconds - compute_s,
+                "processor_load": used.busy,
+                "processor_limited": used.limited,
+                "stolen": used.stolen,
+            }
+        )
         self.me.say(
             f"{self.settings.network}, plan {self.spec}, {len(self.buckets)} buckets, round "
             f"{repeat + 1} of {self.settings.repeats}: {format_seconds(float(np.median(seconds)))} an "
@@ -237,21 +247,17 @@ class _Block:
 
     def _bucket_rows(self) -> pd.DataFrame:
         made = {"asked": self.asked, "rebuilt": self.buckets}
-        rows = [
-            (self.case.key, number, size, source)
-            for source, sizes in made.items()
-            for number, size in enumerate(sizes)
-        ]
-        return pd.DataFrame(rows, columns=["case", "bucket", "bytes", "source"])
+        rows = [(n, size, source) for source, sizes in made.items() for n, size in enumerate(sizes)]
+        return pd.DataFrame(rows, columns=["bucket", "bytes", "source"]).assign(case=self.case.key)
 
     def _timed(self) -> tuple[Floats, Usage]:
-        """Seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
-        iterations = self.settings.iterations
-        exactly = Budget(0, iterations, iterations, max_s=float("inf"), relative_halfwidth=0.0)
+        """Return seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
+        n = self.settings.iterations
+        exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        before = processor_times()
+        watch = processor_times()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
-        used = processor_usage(before, processor_times())
+        used = processor_usage(watch, processor_times())
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:

@@ -30,12 +30,10 @@ class Network:
 
 
 def import_torchvision() -> ModuleType:
-    """torchvision, also where its CUDA wheel stands beside a CPU torch.
+    """Import torchvision, also where its CUDA wheel stands beside a CPU torch.
 
     There the import dies while describing operators that it has no kernels for (nms and its like). No
-    network needs them, so after that very error, and no other, the description is left out.
-
-    Raises UserError if torchvision cannot be imported.
+    network needs them, so after that very error, and no other, the description is left out. Raises UserError.
     """
     try:
         return importlib.import_module("torchvision")
@@ -62,12 +60,12 @@ def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Gene
 _IMAGENET = _images(channels=3, side=224, classes=1000)
 
 
-def _torchvision(name: str, **options: Any) -> Network:
+def _torchvision(name: str, side: int = 224, **options: Any) -> Network:
     def build() -> nn.Module:
         network: nn.Module = import_torchvision().models.get_model(name, weights=None, **options)
         return network
 
-    return Network(build, _IMAGENET)
+    return Network(build, _images(3, side, 1000))
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
@@ -99,19 +97,13 @@ NETWORKS: dict[str, Network] = {
     **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
     "squeezenet1_1": _torchvision("squeezenet1_1"),
     # Small pictures: two cores then compute about as long as they decode, as GPUs do with large ones.
-    "resnet18_64": Network(_torchvision("resnet18").build, _images(3, 64, 1000)),
-    "resnet50_64": Network(_torchvision("resnet50").build, _images(3, 64, 1000)),
-    "googlenet_64": Network(
-        _torchvision("googlenet", aux_logits=False, init_weights=False).build, _images(3, 64, 1000)
-    ),
+    **{f"{name}_64": _torchvision(name, side=64) for name in ("resnet18", "resnet50")},
+    "googlenet_64": _torchvision("googlenet", side=64, aux_logits=False, init_weights=False),
 }
 
 
 def find(name: str) -> Network:
-    """The network of that name.
-
-    Raises UserError for an unknown or ambiguous name, with those that it may stand for.
-    """
+    """Return the network of that name. Raises UserError for an unknown one, with what it may stand for."""
     if name in NETWORKS:
         return NETWORKS[name]
     raise UserError(f"unknown network {name!r}: did you mean {network_named(name)!r}?")
@@ -131,9 +123,9 @@ class Size(NamedTuple):
 
 
 def size(name: str) -> Size:
-    """Counted on shapes alone, so also for a network that would not fit into memory.
+    """Count on shapes alone, so also for a network that memory would not hold. Raises UserError as `find`.
 
-    One sample is an image, or for a language model a sequence. Raises UserError as `build`.
+    One sample is an image, or for a language model a sequence.
     """
     with torch.device("meta"):
         network = build(name)
@@ -145,10 +137,7 @@ def size(name: str) -> Size:
 
 
 def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> Batch:
-    """Random inputs and labels for ``batch`` samples, the same at every call.
-
-    Raises UserError for an unknown name and a batch below 1.
-    """
+    """Return random inputs and labels for ``batch`` samples, the same at every call. Raises UserError."""
     network = find(name)
     if batch < 1:
         raise UserError(f"batch {batch} of {name}: must be at least 1")

@@ -73,9 +73,14 @@ def _dense(*widths: int, first: int = 1, dropout: float = 0.5) -> dict[str, nn.M
 
 # -- VGG-16 ------------------------------------------------------------------------------------
 
+# An eighth of the channels and units, for images of a quarter of the side: with the last two of five
+# poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
+_EIGHTH = 8
+_MAP_SIDE = 7
+
 
 def _vgg16_features(*, norm: bool, narrower: int = 1, poolings: int = 5) -> nn.Sequential:
-    """VGG-16's convolutions, with 1/``narrower`` of the channels; the first blocks end in a pooling."""
+    """Return VGG-16's convolutions, 1/``narrower`` as wide; the first blocks end in a pooling."""
     layers: list[nn.Module] = []
     inputs = 3
     for block, (full_width, convolutions) in enumerate(_VGG16):
@@ -84,39 +89,30 @@ def _vgg16_features(*, norm: bool, narrower: int = 1, poolings: int = 5) -> nn.S
             layers.append(nn.Conv2d(inputs, width, 3, padding=1))
             layers += [nn.BatchNorm2d(width), nn.ReLU()] if norm else [nn.ReLU()]
             inputs = width
-        if block < poolings:
-            layers.append(nn.MaxPool2d(2))
+        layers += [nn.MaxPool2d(2)] if block < poolings else []
     return nn.Sequential(*layers)
 
 
-def vgg16_cifar() -> nn.Module:
-    """VGG-16 for 32x32 images: batch normalisation, and one linear layer to 10 classes (omgs Tab V)."""
-    return _named(
-        features=_vgg16_features(norm=True), flatten=nn.Flatten(), classifier=nn.Linear(512, 10)
-    )
+def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
+    """Return VGG-16 for 32x32 images: batch normalisation, and one linear layer (omgs Tab V)."""
+    features = _vgg16_features(norm=True, narrower=narrower)
+    dense = nn.Linear(512 // narrower, classes)
+    return _named(features=features, flatten=nn.Flatten(), classifier=dense)
 
 
 def vgg16_cifar_eighth(classes: int) -> nn.Module:
-    """`vgg16_cifar` with an eighth of its channels: the same 54 tensors."""
-    return _named(
-        features=_vgg16_features(norm=True, narrower=_EIGHTH),
-        flatten=nn.Flatten(),
-        classifier=nn.Linear(512 // _EIGHTH, classes),
-    )
+    """Return `vgg16_cifar` with an eighth of its channels: the same 54 tensors."""
+    return vgg16_cifar(classes, _EIGHTH)
 
 
-def vgg16_replaced() -> nn.Module:
-    """VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3).
+def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
+    """Return VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3).
 
     The paper names no activations: as in the layers replaced, ReLU stands between, not behind.
     """
-    return _averaged(_vgg16_features(norm=False), 512, 1000)
-
-
-def _averaged(features: nn.Module, width: int, classes: int) -> nn.Module:
-    """Features of ``width`` channels, two 1x1 convolutions, and the average over all places."""
+    width = 512 // narrower
     return _named(
-        features=features,
+        features=_vgg16_features(norm=False, narrower=narrower, poolings=poolings),
         conv1=nn.Conv2d(width, width, 1),
         relu=nn.ReLU(),
         conv2=nn.Conv2d(width, classes, 1),
@@ -125,28 +121,19 @@ def _averaged(features: nn.Module, width: int, classes: int) -> nn.Module:
     )
 
 
-# An eighth of the channels and units, for images of a quarter of the side: with the last two of five
-# poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
-_EIGHTH = 8
-_MAP_SIDE = 7
-
-
 def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
-    """VGG-16 with an eighth of its channels and units, for 56x56 images.
+    """Return VGG-16 with an eighth of its channels and units, for 56x56 images.
 
     dropout : after both hidden linear layers; 0.5 as published by Simonyan and Zisserman, none in Keras
     """
-    width, units = 512 // _EIGHTH, 4096 // _EIGHTH
-    return _named(
-        features=_vgg16_features(norm=False, narrower=_EIGHTH, poolings=3),
-        **_dense(width * _MAP_SIDE**2, units, units, classes, dropout=dropout),
-    )
+    inputs, units = 512 // _EIGHTH * _MAP_SIDE**2, 4096 // _EIGHTH
+    features = _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
+    return _named(features=features, **_dense(inputs, units, units, classes, dropout=dropout))
 
 
 def vgg16_eighth_replaced(classes: int) -> nn.Module:
-    """`vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
-    features = _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
-    return _averaged(features, 512 // _EIGHTH, classes)
+    """Return `vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
+    return vgg16_replaced(classes, _EIGHTH, 3)
 
 
 # -- ResNet-20 ---------------------------------------------------------------------------------
@@ -196,37 +183,27 @@ def resnet20_half(classes: int) -> nn.Module:
 class _Concat(nn.ModuleList):
     """Branches of one input, their channels put together."""
 
-    def __init__(self, *branches: nn.Module) -> None:
-        super().__init__(branches)
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
-Unit = Sequence[Any]
-
-
-def _chain(inputs: int, *units: Unit) -> nn.Sequential:
-    """Convolutions in a row, each with batch normalisation and ReLU.
+def _chain(inputs: int, *units: Sequence[Any]) -> nn.Sequential:
+    """Return convolutions in a row, each with batch normalisation and ReLU.
 
     units : (channels, kernel) keep the image's size; (channels, kernel, stride) use valid padding
     """
     layers: list[nn.Module] = []
     for outputs, kernel, *valid in units:
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding = (0, 0) if valid else (height // 2, width // 2)
-        stride = valid[0] if valid else 1
-        layers += [
-            nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False),
-            nn.BatchNorm2d(outputs, eps=1e-3),
-            nn.ReLU(),
-        ]
+        padding, stride = ((0, 0), valid[0]) if valid else ((height // 2, width // 2), 1)
+        convolution = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
+        layers += [convolution, nn.BatchNorm2d(outputs, eps=1e-3), nn.ReLU()]
         inputs = outputs
     return nn.Sequential(*layers)
 
 
 def _branch(inputs: int, units: list[Any]) -> tuple[nn.Module, int]:
-    """A row of units, and the number of channels that it puts out."""
+    """Return a row of units, and the number of channels that it puts out."""
     if units == ["halve"]:
         return nn.MaxPool2d(3, stride=2), inputs
     if units[0] == "mean":
@@ -240,11 +217,11 @@ def _branch(inputs: int, units: list[Any]) -> tuple[nn.Module, int]:
 
 
 def _block(inputs: int, branches: list[Any]) -> tuple[nn.Module, int]:
-    """Branches side by side, and the number of channels that they put out together."""
+    """Return branches side by side, and the number of channels that they put out together."""
     built = [_branch(inputs, units) for units in branches]
     if len(built) == 1:
         return built[0]
-    return _Concat(*(module for module, _ in built)), sum(outputs for _, outputs in built)
+    return _Concat([module for module, _ in built]), sum(outputs for _, outputs in built)
 
 
 def inception_v4() -> nn.Module:

@@ -30,6 +30,8 @@ GONE = {
     "facts": "stamps say what the machine is",
     "efficiency": "peaks and layers are what it was made of",
     "throughput": "measure layers at several batches",
+    "disk_copies": "measure input_alone, which reads cold files",
+    "nccl_channels": "measure two_ranks_on_one_gpu",
     "copies_by_share": "measure training_by_share with empty: 1",
     "buckets_by_share": "measure training_by_share with plans",
     "echoes_in_lab": "measure collectives_in_lab at 1KiB",

@@ -213,14 +213,14 @@ def recorded_profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfi
 
 @kind("drift")
 def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
-    measure = partial(measuring("throughput").measure_drift, moment, here.device, side, *size)
+    measure = partial(measuring("speed").measure_drift, moment, here.device, side, *size)
     yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
 @kind("peaks")
 def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
     def measure() -> pd.DataFrame:
-        peaks = partial(measuring("throughput").measure_peaks, here.device, budget=budget)
+        peaks = partial(measuring("speed").measure_peaks, here.device, budget=budget)
         return pd.concat([peaks([name], many) for name, many in sides.items()], ignore_index=True)
 
     estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
@@ -229,19 +229,11 @@ def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
 
 @kind("copies")
 def memory_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    copies = measuring("copies")
-    sizes = sizes or copies.SIZES
-    measure = partial(copies.measure_copies, here.device, sizes, budget)
+    speed = measuring("speed")
+    sizes = sizes or speed.SIZES
+    measure = partial(speed.measure_copies, here.device, sizes, budget)
     estimate_s = 3 + (5 if here.on_gpu else 1) * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)
-
-
-@kind("copies")
-def disk_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    copies = measuring("copies")
-    sizes = sizes or copies.DISK_SIZES
-    measure = partial(copies.measure_disk, here.out, sizes, budget)
-    yield Point("copies", "disk", measure, 3 + 2 * len(sizes) * budget.max_s)
 
 
 @kind("input")
@@ -264,13 +256,13 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("contention")
 def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    for name, measure, estimate_s, gpus in measuring("contention").cases(here.device, brief):
-        yield on_gpus(gpus, Point("contention", name, measure, estimate_s))
+    for name, measure, estimate_s in measuring("contention").cases(here.device, brief):
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("contention")
 def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    name, measure, estimate_s, _ = measuring("contention").copy_case(here.device, brief)
+    name, measure, estimate_s = measuring("contention").copy_case(here.device, brief)
     yield Point("contention", name, measure, estimate_s)
 
 
@@ -409,17 +401,3 @@ def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> I
         estimate_s = LAUNCH_S + 2 * rounds * iteration_s(name, batch, "fp32", here.device)
         job, key = training.training_job, f"{name}-b{batch}-p{ranks}"
         yield launched(here, "training", key, job, settings, ranks, estimate_s)
-
-
-@kind("channels")
-def nccl_channels(here: Here, blocks: Seeds, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
-    """NCCL by blocks and threads; 0 blocks leave both to NCCL."""
-    channels, all_threads = measuring("channels"), measuring("standin").THREADS
-    sizes = sizes or channels.SIZES
-    each_s = LAUNCH_S + len(sizes) * budget.max_s
-    how: dict[str, Any] = {"sizes": sizes, "budget": budget, "timeout_s": PATIENCE * each_s}
-    for ranks, n in itertools.product(rank_counts(here.device), blocks):
-        settings = [(n, threads) for threads in all_threads] if n else [channels.DEFAULT]
-        measure = partial(channels.measure_channels, settings, ranks, **how)
-        name = f"p{ranks}-{f'{n}-blocks' if n else 'default'}"
-        yield on_gpus(ranks, Point("channels", name, measure, len(settings) * each_s))

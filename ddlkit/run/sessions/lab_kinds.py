@@ -106,7 +106,7 @@ def training_in_lab(
         asked = (name, batch, group_bytes, repeats, iterations)
         settings = training.TrainingSettings(*asked, profile_sha256=profile.sha256)
         with kinds.lab_of(ranks, rate) as place:
-            how: dict[str, Any] = {"place": place, "join": measuring("lab.replay").choose_join()}
+            how: dict[str, Any] = {"place": place, "join": measuring("lab.replay").JOIN}
             return launch(training.training_job, settings, ranks=ranks, **how)
 
     estimate_s = kinds.LAUNCH_S + len(plans) * repeats * (iterations + 2) * 2 * EXPOSED_S
@@ -178,56 +178,34 @@ Scale = Annotated[Any, grammar.Key(made("contention", "Scale"))]
 
 
 @grammar.kind("controls")
-def controls_of_communication(here: Here, sizes: grammar.Sizes = ()) -> Iterator[Point]:
-    """By what communication can be given more or less, and between GPUs whether that takes effect."""
-    controls = measuring("controls")
-    yield Point("controls", here.device, controls.offered, 2.0)
-    if here.on_gpu:
-        settings = controls.ControlsSettings(size=max(sizes or (controls.SIZE,)))
-        yield kinds.launched(here, "controls", "nccl-p2", controls.controls_job, settings, 2, 20.0)
+def controls_of_communication(here: Here) -> Iterator[Point]:
+    """By what communication can be given more or less."""
+    yield Point("controls", here.device, measuring("controls").offered, 2.0)
 
 
 def _sharing(
-    here: Here,
     name: str,
     job: Any,
     make: Callable[[], Any],
     work_s: float,
     rate: str = "",
-    threads: int = 0,
     without: Sequence[str] = (),
 ) -> Point:
-    """Return a point of ranks that share a machine's cores, or its GPUs, with what they send.
+    """Return a point of two ranks that share a machine's cores with what they send.
 
     make : the settings, once what they need is measured; work_s : without starting anything
-    rate : of the link; without one, ranks talk as the devices are joined
-    threads : of each block of NCCL, which takes them from its environment; without : tables that these
-        settings leave out
+    rate : of the link; without one, ranks talk by loopback; without : tables that these settings leave out
     """
-    ranks, estimate_s = kinds.rank_counts(here.device)[-1], kinds.LAUNCH_S + work_s
-    link = f"lab-p{ranks}-{rate}" if rate else f"{'nccl' if here.on_gpu else 'loopback'}-p{ranks}"
+    estimate_s, link = kinds.LAUNCH_S + work_s, f"lab-p2-{rate}" if rate else "loopback-p2"
 
     def measure() -> Tables:
-        shares, settings = measuring("shares"), make()
-        ring = {shares.NCCL_THREADS: str(threads), "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-        loopback = Loopback(variables=shares.IN_ORDER | (ring if threads else {}))
-        join = kinds.meeting(here.device) | ({} if here.on_gpu else {"torch_threads": 1})
-        with kinds.lab_of(ranks, rate) if rate else nullcontext(loopback) as place:
+        settings, join = make(), kinds.meeting("cpu") | {"torch_threads": 1}
+        with kinds.lab_of(2, rate) if rate else nullcontext(Loopback()) as place:
             how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
-            return launch(job, settings, ranks=ranks, **how)
+            return launch(job, settings, ranks=2, **how)
 
-    named = "-".join(filter(None, (name, link, f"t{threads}" if threads else "")))
     tables = [table for table in job.tables if table not in without]
-    return kinds.on_gpus(ranks * here.on_gpu, Point("sharing", named, measure, estimate_s, tables))
-
-
-def _by_process(policies: Sequence[str]) -> dict[int, list[str]]:
-    """Return policies that one process can try, by the threads of NCCL that its environment must say."""
-    together: dict[int, list[str]] = {}
-    for name in policies:
-        hidden = measuring("shares").Policy.parse(name).hidden
-        together.setdefault(hidden.threads if hidden.on_gpu else 0, []).append(name)
-    return together
+    return Point("sharing", f"{name}-{link}", measure, estimate_s, tables)
 
 
 def _send_s(n_bytes: float, rate: str) -> float:
@@ -246,12 +224,11 @@ def messages_by_share(
 ) -> Iterator[Point]:
     """All-reduces alone, by what communication may take."""
     module = measuring("shared_messages")
-    for bits, (threads, names) in itertools.product(rate, _by_process(policies).items()):
-        make = partial(module.SharedMessagesSettings, names, messages, repeats)
+    make = partial(module.SharedMessagesSettings, policies, messages, repeats)
+    for bits in rate:
         all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(names) * all_s
-        job = module.shared_messages_job
-        yield _sharing(here, name, job, make, work_s, bits, threads=threads)
+        work_s = 2.0 + 1.3 * repeats * len(policies) * all_s
+        yield _sharing(name, module.shared_messages_job, make, work_s, bits)
 
 
 _STARVED = 50
@@ -276,7 +253,7 @@ def kernels_by_share(
     for bits in rate:
         each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
         work_s = 2.0 + repeats * rows * len(kernels) * each_s
-        yield _sharing(here, name, module.shared_kernels_job, make, work_s, bits)
+        yield _sharing(name, module.shared_kernels_job, make, work_s, bits)
 
 
 @grammar.kind("sharing")
@@ -296,25 +273,20 @@ def training_by_share(
     for network, batch in networks:
         batches.setdefault(network, []).append(batch)
 
-    def settings(network: str, names: Sequence[str]) -> Any:
+    def settings(network: str) -> Any:
         sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
         for spec in set(plans) - {kinds.OWN_PLAN}:
             workload = kinds.recorded_profile(here.out, network, batches[network][0], 2).workload()
             sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
         how = {"repeats": repeats, "iterations": iterations, "empty": empty}
-        return module.SharedTrainingSettings(network, batches[network], names, sizes, **how)
+        return module.SharedTrainingSettings(network, batches[network], policies, sizes, **how)
 
-    job = module.shared_training_job
-    ranks = 1 if here.on_gpu else 2  # that share what one could compute with
-    everything = itertools.product(batches, rate, _by_process(policies).items())
-    for network, bits, (threads, names) in everything:
-        each_s = [
-            ranks * kinds.iteration_s(network, n, "fp32", here.device) for n in batches[network]
-        ]
+    job, lacks = module.shared_training_job, () if empty else (module.PERIODS,)
+    for network, bits in itertools.product(batches, rate):
+        each_s = [2 * kinds.iteration_s(network, n, "fp32", "cpu") for n in batches[network]]
         sending_s = len(each_s) * _send_s(_GRADIENTS_BYTES, bits)
         round_s = (1 + iterations) * (sum(each_s) + sending_s)
         round_s += (1 + empty) * bool(empty) * sum(each_s)
-        work_s = 3.0 + repeats * len(plans) * (len(names) + 1) * round_s
-        named, make = "-".join(filter(None, (network, name))), partial(settings, network, names)
-        lacks = () if empty else (module.PERIODS,)
-        yield _sharing(here, named, job, make, work_s, bits, threads, lacks)
+        work_s = 3.0 + repeats * len(plans) * (len(policies) + 1) * round_s
+        named, make = "-".join(filter(None, (network, name))), partial(settings, network)
+        yield _sharing(named, job, make, work_s, bits, lacks)

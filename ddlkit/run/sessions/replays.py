@@ -28,15 +28,14 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
-from ddlkit.core.lablink import way_s
-from ddlkit.core.link import wire_s_per_byte
+from ddlkit.core.link import way_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, forecast_case, predictor
 from ddlkit.model.calibration import POOLED, pooled
 from ddlkit.model.rings import LAW, TABLE, by_law
-from ddlkit.run.instruments import usage
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
@@ -244,8 +243,8 @@ class LabPoints:
                     collectives=[collective],
                     budget=budget,
                     messages_per_sample=each,
-                    tries=usage.TRIES,
-                    timeout_s=120 + 3 * usage.TRIES * estimate_s,
+                    tries=vitals.TRIES,
+                    timeout_s=120 + 3 * vitals.TRIES * estimate_s,
                 )
             return rows.assign(session=session)
 
@@ -383,7 +382,7 @@ class LabPoints:
                 rounds,
                 selection=lambda n, density: self.inputs.selection_times(density)(n, density),
                 done=every - {(one.case.key, turn) for one, turn in missing},
-                tries=usage.TRIES,
+                tries=vitals.TRIES,
                 out=self._left,
             )
 

@@ -19,7 +19,6 @@ from ddlkit.run.lab.conditions import (
     CONGESTION,
     ENGINES,
     Conditions,
-    parse_background,
     parse_share,
 )
 from ddlkit.run.lab.network import LabShape
@@ -81,7 +80,7 @@ Bits = Annotated[
 ]
 Times = Annotated[Sequence[float], Key(_seconds, many=True)]
 Shares = Annotated[Sequence[float], Key(text_of(parse_share, "a share, as 0.1%"), many=True)]
-Loads = Annotated[Sequence[Any], Key(text_of(parse_background, "a load, as 40%"), many=True)]
+Loads = Annotated[Sequence[Any], Key(text_of(parse_share, "a load, as 40%"), many=True)]
 Computing = Annotated[Any, Key(_or(BALANCED, number(1e-3, 1e3)), many=True)]
 Startups = Annotated[Any, Key(_or(NATURAL, _seconds), many=True)]
 
@@ -110,7 +109,7 @@ class Grid:
     delays: Times = (0.0,)
     jitters: Times = (0.0,)
     losses: Shares = (0.0,)
-    backgrounds: Loads = (parse_background("0%"),)
+    backgrounds: Loads = (parse_share("0%"),)
     congestions: Annotated[Sequence[str], Key(one_of(CONGESTION), many=True)] = (CONGESTION[0],)
     compute_s: Computing = (None,)
     startups: Startups = (None,)

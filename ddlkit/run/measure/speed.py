@@ -1,0 +1,200 @@
+"""How fast a device multiplies matrices and copies bytes, and whether it drifts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import pandas as pd
+import psutil
+import torch
+from torch import Tensor, nn
+
+from ddlkit.core.units import KIB, MIB, format_bytes
+from ddlkit.run.instruments.clock import (
+    Budget,
+    Floats,
+    flusher,
+    measure_on,
+    rows_by,
+    sample_rows,
+)
+from ddlkit.run.measure.layers import computing, device_named
+from ddlkit.run.sessions.session import Unavailable, all_or_partial
+
+SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
+CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
+MOST_SETS = 16
+DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
+_AT_ONCE_BYTES = 64 * MIB
+_MOST_IN_A_ROW = 32
+_MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
+
+Pool = Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
+
+
+# -- products ----------------------------------------------------------------------------------
+
+
+def _product(left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+    return torch.mm(left, right, out=result)
+
+
+def _convolution(left: Tensor, right: Tensor, _: Tensor) -> Tensor:
+    """The same product as a 1 x 1 convolution: rows of ``right`` are channels, its columns pixels."""
+    side = len(left)
+    height = 2 ** (side.bit_length() // 2)
+    height = height if side % height == 0 else 1
+    pixels = right.view(1, side, height, side // height)
+    return nn.functional.conv2d(pixels, left.view(side, side, 1, 1)).view(side, side)
+
+
+KERNELS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "cpu": {"product": _product, "convolution": _convolution},
+    "cuda": {"product": _product},
+}
+
+
+def measure_peaks(
+    device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
+) -> pd.DataFrame:
+    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
+
+    Once as such, and on a CPU also as the convolution that is the same sum: the two go to different
+    libraries, and on some processors the one for convolutions is twice as fast. Each sample is the mean
+    of products of several sets of matrices in a row, so that the operands have left the caches; on CUDA
+    by the device's own clock.
+
+    Raises UserError for an unknown device or precision, and when memory runs out.
+    """
+    place = device_named(device)
+    frames = []
+    every = itertools.product(precisions, sides, KERNELS[place.type])
+    for precision, side, kernel in every:
+        seconds = product_s(place, precision, side, budget, kernel)
+        labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
+        frames.append(sample_rows(labels, seconds))
+    return pd.concat(frames, ignore_index=True)
+
+
+def product_s(
+    device: torch.device, precision: str, side: int, budget: Budget, kernel: str = "product"
+) -> Floats:
+    """Return (repeats,) seconds of one product of two side x side matrices, computed by ``kernel``."""
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
+    what = f"{count} x 3 matrices of {side} x {side} on {device}"
+    with computing(what, device, precision):
+        shape = (count, 3, side, side)
+        sets = [matrices.unbind() for matrices in torch.randn(shape, device=device, dtype=kind)]
+
+        def multiply() -> None:
+            for matrices in sets:
+                KERNELS[device.type][kernel](*matrices)
+
+        return measure_on(device, multiply, budget) / count
+
+
+def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
+    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
+
+    Taken at the start and at the end of a session: where the two differ, so may what lies between.
+    """
+    place = device_named(device)
+    source = torch.randn(copy_bytes // 4, device=place)
+    target = torch.empty_like(source)
+    work = {
+        f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
+        f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
+    }
+    return rows_by("work", work, {"moment": moment, "device": place.type})
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
+    """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
+
+    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU; by the GPU's own
+    clock, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target move through pools
+    as large as the largest size, so that small copies find nothing in the caches.
+
+    budget : for each kind and size
+
+    Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later copy
+    fails, with those before it; UserError for an unknown device, and where nothing fits.
+    """
+    most = psutil.virtual_memory().available // _MEMORY_SHARE
+    fitting = [size for size in sizes if size <= most]
+    large = ", ".join(format_bytes(size) for size in sizes if size > most)
+    reason = f"no copies of {large}: an eighth of the host's free memory is {format_bytes(most)}"
+    if not fitting:
+        raise Unavailable(reason)
+
+    def frames() -> Iterator[pd.DataFrame]:
+        pools = _pools(place, max(fitting))
+        for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
+            count, seconds = _copy_s(kind, target, source, size, place, budget)
+            labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
+            yield sample_rows(labels, seconds)
+        if large:
+            raise Unavailable(reason)
+
+    with computing(f"pools of {format_bytes(max(fitting))} to copy between", device) as place:
+        return all_or_partial("copies", frames())
+
+
+def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
+    words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
+    return words.random_().view(torch.uint8)
+
+
+def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
+    """Return kind of copy -> (target, source)."""
+    if device.type == "cpu":
+        return {"memcpy": (_random(n_bytes), _random(n_bytes))}
+    pageable, pinned = _random(n_bytes), _random(n_bytes, pinned=True)
+    here, there = pinned.to(device), pageable.to(device)
+    return {
+        "h2d_pinned": (here, pinned),
+        "h2d_pageable": (here, pageable),
+        "d2h_pinned": (pinned, there),
+        "d2h_pageable": (pageable, there),
+        "d2d": (here, there),
+    }
+
+
+def _copy_s(
+    kind: str, target: Pool, source: Pool, size: int, device: torch.device, budget: Budget
+) -> tuple[int, Floats]:
+    """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
+    slots = source.numel() // size
+    copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
+    place = itertools.cycle(range(slots))
+    pairs: list[tuple[Pool, Pool]] = []
+
+    def move_on() -> None:
+        places = [next(place) for _ in range(copies_per_sample)]
+        # A target elsewhere than its source: the two pools are walked in opposite directions.
+        pairs[:] = [
+            (target[(slots - 1 - at) * size :][:size], source[at * size :][:size]) for at in places
+        ]
+
+    def copy() -> None:
+        for into, out_of in pairs:
+            into.copy_(out_of, non_blocking=True)
+
+    move_on()
+    if kind == "d2d":
+        # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
+        # Its places are fixed, so something else must be in the cache before each replay.
+        graph = torch.cuda.CUDAGraph()
+        copy()
+        torch.cuda.synchronize(device)
+        with torch.cuda.graph(graph):
+            copy()
+        seconds = measure_on(device, graph.replay, budget, setup=flusher(device))
+    else:
+        seconds = measure_on(device, copy, budget, setup=move_on)
+    return copies_per_sample, seconds / copies_per_sample
