@@ -8,6 +8,7 @@ import shutil
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -175,7 +176,7 @@ def drawn_shape(seed: int) -> Workload:
     random = np.random.default_rng(seed)
     n = int(random.integers(1, 8))
     sizes = random.integers(1, 10**7, n)
-    return Workload.from_arrays(*random.uniform(0.1, 1, 1), random.uniform(0, 1, n), sizes, 0.05)
+    return Workload.from_arrays(float(random.uniform(0.1, 1)), random.uniform(0, 1, n), sizes, 0.05)
 
 
 def iteration_s(blind: pollux.Model, compute_s: float, wire_s: float) -> float:
@@ -288,7 +289,11 @@ def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -
 
 def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same whatever was measured in the rows that are tested."""
-    sources = (partial(pollux.predictions, [FITTED]), abci.predictions, cs336.predictions)
+    sources: list[Any] = [
+        partial(pollux.predictions, [FITTED]),
+        abci.predictions,
+        cs336.predictions,
+    ]
     seen = [predict()["predicted_s"] for predict in sources]
 
     def hidden(name: str) -> clusters.Rows:

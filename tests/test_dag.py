@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -311,7 +312,7 @@ def test_a_graph_of_one_iteration_has_its_tasks_on_its_resources() -> None:
         ({"edges": np.array([[0, 1], [1, 1]])}, "tasks wait for each other: T1: leave out an edge"),
     ],
 )
-def test_a_wrong_graph_is_told(change: dict[str, object], message: str) -> None:
+def test_a_wrong_graph_is_told(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as error:
         replace(TaskGraph.of([1.0, 2.0], [(0, 1)]), **change)
     assert "\n" not in str(error.value)

@@ -172,7 +172,7 @@ def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     flags = np.array([False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))])
     backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1]
     costs = Scan(0.0, 0.0), alpha_s, slope, workload.forward_s
-    instance = omgs.Instance(backward_s, elements, *costs)
+    instance = omgs.Instance(backward_s, elements.astype(float), *costs)
     even = replace(workload, bytes=workload.parameters)
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
     simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s

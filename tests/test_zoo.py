@@ -64,7 +64,7 @@ def test_the_replaced_layers_have_the_sizes_of_osf_table_3() -> None:
     with torch.device("meta"):
         found = {name: p.shape for name, p in registry.build("vgg16_replaced").named_parameters()}
         tensors = [p.numel() for p in registry.build("vgg16_cifar").parameters()]
-    assert tuple(tensors) == published.cifar_vgg16_parameters()  # the 54 tensors of omgs
+    assert tuple(tensors) == published.parameters("vgg16_cifar")  # the 54 tensors of omgs
     for tensor, row in (("conv1", "Convolution Layer 1"), ("conv2", "Convolution Layer 2")):
         mib = 4 * np.prod(found[f"{tensor}.weight"]) / 2**20
         assert mib == pytest.approx(rows[row], abs=0.005)

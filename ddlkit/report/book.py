@@ -8,7 +8,6 @@ notebooks up to it, its parameters, the package and the data.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
@@ -219,7 +218,7 @@ class _Run:
         paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
         own = {outputs.REPORTS_VARIABLE: f"{self.place}/reports", exercises.SOLVED_VARIABLE: "1"}
         environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", __name__, self.notebook.resolve(), self.data]
+        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), str(self.data)]
         pipe, self.begun_s = subprocess.PIPE, time.monotonic()
         with open(self.place / "said", "wb") as said:
             self.process = subprocess.Popen(
@@ -269,6 +268,7 @@ def execute(notebook: str, data: str) -> str:
     import papermill
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
+    from jupyter_core.utils import run_sync
 
     # By TCP, ipykernel 7 writes a notice about encryption into the first cell. A kernel named python3
     # elsewhere on the search path may belong to another Python.
@@ -287,7 +287,7 @@ def execute(notebook: str, data: str) -> str:
         process = getattr(kernel.provisioner, "process", None)
         died = f"{' '.join(str(error).split())}; it {_ending(process.poll() if process else None)}"
     finally:
-        asyncio.run(kernel.shutdown_kernel(now=True))
+        run_sync(kernel.shutdown_kernel)(now=True)
     copied = nbformat.read(COPY, as_version=4).cells
     cells = [cell for cell in copied if not INSERTED & {*cell.metadata.tags}]
     begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]

@@ -48,8 +48,8 @@ def layers(network: str) -> Workload:
     chosen = (rows.query(f"{wanted} and precision == 'fp32' and ranks == 1") for rows in tables)
     rows = next(rows for rows in chosen if len(rows))
     parts = tuple(rows["tensor"]), rows["parameters"].to_numpy(), rows["flops"].to_numpy()
-    how = {"peak_flops_per_s": 1.0, "utilisation": 1.0}
-    return LayerProfile.from_flops(network, 1, *parts, **how).workload()
+    counted = LayerProfile.from_flops(network, 1, *parts, peak_flops_per_s=1.0, utilisation=1.0)
+    return counted.workload()
 
 
 @cache

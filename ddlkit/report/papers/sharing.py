@@ -74,8 +74,8 @@ def _allreduce_slowest() -> Result:
 @check("sharing-fig02-1x64")
 def _allreduce_least() -> Result:
     least = _allreduce(1, 64)
-    more = (percent(least / _allreduce(*other) - 1) for other in ((2, 64), (1, 128)))
-    return own(*more, "from Fig 2: against 2x64, and against 1x128")
+    low, high = (percent(least / _allreduce(*other) - 1) for other in ((2, 64), (1, 128)))
+    return own(low, high, "from Fig 2: against 2x64, and against 1x128")
 
 
 @check("sharing-fig03-default-min", 0)
