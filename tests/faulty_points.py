@@ -157,5 +157,3 @@ def recovering(out: Path, session: int) -> PointList:
     if (out / "starts").stat().st_size not in (1, 4):
         raise UserError("the GPU is not back yet")
     return PointList([point("killed", _killed), fine("next")])
-
-
