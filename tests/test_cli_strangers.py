@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlkit import cli
+from ddlkit.cli.command import COMMANDS
 from ddlkit.formats import plans
 from places import PATIENCE_S
 
@@ -99,6 +100,7 @@ def test_only_what_measured_says_that_something_is_kept(
 FALLS_WHERE_IT_IS_DROPPED = """
 import contextlib, signal, sys, time
 from ddlkit import cli
+from ddlkit.cli.command import COMMANDS
 from ddlkit.core import fit
 
 class Last:
@@ -133,9 +135,9 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
     assert done.stderr.endswith("ddlkit: interrupted\n")
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
-    for names, options in cli.COMMANDS[name].arguments:
+    for names, options in COMMANDS[name].arguments:
         default = options.get("default")
         if default not in (None, "", []):
             shown = f"{default:g}" if isinstance(default, (int, float)) else default

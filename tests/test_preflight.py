@@ -28,7 +28,8 @@ def wrong(device: str, out: Path) -> str:
 
 
 def broken(device: str, out: Path) -> str:
-    return str({}["key"])
+    nothing: dict[str, str] = {}
+    return nothing["key"]
 
 
 def hanging(device: str, out: Path) -> str:

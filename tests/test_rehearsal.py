@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -51,7 +52,7 @@ def record(out: Path, library: Path, gpus: int, *arguments: str) -> tuple[int, s
     around = environment(library, gpus)
     around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}"
     command = [sys.executable, "-m", "ddlkit", "record", "--suite", "gpu", "--out", str(out)]
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": around}
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": around}
     done = subprocess.run([*command, *arguments], timeout=PATIENCE_S, check=False, **how)
     return done.returncode, done.stdout[-6000:]
 
