@@ -22,7 +22,7 @@ Names are imported when they are first asked for: importing ddlkit costs next to
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "AlphaBeta": "ddlkit.core.cost",

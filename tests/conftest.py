@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 TOGETHER = {
     "searches": "book errata_osf figures_osf planners_osf verdicts",
-    "clusters": "clusters clusters_abci clusters_cs336 clusters_predicted clusters_vidur",
+    "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
 APART: set[str] = set()

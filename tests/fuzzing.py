@@ -102,7 +102,7 @@ COSTS: tuple[dict[str, Any], ...] = (
             "draws": {
                 "count": 3,
                 "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
-                "beta_s_per_byte": [{"values": [8e-9]}],
+                "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
             }
         },
     },

@@ -97,7 +97,7 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
         if words[1] == "ddlkit":
             assert cli._parser().parse_args(words[2:]).suite == "gpu"
         else:
-            assert {"contention", "copies", "layers", "record", "selection", "vitals"} <= {
+            assert {"contention", "speed", "layers", "record", "selection", "vitals"} <= {
                 Path(word).stem.removeprefix("test_") for word in words if (ROOT / word).is_file()
             }
             file, _, left_out = words[words.index("--deselect") + 1].partition("::")

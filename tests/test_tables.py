@@ -12,6 +12,7 @@ import pytest
 
 from ddlkit.report.claims import paper_table, symbols
 from ddlkit.report.papers import dag, omgs, osf, sharing
+from test_tables_sharing_omgs import sharing_networks
 
 
 def sharing_table_2() -> pd.DataFrame:
@@ -19,7 +20,7 @@ def sharing_table_2() -> pd.DataFrame:
     by_batch = sharing.table2().pivot(index="network", columns="batch")
     best = {f"best_{batch}": by_batch["best"][batch] for batch in sharing.BATCHES}
     gain = {f"gain_{batch}_percent": by_batch["gain_percent"][batch] for batch in sharing.BATCHES}
-    return sharing.table2_networks().join(pd.DataFrame(best | gain), on="network")
+    return sharing_networks().join(pd.DataFrame(best | gain), on="network")
 
 
 TABLES = {

@@ -130,7 +130,7 @@ def test_without_nvidia_smi_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.M
         assert wait_for(lambda: sampler.frame()["time_s"].nunique() >= 3)
     frame = sampler.frame()
     assert {"load", "available_bytes"} <= set(frame["quantity"])
-    path = store.save_table(frame, tmp_path, "vitals.csv.gz", schema="vitals", command=[])
+    path = store.save_table(frame, tmp_path, "vitals-s1.csv.gz", schema="vitals", command=[])
     assert len(store.load_table(path)) == len(frame)
 
 

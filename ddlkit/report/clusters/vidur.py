@@ -68,15 +68,21 @@ def predictions(forms: Sequence[str] = (AUTO,)) -> pd.DataFrame:
 def judged(predicted: pd.DataFrame) -> pd.DataFrame:
     """Return, by model and table, medians of |error|, of all sizes and below_25_mib, n, tuned and held.
 
+    covered : how many of the n rows lie in their interval; half_width : of that, relative, the median
     held : whether the median and that below SMALL_TO are at most GOAL and GOAL_SMALL
     """
     error = (predicted["predicted_s"] / predicted["measured_s"] - 1).abs()
     small = error.where(predicted["bytes"] < SMALL_TO)
-    by = predicted.assign(error=error, small=small).groupby(["model", "table"], sort=False)
+    inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
+    half_width = (predicted["upper_s"] - predicted["lower_s"]) / predicted["predicted_s"] / 2
+    seen = predicted.assign(error=error, small=small, inside=inside, half_width=half_width)
+    by = seen.groupby(["model", "table"], sort=False)
     scores = by.agg(
         tuned=("tuned", "first"),
         median=("error", "median"),
         below_25_mib=("small", "median"),
+        covered=("inside", "sum"),
+        half_width=("half_width", "median"),
         n=("error", "size"),
     )
     held = (scores["median"] <= GOAL) & (scores["below_25_mib"] <= GOAL_SMALL)

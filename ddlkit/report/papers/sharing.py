@@ -23,7 +23,6 @@ from ddlkit.report.claims import (
     prose,
     recomputed,
 )
-from ddlkit.store import network_named
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)
@@ -171,20 +170,6 @@ def table2() -> pd.DataFrame:
     columns = ["network", "batch", "best", "best_from_fig08", "gain_percent", "computed"]
     table = pd.DataFrame(rows, columns=columns)
     return recomputed(table, gain_percent=table.pop("computed"))
-
-
-def table2_networks() -> pd.DataFrame:
-    """Size, FLOP and intensity of the seven networks, as printed and of the zoo's."""
-    printed = paper_table("sharing", "tab02")
-    from ddlkit.run.nets import registry  # needs torch
-
-    sizes = [registry.size(network_named(network)) for network in printed["network"]]
-    return recomputed(
-        printed[["network", "parameters_millions", "gflop", "intensity"]],
-        parameters_millions=[size.parameters / 1e6 for size in sizes],
-        gflop=[size.forward_flops / 1e9 for size in sizes],
-        intensity=[sharing.model_intensity(s.forward_flops, s.parameters) for s in sizes],
-    )
 
 
 @check("sharing-fig07-alexnet-communication-default", DEFAULT)

@@ -35,7 +35,7 @@ from ddlkit.store.files import atomic_write, own_yaml
 MOST_COLUMNS, MOST_ROWS = 10, 30  # a larger table is folded
 HEADER_WIDTH = 14  # letters in a line of a typeset table's head
 LINE = 0.19  # inches from line to line of it
-TITLE_LETTER = 0.074  # inches of a letter of a title
+TITLE_LETTER = 0.082  # inches of a letter of a title
 MOST_NAMES = 6  # beside each other in a legend above a figure
 QUALIFIERS = ("computed", "difference", "least", "most")  # behind the unit in a column's name
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
