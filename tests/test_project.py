@@ -47,7 +47,7 @@ FLOORS = {
     "__main__": 8,
 }
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 500
-MOST_LINES, MOST_FILES, MOST_OTHER_BYTES = 35_000, 160, 106_000
+MOST_LINES, MOST_FILES, MOST_OTHER_BYTES = 34_800, 158, 106_000
 NAMES_A_MODULE = re.compile(r"ddlkit(\.\w+)+(:\w+)?")  # a string such as "ddlkit.cli:main"
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "torchvision", "tqdm"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|mnt|work)/[A-Za-z]")
@@ -103,7 +103,7 @@ def test_the_pins_are_the_packages_own_requirements() -> None:
     NCCL's own package and the CUDA compiler, which few need, are in no environment, but pinned where named.
     """
     extras = dict(project()["optional-dependencies"])
-    for extra in ("nccl", "nvrtc"):
+    for extra in ("nvrtc",):
         assert re.fullmatch(r"==\d+(\.\d+)+", str(Requirement(extras.pop(extra)[0]).specifier))
     asked = [Requirement(line) for line in sum(extras.values(), project()["dependencies"])]
     pinned = {Requirement(pin).name.lower(): pin.split("==")[1] for pin in pins()}
