@@ -337,8 +337,6 @@ def wire_s_per_byte(
 
 FRAMING_BYTES = 38
 """Around each packet of up to 1,500 bytes, as Ethernet on a wire has them."""
-WIRE_FRAMING = 1448 / (1500 + FRAMING_BYTES)
-"""TCP payload in a full Ethernet frame as it occupies a wire, and an emulated link."""
 _PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
 
 

@@ -151,8 +151,6 @@ def ring_of(values: Floats, named: Named, workers: int, waking: float | None = N
 # -- a lab's own law -------------------------------------------------------------------------------
 
 LAW, TABLE = "law", "table"
-COSTS = (LAW, TABLE)
-"""What a message costs in a lab that was calibrated: the law fitted to it, or its table of medians."""
 SMOOTH = 0.25
 """Of the misses of a size's two neighbours each, in its own; the rest is its own."""
 LEAST_SIZES = 5

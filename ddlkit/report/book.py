@@ -280,9 +280,9 @@ def execute(notebook: str, data: str) -> str:
     given = {"data": data} if data and "data" in papermill.inspect_notebook(content) else None
     how = {"cwd": str(Path(notebook).parent), "kernel_name": "python3", "progress_bar": False}
     try:
-        papermill.execute_notebook(content, COPY, given, km=kernel, **how)
-    except papermill.PapermillExecutionError:
-        pass  # it is in the copy, and so is an exit, of which papermill says nothing
+        # A cell's error is read from the copy, as an exit is, of which papermill says nothing.
+        with suppress(papermill.PapermillExecutionError):
+            papermill.execute_notebook(content, COPY, given, km=kernel, **how)
     except RuntimeError as error:
         process = getattr(kernel.provisioner, "process", None)
         died = f"{' '.join(str(error).split())}; it {_ending(process.poll() if process else None)}"

@@ -15,8 +15,6 @@ from ddlkit.core.units import MIB
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-CALIBRATION = 12
-"""So many sizes of a dense table, nearest to evenly spaced over the logarithm, are fitted; the rest judge."""
 SMALL_TO = 25 * MIB
 """Below it are the messages that DistributedDataParallel sends of itself."""
 GOAL, GOAL_SMALL = 0.01, 0.05

@@ -47,19 +47,6 @@ def machine_of(directory: Path) -> str:
     return directory.relative_to(store.RECORDED).parts[0]
 
 
-def rounds_apart(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return tables of several recordings as one, in which no two share the number of a round (``repeat``).
-
-    Each counts its rounds from 0. What is compared within a round must be of one recording: from one to the
-    next a machine's speed changes by more than what is looked for. Even rounds stay even, and odd ones odd.
-    """
-    first, apart = 0, []
-    for table in tables:
-        apart.append(table.assign(repeat=table["repeat"] + first))
-        first += 2 * (int(table["repeat"].max()) // 2 + 1) if len(table) else 0
-    return pd.concat(apart, ignore_index=True)
-
-
 @dataclass(frozen=True)
 class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
