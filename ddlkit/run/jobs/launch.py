@@ -322,10 +322,11 @@ class _Group:
         shown = 0
         give_up = time.monotonic() + timeout_s
         while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
+            if any(statuses):
+                time.sleep(SETTLE_S)  # a killed link takes its devices along before its process is gone
             if lost := self.place.lost():
                 raise UserError(f"{lost} (job {self.job}, {self.ranks} ranks)")
             if any(statuses):
-                time.sleep(SETTLE_S)
                 raise UserError(self._verdict())
             if time.monotonic() > give_up:
                 late = f"on {self.ranks} ranks over {self.place.name} was not done after {timeout_s:g} s"
