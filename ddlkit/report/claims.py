@@ -22,7 +22,7 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.papers.search import SettingSearch
 from ddlkit.store import files, readers
-from ddlkit.store.sheet import Sheet, read_sheet
+from ddlkit.store.sheet import read_sheet
 
 PAPERS = tuple(papers.load())
 
@@ -205,7 +205,8 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
     """
     claims: list[Claim] = []
     for paper in PAPERS:
-        sheet = transcribed_sheet(paper, "claims", folder)
+        path = (folder or store.DATA / "papers") / paper / "claims.csv"
+        sheet = read_sheet(files.text_of(readers.read_transcribed(path), path), str(path))
         for row, cells in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
             claims.append(Claim(**cells))
             if claims[-1].relation not in RELATIONS:
@@ -216,17 +217,11 @@ def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
 # -- tables and prose ----------------------------------------------------------------------------
 
 
-def transcribed_sheet(paper: str, name: str, folder: Path | None = None) -> Sheet:
-    """Return the cells of <paper>/<name>.csv below ``folder`` (data/papers by default).
+def paper_table(paper: str, name: str) -> pd.DataFrame:
+    """Return a transcribed table or figure: data/papers/<paper>/<name>.csv.
 
     Raises UserError if the file is missing, or was edited since it was transcribed.
     """
-    path = (folder or store.DATA / "papers") / paper / f"{name}.csv"
-    return read_sheet(files.text_of(readers.read_transcribed(path), path), str(path))
-
-
-def paper_table(paper: str, name: str) -> pd.DataFrame:
-    """Return a transcribed table or figure, as a frame; raises as `transcribed_sheet`."""
     path = store.DATA / "papers" / paper / f"{name}.csv"
     return pd.read_csv(io.BytesIO(readers.read_transcribed(path)))
 
