@@ -190,7 +190,7 @@ def test_reproduction_tells_numbers_figures_and_verdicts(small: Book) -> None:
     assert "### 01_layers\n\n| quantity | value |\n|---|--:|\n| longest_s | 2 |" in text
     assert "![wb-layers](figures/wb-layers.png)" in text
     assert "### osf-fig01" not in text
-    assert "| osf-sf-example |" in text
+    assert "| osf-sf-example |" in text and "\n| the paper's own numbers |  |  |" in text
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,6 @@ def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.
     assert table.index[0] == "measured here" and table.loc["all", "all"] == len(verdicts)
     assert table.drop(index="all", columns="all").sum().sum() == len(verdicts)
     assert numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
-    lines = papers.counts_markdown(verdicts).splitlines()
-    assert lines[2].startswith("| measured here |") and lines[-1].startswith("| all |")
-    rows = papers.markdown(verdicts).splitlines()[2:]
-    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in verdicts["id"]]
 
 
 # -- claims.csv ----------------------------------------------------------------------------------

@@ -104,31 +104,3 @@ def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
     ]
     table = verdicts.assign(printed=sign + printed, computed=verdicts.apply(computed, axis=1))
     return table.to_dict("records")
-
-
-def counts_markdown(verdicts: pd.DataFrame) -> str:
-    """Return `counts` as a Markdown table; empty cells for none."""
-    table = counts(verdicts)
-    rows = [[str(name), *(str(n or "") for n in row)] for name, row in table.iterrows()]
-    return _markdown(["evidence", *table.columns], rows, "--:")
-
-
-def markdown(verdicts: pd.DataFrame) -> str:
-    """Return the verdicts as a Markdown table."""
-    table = pd.DataFrame(shown(verdicts)).rename(columns={"id": "claim"})
-    for column, form, more in (
-        ("quantity", "{0} ({1})", "condition"),
-        ("evidence", "{0}, {1}", "grade"),
-        ("note", "{1}: {0}", "notebook"),
-    ):
-        cells = zip(table[column], table[more], strict=True)
-        table[column] = [form.format(*both) if both[1] else both[0] for both in cells]
-    names = ["claim", "place", "quantity", "printed", "computed"]
-    names += ["evidence", "outcome", "errata", "note"]
-    return _markdown(names, table[names].to_numpy().tolist(), "---")
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], rule: str) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    first = "| " + " | ".join(head) + " |"
-    return "\n".join([first, "|---" + f"|{rule}" * (len(head) - 1) + "|", *lines]) + "\n"
