@@ -10,7 +10,7 @@ import pandas as pd
 
 from ddlkit.papers import networks, sharing
 from ddlkit.report import claims, compare, source
-from ddlkit.report.claims import CHECKS, Result, at_least, at_most, check, counted, measured, own
+from ddlkit.report.claims import Result, at_least, at_most, check, counted, measured, own
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)
@@ -64,20 +64,23 @@ def table2() -> pd.DataFrame:
 
     best_from_fig08 names all configurations that share the largest throughput.
     """
-    printed, grid, rows = claims.paper_table("sharing", "tab02"), throughput(), []
-    for network, batch in product(printed.to_dict("records"), BATCHES):
-        row = grid.loc[(network["network"], batch)]
+    printed, rows, gains = claims.paper_table("sharing", "tab02"), [], []
+    for stated, batch in product(printed.to_dict("records"), BATCHES):
+        row = throughput().loc[(stated["network"], batch)]
         best = " = ".join(row.index[row == row.max()])
-        stated = network[f"best_{batch}"], best, network[f"gain_{batch}_percent"]
-        rows.append(
-            (network["network"], batch, *stated, 100 * sharing.gain(row.max(), row[DEFAULT]))
-        )
-    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent", "computed"]
-    table = pd.DataFrame(rows, columns=columns)
-    return claims.recomputed(table, gain_percent=table.pop("computed"))
+        gains.append(100 * sharing.gain(row.max(), row[DEFAULT]))
+        cells = stated[f"best_{batch}"], best, stated[f"gain_{batch}_percent"]
+        rows.append((stated["network"], batch, *cells))
+    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent"]
+    return claims.recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
 
 
 # -- counted and measured ------------------------------------------------------------------------
+
+
+@check("sharing-tab2-vit-flops")
+def _vit_flops() -> Result:
+    return counted(sharing.vit_flops() / 1e9, "all matrix products; the printed value is 5/3 of it")
 
 
 @check("sharing-backward-flop")
@@ -101,27 +104,41 @@ def _slower_kernels() -> Result:
 
 # -- from its Figures 2 and 3 --------------------------------------------------------------------
 
+CASE = ["blocks", "threads"]
 
-def _relative_time(blocks: int, threads: int) -> float:
+
+def _relative_time(configuration: str) -> float:
     """Time of the all-reduce over the default's, sharing Fig 2."""
-    rows = claims.paper_table("sharing", "fig02").set_index(["blocks", "threads"])
-    return float(rows["relative_time"][blocks, threads])
+    times = claims.paper_table("sharing", "fig02").set_index(CASE)["relative_time"]
+    return float(times[tuple(map(int, configuration.split("x")))])
 
 
-def _rounded(value: float, *, percent: bool = False) -> list[float]:
-    """What a printed number may stand for, in per cent above 1 if asked."""
-    ends = [value - HALF, value + HALF]
-    return [100 * (end - 1) for end in ends] if percent else ends
+def _rounded(value: float) -> tuple[float, float]:
+    return value - HALF, value + HALF
 
 
-@check("sharing-fig02-speedup", 1, 256)
-@check("sharing-fig02-2x128", 2, 128)
-def _allreduce_speedup(blocks: int, threads: int) -> Result:
-    ratio = _relative_time(blocks, threads)
-    ends = [100 * sharing.speedup(time) for time in _rounded(ratio)]
-    return own(
-        ends, f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
-    )
+def _more(value: float, note: str) -> Result:
+    """By how many per cent a printed ratio is above 1."""
+    return own([100 * (end - 1) for end in _rounded(value)], note)
+
+
+@check("sharing-fig02-speedup", "1x256")
+@check("sharing-fig02-2x128", "2x128")
+def _allreduce_speedup(configuration: str) -> Result:
+    ratio = _relative_time(configuration)
+    note = f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
+    return own([100 * sharing.speedup(time) for time in _rounded(ratio)], note)
+
+
+@check("sharing-fig02-slowest")
+def _allreduce_slowest() -> Result:
+    return _more(_relative_time("4x512"), "from Fig 2; more resources take longer here")
+
+
+@check("sharing-fig02-1x64")
+def _allreduce_least() -> Result:
+    ratios = [_relative_time("1x64") / _relative_time(other) for other in ("2x64", "1x128")]
+    return own([100 * (ratio - 1) for ratio in ratios], "from Fig 2: against 2x64, against 1x128")
 
 
 @check("sharing-fig03-default-min", 0)
@@ -131,20 +148,17 @@ def _kernel_extreme(place: int) -> Result:
     return own(_rounded(grid.iloc[place]), f"from the cells of Fig 3: {grid.index[place]}")
 
 
-@check("sharing-fig03-least")
+@check("sharing-fig03-least", "convolution", "average_pooling", "linear", "relu", "batch_norm")
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
-    grid = slowdowns(1, 64)
-    grid = grid[list(kernels)] if kernels else grid
-    note = f"the largest, {grid.idxmax()}, prints {grid.max():.2f}"
-    return own(_rounded(grid.max(), percent=True), note)
+    grid = slowdowns(1, 64)[list(kernels)]
+    return _more(grid.max(), f"the largest, {grid.idxmax()}, prints {grid.max():.2f}")
 
 
 @check("sharing-fig04-like-fig03")
 def _alike() -> Result:
-    case = ["blocks", "threads"]
-    gain = claims.paper_table("sharing", "fig04").set_index(case)["gain_percent"]
-    slower = claims.paper_table("sharing", "fig03").groupby(case)["slowdown"].mean()
+    gain = claims.paper_table("sharing", "fig04").set_index(CASE)["gain_percent"]
+    slower = claims.paper_table("sharing", "fig03").groupby(CASE)["slowdown"].mean()
     alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
     return own(alike, f"Spearman's, over {len(gain)} configurations, of the kernels' mean")
 
@@ -162,11 +176,31 @@ def _gain(network: str, batch: int, configuration: str = "") -> Result:
     return own(ends, f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
 
 
+@check("sharing-best-gain")
+def _best_gain() -> Result:
+    return _gain(*(throughput().max(axis=1) / throughput()[DEFAULT]).idxmax())
+
+
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
     first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
     ends = last.low / first.high, last.high / first.low
     return own(ends, "from Fig 8 within its rounding, batch 128 over batch 16")
+
+
+@check("sharing-fig06-batch16")
+def _saved_time() -> Result:
+    most, default = throughput().loc[("ResNet-18", 16)].agg(["max", DEFAULT])
+    ends = [1e3 * sharing.saved_s(16, most + half, default - half) for half in (-0.5, 0.5)]
+    return own(ends, "from Fig 8 within its rounding")
+
+
+@check("sharing-fig06-constant")
+def _constant_saving() -> Result:
+    large_ms, small_ms = (claims.prose("sharing")[f"fig06-saved-{batch}"] for batch in (256, 16))
+    return own(
+        large_ms / small_ms, f"{large_ms} ms over {small_ms} ms, both printed beside the claim"
+    )
 
 
 def _longest_ms(network: str, batch: int, configuration: str) -> float:
@@ -188,10 +222,8 @@ def _alexnet_communication(configuration: str) -> Result:
 def _overlap_of_starved() -> Result:
     said, longest_ms = claims.prose("sharing"), _longest_ms("ResNet-18", 32, "1x64")
     both_ms = said["fig05c-computation"] + said["fig05c-communication"]
-    union_ms = both_ms - said["fig05c-overlap"]
-    note = (
-        f"at most {longest_ms:.1f} ms an iteration by Fig 8, {union_ms:.0f} ms by Fig 5c's own sum"
-    )
+    sum_ms = both_ms - said["fig05c-overlap"]
+    note = f"an iteration takes {longest_ms:.1f} ms by Fig 8, {sum_ms:.0f} ms by Fig 5c's own sum"
     return at_least(both_ms - 1 - longest_ms, note)
 
 
@@ -202,51 +234,18 @@ def _best_threads() -> pd.DataFrame:
     return best.map(lambda name: math.prod(map(int, name.split("x"))))
 
 
+@check("sharing-threads-fall")
+def _threads_fall() -> Result:
+    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1)
+    return own(int(falling.sum()), "from the configurations of Table 2")
+
+
 @check("sharing-intensity-order")
 def _intensity_order() -> Result:
     """Networks that reach the least threads at no larger batch than any of lower intensity."""
-    least = _best_threads() == 64
+    intensity = claims.paper_table("sharing", "tab02").set_index("network")["intensity"]
+    least = _best_threads().loc[intensity.sort_values(kind="stable").index] == 64
     reached = np.where(least.any(axis=1), least.to_numpy().argmax(axis=1), len(BATCHES))
-    order = np.argsort(
-        claims.paper_table("sharing", "tab02")["intensity"].to_numpy(), kind="stable"
-    )
-    late = reached[order] > np.minimum.accumulate(reached[order])
-    names = ", ".join(least.index[order][late])
-    return own(int((~late).sum()), f"from Table 2; later than one of lower intensity: {names}")
-
-
-def _saved_ms(half: float) -> float:
-    row = throughput().loc[("ResNet-18", 16)]
-    return 1e3 * sharing.saved_s(16, row.max() + half, row[DEFAULT] - half)
-
-
-CHECKS |= {
-    "sharing-tab2-vit-flops": lambda: counted(
-        sharing.vit_flops() / 1e9, "count of all matrix products; the printed value is 5/3 of it"
-    ),
-    "sharing-fig02-slowest": lambda: own(
-        _rounded(_relative_time(4, 512), percent=True),
-        "from Fig 2; more resources take longer here",
-    ),
-    "sharing-fig02-1x64": lambda: own(
-        [
-            100 * (_relative_time(1, 64) / _relative_time(*least) - 1)
-            for least in ((2, 64), (1, 128))
-        ],
-        "from Fig 2: against 2x64, and against 1x128",
-    ),
-    "sharing-fig06-batch16": lambda: own(
-        [_saved_ms(-0.5), _saved_ms(0.5)], "from Fig 8 within its rounding"
-    ),
-    "sharing-fig06-constant": lambda: own(
-        claims.prose("sharing")["fig06-saved-256"] / claims.prose("sharing")["fig06-saved-16"],
-        "6.92 ms over 3.97 ms, both printed beside the claim",
-    ),
-    "sharing-best-gain": lambda: _gain(
-        *(throughput().max(axis=1) / throughput()[DEFAULT]).idxmax()
-    ),
-    "sharing-threads-fall": lambda: own(
-        int((_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1).sum()),
-        "from the configurations of Table 2",
-    ),
-}
+    late = reached > np.minimum.accumulate(reached)
+    note = f"from Table 2; later than one of lower intensity: {', '.join(least.index[late])}"
+    return own(int((~late).sum()), note)
