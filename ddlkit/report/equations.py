@@ -105,14 +105,14 @@ def _cited(text: str, of_paper: str) -> list[tuple[str, str]]:
 
     Without a paper before it, an equation is that of the paper last named, at first of ``of_paper``.
     """
-    paper, named, unnamed = of_paper, [], []
+    paper, keys = of_paper, []
     for match in _CITED.finditer(text):
         paper = match[1] or paper
-        stands = re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()])
-        keys = [(paper, each) for cited in re.findall(_ONE, match[2]) for each in _expanded(cited)]
-        (named if match[1] else unnamed).append(keys if stands else [])
-    chosen = named or (unnamed if of_paper else [])
-    return [key for keys in chosen for key in keys]
+        stands = bool(re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()]))
+        for cited in re.findall(_ONE, match[2]):
+            keys += [((paper, each), bool(match[1]), stands) for each in _expanded(cited)]
+    named = any(by_name for _, by_name, _ in keys)
+    return [key for key, by_name, stands in keys if stands and (by_name if named else of_paper)]
 
 
 def _expanded(citation: str) -> list[str]:

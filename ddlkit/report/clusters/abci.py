@@ -127,15 +127,13 @@ def trainings() -> pd.Series:
 
     Compute is inverted: what makes the recursion right on that node.
     """
-    parts, compute_s = rows("abci-trainings"), {}
+    parts, compute_s, predicted_s = rows("abci-trainings"), {}, []
     for row in parts.calibrate.itertuples():
         of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
         step_s = row.training_s * row.ranks * row.batch / IMAGES
         compute_s[row.device] = inverted_s(of_compute, step_s)
-    predicted_s = [
-        IMAGES
-        / (row.ranks * row.batch)
-        * _iteration_s("workbook", row.device, row.ranks, compute_s[row.device], fused=True)
-        for row in parts.test.itertuples()
-    ]
+    for row in parts.test.itertuples():
+        of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
+        steps = IMAGES / (row.ranks * row.batch)
+        predicted_s.append(steps * of_compute(compute_s[row.device]))
     return predicted_s / parts.test["training_s"] - 1

@@ -94,10 +94,7 @@ def _wire_time(gpu: str) -> Result:
 def _efficiency() -> Result:
     sent_s, rate = CLUSTERS["V100"].sent_s, CLUSTERS["V100"].network_bytes_per_s
     used = [dag.communication_efficiency(4e6 * n, sent_s, rate) for n in (23.5, 24.5)]
-    note = (
-        "gradient bytes of Table IV's 24 M parameters, as rounded, over time and link rate, float32; "
-        "neither defined nor its precision stated"
-    )
+    note = "Table IV's 24 M parameters in float32, as rounded, over time and link rate: not defined"
     return own([100 * share for share in used], note)
 
 
@@ -202,9 +199,7 @@ def _hiding_pays() -> Result:
     case = ["network", "batch", "workers", "link", "dilation", "profile_sha256"]
     means = runs[plain].groupby([*case, "plan"])["iteration_s"].mean().unstack()
     ratios = (means["single"] / means["ddp"]).dropna()
-    note = (
-        f"PyTorch's buckets in {len(ratios)} cases of the lab, 2 to 16 ranks, recorded layer times"
-    )
+    note = f"PyTorch's buckets in {len(ratios)} cases of the lab, 2 to 16 ranks, recorded times"
     return measured(ratios, note, "replayed")
 
 
@@ -214,10 +209,8 @@ def _hiding_pays() -> Result:
 def _lab_error(network: str) -> Result:
     lab = dag_clusters.fig04_lab()
     limited = lab["limited"][lab["network"] == network]
-    note = (
-        f"average of {(~limited).sum()} of {len(limited)} cases of two emulated clusters that replay "
-        "recorded layer times, all that the processor cannot have slowed"
-    )
+    cases = f"{(~limited).sum()} of {len(limited)} cases of two emulated clusters"
+    note = f"average of {cases}, all that the processor cannot have slowed"
     return measured(dag_clusters.lab_errors(lab)[network], note, "replayed")
 
 

@@ -232,8 +232,7 @@ def _resnet_messages() -> Result:
             instance = as_in_the_code(whole_s * shares, profile.parameters, gathers)
             counts.append(int((~omgs.find_merged_layers(instance, by_code=by_code)).sum()))
     note = (
-        "costs of the authors' published code, once as in Eq 11 and twice as there; 0.09 to 0.135 s of "
-        "backward, spread as in every recorded profile: the paper states neither"
+        "gathered once (Eq 11) or twice (published code), backward 0.09 to 0.135 s: neither stated"
     )
     return modelled(counts, note)
 
@@ -265,9 +264,7 @@ def _merged_selection() -> Result:
         times = rows.groupby("elements")["seconds"].median()
         sizes = (10**k for k in range(4, 9))
         ratios += [times[n] / (3 * times[3 * n // 10] + times[n // 10]) for n in sizes]
-    note = (
-        f"four layers of 10^4 to 10^8 elements, top-k on CPUs: {', '.join(machines)}; not as Eq 10"
-    )
+    note = f"four layers of 10^4 to 10^8 elements, top-k on {', '.join(machines)}; not as Eq 10"
     return measured(ratios, note, "recorded")
 
 
