@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -194,6 +195,32 @@ def fitted(predicted_s: Callable[[float], Floats], measured_s: Floats, most: flo
 def inverted_s(model_s: Callable[[float], float], measured_s: float) -> float:
     """Return the compute with which a model's iteration takes as long as was measured."""
     return _root(lambda compute_s: model_s(compute_s) - measured_s, 1e-6, measured_s, xtol=1e-9)
+
+
+def predictions(
+    rules: Sequence[str],
+    models: Mapping[str, float],
+    predicted_s: Callable[[Rows, pd.DataFrame, str, float], Floats],
+    columns: Sequence[str],
+) -> pd.DataFrame:
+    """Return the rules' test rows by every model: columns, model, measured_s, predicted_s, free, rule.
+
+    models : what their free number is at most, 0 for none; it is fitted to the rows to calibrate, where
+        compute is known: where that is inverted, every number meets what is shown
+    predicted_s : of rows that a rule may use, rows that are predicted, a model and its free number
+    """
+    each = []
+    for rule, (model, most) in product(rules, models.items()):
+        parts, free = rows(rule), np.nan
+        if most and parts.compute.empty:
+            continue
+        if most:
+            by_free = partial(predicted_s, parts, parts.calibrate, model)
+            free = fitted(by_free, parts.calibrate["iteration_s"].to_numpy(), most)
+        predicted = parts.test[[*columns]].assign(model=model, measured_s=parts.test["iteration_s"])
+        predicted["predicted_s"] = predicted_s(parts, parts.test, model, free)
+        each.append(predicted.assign(free=free, rule=rule))
+    return pd.concat(each, ignore_index=True)
 
 
 def _root(of: Callable[[float], float], low: float, high: float, **exact: float) -> float:

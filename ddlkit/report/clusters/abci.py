@@ -15,7 +15,8 @@ from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats
 from ddlkit.formats import nccl_tests
-from ddlkit.report.clusters import EXTERNAL, fitted, inverted_s, read, resnet50, rows
+from ddlkit.report import clusters
+from ddlkit.report.clusters import EXTERNAL, inverted_s, read, resnet50, rows
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
 """Rules of steps that calibrate one constant."""
@@ -54,36 +55,22 @@ def _iteration_s(
     return predicted.iteration_s + (free if model == "workbook_step" else 0.0)
 
 
-def _alone_s(rule: str) -> pd.Series:
-    return rows(rule).compute.groupby(["batch", "amp"])["iteration_s"].median()
+def _alone_s(parts: clusters.Rows) -> pd.Series:
+    return parts.compute.groupby(["batch", "amp"])["iteration_s"].median()
 
 
-def _steps(rule: str, target: pd.DataFrame, model: str, free: float) -> Floats:
+def _steps_s(parts: clusters.Rows, target: pd.DataFrame, model: str, free: float) -> Floats:
     """(target rows,) steps in seconds; one step is predicted for all rows of a configuration."""
-    alone_s, predicted_s = _alone_s(rule), pd.Series(np.nan, target.index)
+    predicted_s = pd.Series(np.nan, target.index)
     for (ranks, batch, amp), same in target.groupby(["ranks", "batch", "amp"]):
-        compute_s = float(alone_s[batch, amp])
+        compute_s = float(_alone_s(parts)[batch, amp])
         predicted_s[same.index] = _iteration_s(model, DEVICE[batch], ranks, compute_s, free)
     return predicted_s.to_numpy()
 
 
 def predictions() -> pd.DataFrame:
     """Return the test rows of `STEPS` by every model, with ranks, batch, amp, and its fitted number, free."""
-    each = []
-    for rule in STEPS:
-        shown, test = rows(rule).calibrate, rows(rule).test
-        for model, most in MODELS.items():
-            by_free = partial(_steps, rule, shown, model)
-            free = fitted(by_free, shown["iteration_s"].to_numpy(), most) if most else 0.0
-            columns = {
-                "rule": rule,
-                "model": model,
-                "free": free,
-                "measured_s": test["iteration_s"],
-            }
-            predicted = test[["ranks", "batch", "amp"]].assign(**columns)
-            each.append(predicted.assign(predicted_s=_steps(rule, test, model, free)))
-    return pd.concat(each, ignore_index=True)
+    return clusters.predictions(STEPS, MODELS, _steps_s, ["ranks", "batch", "amp"])
 
 
 def _configuration(steps: pd.DataFrame) -> pd.Series:
@@ -93,7 +80,7 @@ def _configuration(steps: pd.DataFrame) -> pd.Series:
 
 def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Return, by configuration, how many ms a step takes longer than on one GPU: measured, and by models."""
-    one_s = predicted.set_index(["batch", "amp"]).index.map(_alone_s(STEPS[1]))
+    one_s = predicted.set_index(["batch", "amp"]).index.map(_alone_s(rows(STEPS[1])))
     by = [_configuration(predicted), predicted["model"]]
     extra = 1e3 * predicted[["predicted_s", "measured_s"]].sub(one_s, axis=0).groupby(by).median()
     table = extra["predicted_s"].unstack()[[*models]].rename_axis(index="gpus", columns=None)

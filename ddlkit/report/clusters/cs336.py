@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,8 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.papers.dag import IterationTimes, wait_free_iteration_s
 from ddlkit.papers.osf import predict_osf
-from ddlkit.report.clusters import EXTERNAL, Rows, fitted, inverted_s, rows, table
+from ddlkit.report import clusters
+from ddlkit.report.clusters import EXTERNAL, Rows, inverted_s, rows, table
 from ddlkit.store import DATA, datasheet
 
 RULES = ("cs336", "cs336-serial")
@@ -57,8 +58,8 @@ OTHERS: dict[str, Callable[[Iteration], float]] = {
 """Models of others: an iteration in seconds."""
 OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
 """Whether a model's slowdown is of compute, and of messages."""
-FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
-"""Models with a slowdown, and what it is at most."""
+MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {"workbook_slowed": 10.0, "workbook_shared": 1.0}
+"""All models, and what the slowdown of those that have one is at most."""
 
 
 @cache
@@ -161,23 +162,8 @@ def predicted_s(parts: Rows, target: pd.DataFrame, name: str, free: float) -> Fl
 
 
 def predictions() -> pd.DataFrame:
-    """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``.
-
-    A slowdown is fitted where compute is known: where it is inverted, every slowdown meets what is shown.
-    """
-    each = []
-    for rule, name in product(RULES, (*OTHERS, *OURS)):
-        parts, free = rows(rule), np.nan
-        if name in FREE and parts.compute.empty:
-            continue
-        if name in FREE:
-            by_free = partial(predicted_s, parts, parts.calibrate, name)
-            free = fitted(by_free, parts.calibrate["iteration_s"].to_numpy(), FREE[name])
-        kept = parts.test[[*CONFIGURATION, "bucket_bytes"]]
-        kept = kept.assign(model=name, measured_s=parts.test["iteration_s"])
-        kept["predicted_s"] = predicted_s(parts, parts.test, name, free)
-        each.append(kept.assign(free=free, rule=rule))
-    return pd.concat(each, ignore_index=True)
+    """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``."""
+    return clusters.predictions(RULES, MODELS, predicted_s, [*CONFIGURATION, "bucket_bytes"])
 
 
 def serial(name: str) -> pd.DataFrame:
