@@ -119,8 +119,8 @@ def run(
     """Run notebooks, ``at_once`` at a time; copies go to ``executed``, figures to ``reports``.
 
     Those with a parameter ``data`` get it; exercises are answered by their own solutions. What an earlier run
-    made of the same inputs, packages and Python is kept, whole or not at all. However the call
-    ends, no process outlives the call; the first notebook that fails ends those beside it. Returns which
+    made of the same inputs, packages and Python is kept, whole or not at all. However
+    the call ends, no process outlives it; the first notebook that fails ends those beside it. Returns which
     were kept.
 
     Raises UserError for a notebook that fails (naming it, the cell and the exception) or takes longer than
@@ -239,8 +239,9 @@ class _Run:
         return True
 
     def end(self) -> None:
-        """End its process and its kernel."""
-        assert self.process is not None
+        """End its process and its kernel, if they are there."""
+        if self.process is None:
+            return
         with suppress(psutil.NoSuchProcess):
             for kernel in psutil.Process(self.process.pid).children(recursive=True):
                 kernel.kill()
