@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.jobs.rank import Rank

@@ -28,7 +28,6 @@ from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.breakdown import of_timeline
-from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean
@@ -43,6 +42,7 @@ from ddlkit.run.lab.script import (
     make_timeline,
     read_replayed,
 )
+from ddlkit.run.vitals import Usage
 from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 

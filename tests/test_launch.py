@@ -264,7 +264,7 @@ def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line() -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.jobs.protocol import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
         environment = {**os.environ, protocol.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
@@ -297,7 +297,7 @@ def test_each_job_goes_by_the_last_part_of_its_modules_name() -> None:
     assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
     for name in names:
         assert worker.find(name.rpartition(".")[2]).module == worker.find(name).module == name
-    with pytest.raises(UserError, match="ddlkit.run.instruments.clock declares none"):
+    with pytest.raises(UserError, match="ddlkit.run.clock declares none"):
         worker.find("clock")
 
 

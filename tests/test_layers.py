@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run import instruments
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers

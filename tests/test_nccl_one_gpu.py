@@ -19,12 +19,11 @@ import torch
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Job, Rank
 from ddlkit.run.measure import contention, nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
     Nccl,

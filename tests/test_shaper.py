@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import read_link
 from ddlkit.run.lab import conditions, tunnel
-from ddlkit.run.lab.conditions import Conditions, LabShape
+from ddlkit.run.lab.network import Conditions, LabShape
 from ddlkit.run.lab.tunnel import NEVER_S, Line, Piece, Shaper, Size, size_of
 
 MSS, HEAD = 1448, 52

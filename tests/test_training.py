@@ -14,10 +14,9 @@ import torch
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.job import Tables
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, Tables
 from ddlkit.run.measure import layers, training
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (

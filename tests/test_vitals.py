@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 import smi
 from ddlkit import store
 from ddlkit.model.calibration import STOLEN_LIMIT
-from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
-from ddlkit.run.lab import emulated
+from ddlkit.run import vitals
+from ddlkit.run.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
 from places import wait_for
 
 # As printed by nvidia-smi 580 of the last two of four GPUs, the second one without a power sensor.
@@ -62,12 +61,12 @@ def test_a_run_is_marked_late_as_its_link_says_it_was(early: int, late: int, ful
     spent = {"seconds": 1.0, "processor_s": 1.0 if full else 0.1}
     spent |= {"packets": early + late, "late": late}
     after = {name: before[name] + spent[name] for name in before}
-    with mock.patch.object(emulated, "ask_mine", side_effect=[before, after]):
-        used = emulated.Watch(0).usage()
+    with mock.patch.object(vitals, "ask_link", side_effect=[before, after]):
+        used = vitals.Watch(0).usage()
     share = late / (early + late) if early + late else 0.0
     assert used.late == pytest.approx(1.0 if full else share)
-    with mock.patch.object(emulated, "ask_mine", side_effect=AssertionError):
-        assert emulated.Watch(1).usage().late == 0
+    with mock.patch.object(vitals, "ask_link", side_effect=AssertionError):
+        assert vitals.Watch(1).usage().late == 0
 
 
 def test_units_are_those_of_the_names() -> None:
@@ -152,7 +151,7 @@ def test_it_does_not_outlive_one_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = smi.install(tmp_path, monkeypatch)
-    sampling = "from ddlkit.run.instruments import vitals as v; v.Sampler(gpu=True).__enter__(); "
+    sampling = "from ddlkit.run import vitals as v; v.Sampler(gpu=True).__enter__(); "
     with subprocess.Popen(
         [sys.executable, "-c", sampling + "input()"], stdin=subprocess.PIPE
     ) as owner:

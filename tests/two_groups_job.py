@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank, everyones
+from ddlkit.run.jobs.rank import Rank, Tables, everyones, job
 from ddlkit.run.measure.shares import Groups
 
 

@@ -17,6 +17,7 @@ import functools
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -31,15 +32,17 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
-from ddlkit.run.jobs import protocol
-from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import LabShape as LabShape  # by this name others know it
+from ddlkit.run import jobs
+from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab import LabShape as LabShape  # by this name others know it
+from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.tunnel import INTERFACE
+from ddlkit.run.vitals import LINK
 from ddlkit.store.files import atomic_write_text
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
-"""One JSON file per lab: its shape and which process owns it."""
+"""One JSON file per lab: its shape, which process owns it, and which is its link."""
 
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
@@ -47,23 +50,24 @@ UP = "addrgenmode none up"
 PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
-TCP = "congctl {} initcwnd 1000 initrwnd 1000"
+TCP = "congctl reno initcwnd 1000 initrwnd 1000"
 # Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
 VETH_PACKETS, TUN_PACKETS = 1000, 10000
-PORT = 29500  # free in any namespace that runs one job at a time
 DEADLINE_S = 30.0
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
+NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf lab works without it"
 
 
-class Lab:
-    """Namespaces joined by a bridge, each link shaped as ``shape`` says.
+class Lab(Place):
+    """Namespaces joined by links, each shaped as ``shape`` says: a context manager, and a place for ranks.
 
-    A context manager, and a place that ``ddlkit.run.jobs.launch`` can start ranks in. ``label`` names
-    the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
-    A persistent lab outlives this process and is removed by ``attach(label).down()``.
+    ``label`` names the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is
+    taken. A persistent lab outlives this process and is removed by ``attach(label).down()``.
 
     Raises UserError for a label that cannot name a namespace or is in use.
     """
+
+    address, port = f"{PREFIX}1", 29500  # free in any namespace that runs one job at a time
 
     def __init__(self, shape: LabShape, label: str = "", *, persistent: bool = False) -> None:
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
@@ -73,7 +77,9 @@ class Lab:
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
-        self._process: subprocess.Popen[str] | None = None  # of an emulated link, if our child
+        self._link: subprocess.Popen[str] | None = (
+            None  # the process of an emulated link, if our child
+        )
 
     @property
     def namespaces(self) -> list[str]:
@@ -82,17 +88,20 @@ class Lab:
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """Return what a rank of a job of ``ranks`` must find in its environment."""
-        if ranks > self.ranks:
-            raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
-        numbers = protocol.rank_environment(rank, ranks, f"{PREFIX}1", PORT)
-        link = {emulated.LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
-        return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
+        link = {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
+        return {**super().environment(rank, ranks), "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
         """Return the file of the namespace of ``rank``. Raises UserError for a rank that is not there."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
         return NAMESPACES / self.namespaces[rank]
+
+    def lost(self) -> str:
+        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
+        if _alive(_states().get(self.label, {}).get("link")):
+            return ""
+        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def up(self) -> Lab:
         """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
@@ -105,7 +114,7 @@ class Lab:
                     self._save({})
             if not self.persistent:
                 _ours[self.label] = self
-                _trapped.enter_context(protocol.unwinding(*_TRAPPED))
+                _trapped.enter_context(jobs.unwinding(*_TRAPPED))
         except BaseException:
             self.down()
             raise
@@ -124,11 +133,9 @@ class Lab:
                 whose = f"belongs to running process {owner['pid']}"
                 raise UserError(f"lab {self.label} {whose}: end that first")
             _remove(self.label)
-            if self._process:
-                if self._process.stdin:
-                    self._process.stdin.close()
-                self._process.wait()
-                self._process = None
+            if self._link:
+                self._link.communicate()
+                self._link = None
             self._holder = 0
             _ours.pop(self.label, None)
         if not _ours:
@@ -139,13 +146,6 @@ class Lab:
 
     def __exit__(self, *raised: object) -> None:
         self.down()
-
-    def lost(self) -> str:
-        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
-        link = _states().get(self.label, {}).get("link")
-        if not link or _alive(link):
-            return ""
-        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def _take_label(self) -> None:
         """Write the state file before anything exists, so that every leftover has an owner."""
@@ -159,29 +159,33 @@ class Lab:
 
     def _save(self, owner: dict[str, int | None]) -> None:
         """Write the state file: who owns the lab, and which process is its link."""
-        link = _identity(self._process.pid) if self._process else {}
+        link = _identity(self._link.pid) if self._link else {}
         state = {"shape": asdict(self.shape), "owner": owner, "link": link}
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
         """Make namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
-        if conditions := self.shape.conditions:
-            self._emulate()
-            packet, queue, congestion = MAX_PACKET_BYTES, TUN_PACKETS, conditions.congestion
+        if self.shape.conditions:
+            self._start_link()
+            self._save(_identity(os.getpid()))
+            packet, queue = MAX_PACKET_BYTES, TUN_PACKETS
         else:
-            packet, queue, congestion = self._shape(), VETH_PACKETS, "reno"
+            packet, queue = self._shape(), VETH_PACKETS
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
                 f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
-                f"route add {PREFIX}0/24 dev {INTERFACE} {TCP.format(congestion)}",
+                f"route add {PREFIX}0/24 dev {INTERFACE} {TCP}",
             ]
             _ip(addressing, name)
 
-    def _emulate(self) -> None:
-        """Start the process through which all packets go; it makes the ranks' devices."""
+    def _start_link(self) -> None:
+        """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices.
+
+        Unless the lab is persistent, it ends when its standard input closes, so with us.
+        """
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
             "socket": str(STATE / f"{self.label}.link"),
@@ -190,8 +194,26 @@ class Lab:
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        self._process = emulated.start(config)
-        self._save(_identity(os.getpid()))
+        if not Path(tunnel.DEVICE).exists():
+            raise UserError(NEEDS_TUN)
+        argv = ["ip", "netns", "exec", self.namespaces[-1], sys.executable, "-m", tunnel.__name__]
+        self._link = subprocess.Popen(
+            [*argv, json.dumps(config)],
+            stdin=subprocess.DEVNULL if self.persistent else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=jobs.child_environment(),
+            cwd="/",
+            start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
+        )
+        assert self._link.stdout and self._link.stderr
+        with self._link.stdout as said, self._link.stderr as complained:
+            speaks = select.select([said], (), (), DEADLINE_S)[0]
+            if not speaks or said.readline().strip() != tunnel.READY:
+                self._link.kill()
+                last = (complained.read().strip().splitlines() or ["it said nothing"])[-1]
+                raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
 
     def _shape(self) -> int:
         """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped.
@@ -244,7 +266,7 @@ def status() -> list[dict[str, Any]]:
             shape = LabShape.from_dict(state["shape"])
             row |= {"ranks": shape.workers, "link": shape.link}
         named = f"process {owner['pid']}" if owner else "persistent"
-        alive = _alive(owner) and _alive(state.get("link", {}))
+        alive = _alive(owner) and _alive(state["link"])
         rows.append({**row, "owner": "owner unknown" if owner == NOBODY else named, "alive": alive})
     return rows
 
@@ -325,6 +347,9 @@ def _remove(label: str) -> None:
 
 # -- who owns what ---------------------------------------------------------------------------
 
+NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
+"""The owner of a lab whose state is damaged: such a lab counts as dead."""
+
 
 @contextmanager
 def _registry() -> Iterator[None]:
@@ -337,33 +362,24 @@ def _registry() -> Iterator[None]:
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with protocol.deferring(signal.SIGINT, *_TRAPPED):
+        with jobs.deferring(signal.SIGINT, *_TRAPPED):
             yield
 
 
-NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
-"""The owner of a lab whose state is damaged: such a lab counts as dead."""
-
-
 def _states() -> dict[str, dict[str, Any]]:
-    """Read the state of each lab, by its label."""
-    states = {}
+    """Read the state of each lab, by its label; without a shape, and NOBODY's, where it is damaged."""
+    states: dict[str, dict[str, Any]] = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
-            states[path.stem] = _state(path.read_text())
+            try:
+                state = json.loads(path.read_text())
+                LabShape.from_dict(state["shape"])
+                for process in (state["owner"], state["link"]):
+                    _alive(process)
+            except (ValueError, TypeError, KeyError, AttributeError, UserError):
+                state = {"shape": None, "owner": NOBODY, "link": {}}
+            states[path.stem] = state
     return states
-
-
-def _state(text: str) -> dict[str, Any]:
-    """Read a state file; without a shape, and NOBODY's, where that is not what a lab writes."""
-    try:
-        state: dict[str, Any] = json.loads(text)
-        LabShape.from_dict(state["shape"])
-        for process in filter(None, (state["owner"], state.get("link"))):
-            _alive(process)
-    except (ValueError, TypeError, KeyError, AttributeError, UserError):
-        return {"shape": None, "owner": NOBODY}
-    return state
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -381,19 +397,17 @@ def _identity(pid: int) -> dict[str, int | None]:
     return {"pid": pid, "start": _start_ticks(pid)}
 
 
-def _alive(owner: dict[str, Any]) -> bool:
-    """Return whether the process lives; without an owner (persistent) or a link (tbf) there is none to die.
+def _alive(process: dict[str, Any] | None) -> bool:
+    """Return whether a process lives; without an owner (persistent) or a link (tbf) there is none to die.
 
     The start time tells it from a later process that was given the same number.
     """
-    return not owner or _start_ticks(owner["pid"]) == owner["start"] is not None
+    return not process or _start_ticks(process["pid"]) == process["start"] is not None
 
 
 def _remove_dead() -> list[str]:
     """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
-    dead = [
-        label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
-    ]
+    dead = [label for label, row in _states().items() if not _alive(row["owner"] or row["link"])]
     for label in dead:
         _remove(label)
     return dead

@@ -1,8 +1,7 @@
 """The process of an emulated link: every packet between ranks passes it, by one TUN device in each namespace.
 
-``python -m ddlkit.run.lab.tunnel CONFIG``, a JSON object; `ddlkit.run.lab.emulated` starts it and asks it.
-Devices take and give packets of up to 64 KiB, whose check sums are still to be made (TSO), so that few of
-them cross between kernel and Python. Needs root.
+`ddlkit.run.lab.network` starts it, as root. Devices take and give packets of up to 64 KiB, whose check sums
+are still to be made (TSO), so that few of them cross between kernel and Python.
 
 A packet passes its sender's link, then its receiver's. It stands for the frames that the wire would carry:
 these follow one another through both links as on a real path (a switch need not have the last one to send
@@ -32,16 +31,17 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ddlkit.core.link import FRAMING_BYTES
-from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.jobs import enter
+from ddlkit.run.lab import Conditions
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
 INTERFACE = "eth0"
-LATE_S = 2e-4
-"""A packet that is written later than so much behind its due time is late, and one that is not taken."""
+LATE_S = (
+    2e-4  # a packet that is written so much behind its due time is late, and one that is not taken
+)
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 NEVER_S = math.inf
-PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 # Least, first and most that TCP keeps in flight, above what any link holds: Linux's first, 64 KiB, grows with
 # what has been received, so that over a delay a message's time would hang on the messages before it.
@@ -51,7 +51,6 @@ WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
 _CSUM, _TSO4 = 0x1, 0x2
-_CLONE_NEWNET = 0x40000000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Before each packet: flags, kind of segments, bytes of headers, of a segment, where the sum starts and goes.
 _HEADER = struct.Struct("<BBHHHH")
@@ -76,13 +75,7 @@ class Size(NamedTuple):
 
 
 def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
-    """Cut a packet into frames: segments with a header each, if it has any, and framing around each.
-
-    >>> size_of(100)
-    Size(frames=1, frame_bytes=138, bytes=138)
-    >>> size_of(40 + 3000, header_bytes=40, segment_bytes=1460)
-    Size(frames=3, frame_bytes=1538, bytes=3234)
-    """
+    """Cut a packet into frames: segments with a header each, if it has any, and framing around each."""
     payload = ip_bytes - header_bytes
     if not segment_bytes or payload <= segment_bytes:
         whole = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
@@ -112,8 +105,8 @@ class Piece:
 class Line:
     """One direction of a link; free_s : when all that was given to it will have left; lost : frames."""
 
-    def __init__(self, rate_bits_per_s: float, loss: float, chance: random.Random) -> None:
-        self.bytes_per_s, self.loss, self.chance = rate_bits_per_s / 8, loss, chance
+    def __init__(self, bytes_per_s: float, loss: float, name: str) -> None:
+        self.bytes_per_s, self.loss, self.chance = bytes_per_s, loss, random.Random(name)
         self.free_s, self.lost = 0.0, 0
         self._until_loss = self._draw()
 
@@ -123,29 +116,27 @@ class Line:
         Returns when the first of them has left, and when all have.
         """
         size, stop = piece.size, piece.stop
-        n_bytes, frames = size.of(piece.start, stop), stop - piece.start
         begin_s = max(first_s, self.free_s)
-        left_s = begin_s + n_bytes / self.bytes_per_s
+        left_s = begin_s + size.of(piece.start, stop) / self.bytes_per_s
         if last_s > first_s:
             left_s = max(left_s, last_s + size.of(stop - 1, stop) / self.bytes_per_s)
         self.free_s = left_s
-        began_s = begin_s + size.frame_bytes / self.bytes_per_s if frames > 1 else left_s
-        return min(left_s, began_s), left_s
+        return min(left_s, begin_s + size.frame_bytes / self.bytes_per_s), left_s
 
     def spared(self, frames: int) -> int:
         """Return how many of that many frames pass until chance takes one; all if it takes none."""
-        if self._until_loss < 0 or self._until_loss >= frames:
-            self._until_loss -= frames if self._until_loss >= 0 else 0
+        if self._until_loss >= frames:
+            self._until_loss -= frames
             return frames
-        passed, self._until_loss = self._until_loss, self._draw()
+        passed, self._until_loss = int(self._until_loss), self._draw()
         self.lost += 1
         return passed
 
-    def _draw(self) -> int:
-        """Return how many frames pass until the next is lost; -1 where none ever is."""
+    def _draw(self) -> float:
+        """Return how many frames pass until the next is lost."""
         if not self.loss:
-            return -1
-        return int(math.log(1.0 - self.chance.random()) / math.log1p(-self.loss))
+            return math.inf
+        return math.log(1.0 - self.chance.random()) // math.log1p(-self.loss)
 
 
 class Shaper:
@@ -156,18 +147,10 @@ class Shaper:
 
     def __init__(self, rates_bits_per_s: Sequence[float], conditions: Conditions) -> None:
         self._how = conditions
+        rates = [rate / 8 * (1 - conditions.background) for rate in rates_bits_per_s]
         # Chance takes a frame once on its way, where it is sent.
-        self.up, self.down = (
-            [
-                Line(
-                    rate * (1 - conditions.background),
-                    loss,
-                    random.Random(f"{conditions.seed} {way}{n}"),
-                )
-                for n, rate in enumerate(rates_bits_per_s)
-            ]
-            for way, loss in (("up", conditions.loss), ("down", 0.0))
-        )
+        self.up = [Line(rate, conditions.loss, f"0 up{n}") for n, rate in enumerate(rates)]
+        self.down = [Line(rate, 0.0, f"0 down{n}") for n, rate in enumerate(rates)]
         self._events: list[tuple[float, int, Piece]] = []
         self._order = count()
         self._last_s: dict[tuple[bool, int, int], float] = {}
@@ -260,13 +243,6 @@ def folded(octets: bytes | bytearray) -> int:
 # -- the process -------------------------------------------------------------------------------
 
 
-def enter(namespace: str) -> None:
-    """Live in that network namespace from now on. Raises OSError."""
-    with open(namespace, "rb") as place:
-        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "cannot enter", namespace)
-
-
 def open_device(namespace: str, back: str) -> int:
     """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
     enter(namespace)
@@ -332,27 +308,26 @@ class Tunnel:
             self.packets += 1
             self.late += late_s > LATE_S
 
+    def serve(self, door: socket.socket, owner: int | None) -> None:
+        """Carry packets, and say to all who come what has crossed, until ``owner``, a pipe, closes."""
+        others = [door.fileno(), *([] if owner is None else [owner])]
+        while True:
+            for ready in self.wait(others):
+                if ready == owner:
+                    return
+                if ready == door.fileno():
+                    with suppress(OSError), door.accept()[0] as line:
+                        line.setblocking(False)
+                        line.sendall(json.dumps(self.crossed()).encode() + b"\n")
+                else:
+                    self.read(ready)
+                    self.write()  # a packet that is due does not wait for those that come
+            self.write()
+
     def crossed(self) -> dict[str, Any]:
         """Return how many packets have crossed, how many of them late, and what that took, until now."""
         spent = {"seconds": self.now_s(), "processor_s": time.process_time()}
         return {**spent, "packets": self.packets, "late": self.late}
-
-
-def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
-    """Carry packets, and say to all who come what has crossed, until ``owner``, a pipe, closes."""
-    others = [door.fileno(), *([] if owner is None else [owner])]
-    while True:
-        for ready in tunnel.wait(others):
-            if ready == owner:
-                return
-            if ready == door.fileno():
-                with suppress(OSError), door.accept()[0] as line:
-                    line.setblocking(False)
-                    line.sendall(json.dumps(tunnel.crossed()).encode() + b"\n")
-            else:
-                tunnel.read(ready)
-                tunnel.write()  # a packet that is due does not wait for those that come
-        tunnel.write()
 
 
 def main(config: Mapping[str, Any]) -> None:
@@ -367,7 +342,7 @@ def main(config: Mapping[str, Any]) -> None:
     devices = [open_device(rank, switch) for rank in ranks]
     shaper = Shaper(config["rates_bits_per_s"], Conditions(**config["conditions"]))
     with suppress(PermissionError):  # without, it is late more often, and says so
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     gc.collect()
     gc.disable()  # nothing here goes round in circles
     # Freed memory stays ours: to fetch it anew for each large packet takes longer than to read that.
@@ -378,7 +353,7 @@ def main(config: Mapping[str, Any]) -> None:
         door.bind(config["socket"])
         door.listen(8)
         print(READY, flush=True)
-        serve(Tunnel(devices, shaper, config["prefix"]), door, 0 if config["owned"] else None)
+        Tunnel(devices, shaper, config["prefix"]).serve(door, 0 if config["owned"] else None)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank, slowest
+from ddlkit.run.jobs.rank import Rank, Tables, job, slowest
 from ddlkit.run.measure.contention import Scale, kernels
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.shared_messages import Volume, one_group_each, turned

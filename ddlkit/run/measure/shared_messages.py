@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank, slowest
+from ddlkit.run.jobs.rank import Rank, Tables, job, slowest
 from ddlkit.run.measure.shares import Groups, Policy, place_columns
 
 ELEMENT_BYTES = 4

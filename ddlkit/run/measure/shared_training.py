@@ -27,14 +27,13 @@ from torch import nn
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import turn_s
 from ddlkit.core.timeline import COMMUNICATION, Timeline
-from ddlkit.run.instruments.vitals import processor_times, processor_usage
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.shared_messages import turned
 from ddlkit.run.measure.shares import Groups, Policy, place_columns
 from ddlkit.run.measure.training import OWN_PLAN, PRECISION, WARMUP, check_equal_gradients, wrap
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.vitals import processor_times, processor_usage
 
 SPANS, PERIODS = "sharing_spans", "sharing_periods"
 Batch = tuple[torch.Tensor, torch.Tensor]
