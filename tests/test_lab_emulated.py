@@ -21,8 +21,8 @@ import pytest
 from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.run.clock import Budget
-from ddlkit.run.lab import network, tunnel
-from ddlkit.run.lab.network import Conditions, Lab, LabShape, attach, clean, status
+from ddlkit.run.lab import Conditions, network, tunnel
+from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
 from test_lab_network import entering, lines, links, start, traces
@@ -139,7 +139,7 @@ class TestJobs:
 # An owner that says which lab it has up, and then waits.
 OWNER = """
 import sys, time
-from ddlkit.run.lab.network import Conditions
+from ddlkit.run.lab import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
 with Lab(LabShape(2, 1e9, conditions=Conditions(1e-3))) as lab:
     print(lab.label, flush=True)
