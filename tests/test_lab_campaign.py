@@ -254,7 +254,7 @@ def rows_of(path: Path) -> set[tuple[object, ...]]:
 
 
 def rows_so_far(out: Path) -> int:
-    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.csv"))
+    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.jsonl"))
 
 
 class TestLab:
@@ -282,7 +282,7 @@ class TestLab:
         psutil.wait_procs(ranks, timeout=60)
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
-        finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
+        finished = rows_so_far(out)
         assert rows_of(runs_file) == kept
         assert measure(str(file), out=out) == out
         runs = store.load_table(runs_file, "runs")

@@ -115,7 +115,7 @@ def replay(
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """Play all turns. Rank 0 appends to two files, which a kill leaves usable."""
+    """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
     messages = _Messages(me, settings.scripts)
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
     said_s = time.monotonic()

@@ -1,12 +1,11 @@
 """What a case asks of its ranks, and what comes back of it: their recordings, as spans and as rows.
 
-Rank 0 appends each iteration to two files as soon as it is complete, so that a kill loses only the one
-under way.
+Rank 0 appends each iteration to a file when it is complete, so that a kill loses only the one under way.
 """
 
 from __future__ import annotations
 
-import io
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit.core.case import CASE_COLUMNS, Case
+from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import way_s
@@ -38,8 +37,7 @@ from ddlkit.store.files import append_text
 
 Floats = NDArray[np.float64]
 
-ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
-KEY = ["case", "repeat"]
+ITERATIONS = "replay.jsonl"
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 
 
@@ -60,16 +58,14 @@ def plan_case(
     compute_s: float | None = None,
     **axes: Any,
 ) -> PlannedCase:
-    """Plan the profile by ``spec``, computing as long as one message of everything takes.
+    """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
 
-    Time is dilated so that communication and compute weigh alike, where a model of their overlap has
-    most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
+    Time is dilated so that an iteration computes as long as one message of everything takes, where a model
+    of their overlap has most to lose; or for ``compute_s``, whatever it sends.
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
         it knows of selecting is dilated, too, as a replay waits it out
     axes : further fields of the Case, such as density, straggler
-
-    Raises UserError for a plan that cannot be made for this profile.
     """
     workload = profile.workload()
     wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
@@ -211,9 +207,8 @@ class Replayed(NamedTuple):
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it may be posted and its predecessor has ended. "wait" is from the last post to
-    the end of the last collective. The backward pass of several gradients is two spans: until the first is
-    ready, and until the last.
+    A collective begins when it is posted and its predecessor has ended; "wait" begins with the last post. The
+    backward pass of several gradients is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -247,44 +242,37 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
     yield span("update", -1, seen.waited_s, seen.end_s)
 
 
-# -- the files ---------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------
 
 
 def append_iteration(
     out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage
 ) -> None:
-    """Add an iteration to the files in ``out``: its spans in the first round, then its row."""
+    """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
     iteration_s = max(seen.end_s for seen in everyone)
     compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
-    key = pd.DataFrame({"case": [script.case.key], "repeat": [repeat]})
-    row = key.assign(
-        iteration=0,
-        iteration_s=iteration_s,
-        compute_s=compute_s,
-        exposed_communication_s=iteration_s - compute_s,
-        processor_load=used.busy,
-        processor_limited=used.limited,
-        stolen=used.stolen,
-        late=used.late,
-    )
-    frames = {ITERATIONS: row}
-    if repeat == 0:
-        spans = key.merge(make_timeline(script, everyone).to_frame(), how="cross")
-        frames = {TIMELINE: spans, **frames}
-    for name, frame in frames.items():
-        path = out / name
-        append_text(path, frame.to_csv(header=not path.exists(), index=False))
+    row = {
+        "case": script.case.key,
+        "repeat": repeat,
+        "iteration": 0,
+        "iteration_s": iteration_s,
+        "compute_s": compute_s,
+        "exposed_communication_s": iteration_s - compute_s,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
+        "late": used.late,
+    }
+    spans = [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
+    append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """Return (case's key, repeat) of complete iterations in ``out``; the rest of the files is removed."""
-    rows, spans = _read_complete(out)
-    for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
-        if frame.empty:
-            (out / name).unlink(missing_ok=True)
-        else:
-            frame.to_csv(out / name, index=False)
-    return list(zip(rows["case"].tolist(), rows["repeat"].tolist(), strict=True))
+    """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
+    text = _complete(out)
+    if (out / ITERATIONS).exists():
+        (out / ITERATIONS).write_text(text)
+    return [(row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())]
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
@@ -292,25 +280,21 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
 
     Raises UserError where there is none.
     """
-    rows, spans = _read_complete(out)
-    listed = [{"case": case.key, **asdict(case)} for case in cases]
-    described = pd.DataFrame(listed, columns=["case", *CASE_COLUMNS])
-    runs = rows.merge(described, on="case").assign(origin="replayed")
-    if runs.empty:
+    described = {case.key: asdict(case) for case in cases}
+    played = [(row, spans) for row, spans in map(json.loads, _complete(out).splitlines())]
+    played = [(row, spans) for row, spans in played if row["case"] in described]
+    if not played:
         raise UserError(f"replay: no iteration was completed in {out}")
-    return Replayed(runs, spans[spans["case"].isin(runs["case"])].reset_index(drop=True))
+    runs = [{**row, **described[row["case"]], "origin": "replayed"} for row, _ in played]
+    shown = [
+        {"case": row["case"], "repeat": row["repeat"], **span}
+        for row, spans in played
+        for span in spans
+    ]
+    columns = ["case", "repeat", *TIMELINE_COLUMNS]
+    return Replayed(pd.DataFrame(runs), pd.DataFrame(shown, columns=columns))
 
 
-def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read rows and spans of the iterations that have both, of files that may have been cut anywhere."""
-    rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
-    return rows, spans.merge(rows[KEY], on=KEY)
-
-
-def _read(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Read the complete lines of a CSV file; without any, a frame with these columns and no row."""
-    text = path.read_text() if path.exists() else ""
-    complete = text[: text.rfind("\n") + 1]
-    if not complete:
-        return pd.DataFrame(columns=columns).astype({"repeat": int})
-    return pd.read_csv(io.StringIO(complete), dtype={"case": str})
+def _complete(out: Path) -> str:
+    text = (out / ITERATIONS).read_text() if (out / ITERATIONS).exists() else ""
+    return text[: text.rfind("\n") + 1]

@@ -24,8 +24,8 @@ from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
-from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab import parse as parse_conditions
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.grammar import (
     Batched,
     Key,
