@@ -95,7 +95,7 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     labels = frame[columns].drop_duplicates()
     assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2]]
     described = json.loads((tmp_path / "out" / "job.json").read_text())
-    assert described["torch_threads"] == 1 and described["device"] == "cpu"
+    assert described["torch_threads"] == "1" and described["device"] == "cpu"
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
     assert len(shown) == 3 * len(COLLECTIVES) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())

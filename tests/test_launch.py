@@ -270,7 +270,7 @@ def test_what_the_worker_cannot_do_is_one_line(
         ("speed", '{"out": "o"}', "ddlkit.run.measure.speed declares none"),
     ):
         path.write_text(text)
-        assert worker.main([job, str(path)]) == jobs.MISTAKE
+        assert worker._status([job, str(path)]) == jobs.MISTAKE
         said = capsys.readouterr().err
         assert complaint in said and said.count("\n") == 1
 

@@ -10,23 +10,21 @@ No torch here: the sampler belongs into a process that does not measure.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
+from numpy.typing import NDArray
 
 from ddlkit import machine
-from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB
 from ddlkit.model.calibration import STOLEN_LIMIT
 from ddlkit.run.jobs import child_environment
@@ -36,8 +34,7 @@ LATE_LIMIT = 0.05  # share of packets
 BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
 TRIES = 3
 LINK = "DDLKIT_LINK"
-"""In the environment of a rank: by which socket the emulated link that it uses is asked."""
-ANSWER_S = 5.0  # a request takes well below a millisecond, unless the process is gone or starved
+"""In the environment of a rank: the file in which the emulated link that it uses says what has crossed."""
 
 PERIOD_S = 1.0
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
@@ -111,11 +108,11 @@ def processor_usage(before: Any, after: Any) -> Usage:
 
 
 class Watch:
-    """How the cores, and the emulated link where there is one, fare from now on. Rank 0 asks the link."""
+    """How the cores, and the emulated link where there is one, fare from now on. Rank 0 watches the link."""
 
     def __init__(self, rank: int) -> None:
-        self._crossed = ask_link() if rank == 0 else {}
-        self._begun = processor_times()
+        self._link = os.environ.get(LINK, "") if rank == 0 else ""
+        self._crossed, self._begun = self._read(), processor_times()
 
     def usage(self) -> Usage:
         """Return the usage until now, as this rank sees it.
@@ -123,27 +120,13 @@ class Watch:
         All packets count as late where the link's process had no time to spare: some waited unread.
         """
         used = processor_usage(self._begun, processor_times())
-        if not self._crossed:
+        packets, late, seconds, processor_s = self._read() - self._crossed
+        if not packets:
             return used
-        spent = {name: value - self._crossed[name] for name, value in ask_link().items()}
-        full = spent["processor_s"] >= BUSY_LIMIT * max(spent["seconds"], 1e-9)
-        return replace(used, late=1.0 if full else spent["late"] / max(1, spent["packets"]))
+        return replace(used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets)
 
-
-def ask_link() -> dict[str, Any]:
-    """Return what has crossed the emulated link that this rank uses; empty where it uses none."""
-    if not (path := os.environ.get(LINK)):
-        return {}
-    try:
-        with socket.socket(socket.AF_UNIX) as line:
-            line.settimeout(ANSWER_S)
-            line.connect(path)
-            with line.makefile("rb") as answer:
-                crossed: dict[str, Any] = json.loads(answer.readline())
-    except (OSError, ValueError) as error:
-        gone = f"emulated link {Path(path).stem}: its process does not answer ({error})"
-        raise UserError(gone) from error
-    return crossed
+    def _read(self) -> NDArray[np.float64]:
+        return np.fromfile(self._link) if self._link else np.zeros(4)
 
 
 # -- samples -------------------------------------------------------------------------------------

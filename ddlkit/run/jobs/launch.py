@@ -49,10 +49,9 @@ SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 
-# Ranks of one machine talk by NVLink, PCIe or shared memory, but NCCL looks for a network all the same: it
-# prefers any interface to loopback, tries one without a route 34 times, for a minute, and loads what plug-ins
-# and InfiniBand drivers there are. Its RAS threads open a port that nobody asks. And torch asks for the name
-# of every address: where loopback has none and no name server answers, a meeting would take 10 s longer.
+# Ranks of one machine need no network, but NCCL looks for one: it tries an interface without a route for a
+# minute, and loads what plug-ins and InfiniBand drivers there are. Its RAS threads open a port that nobody
+# asks. And torch asks for the name of every address: with no name server, a meeting would take 10 s longer.
 ON_ONE_MACHINE = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
@@ -63,11 +62,7 @@ ON_ONE_MACHINE = {
 
 
 class Place:
-    """Where ranks of this machine run, and over which link they talk.
-
-    name, link_bits_per_s : as in tables: "loopback", "lab:1gbit"; the rate it is shaped to, 0 if it is not
-    address, port : where ranks meet; 0 is any port that is free
-    """
+    """Where ranks of this machine run, and over which link they talk; ``port`` 0 is any that is free."""
 
     name: str
     link_bits_per_s = 0.0
@@ -172,10 +167,7 @@ def run_ranks(
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, as `subprocess.Popen` would show it.
-
-    Importing torch costs seconds of processor time: the server does it once, for every rank of every launch.
-    """
+    """A rank that the fork server forks, as `subprocess.Popen` would show it."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
@@ -211,10 +203,7 @@ class RankProcess(ForkServerProcess):
 
 
 def _start_server() -> None:
-    """Start the fork server where there is none.
-
-    It dies with the thread that started it, as the kernel counts parents, and is started anew by the next.
-    """
+    """Start the fork server, which dies with the thread that started it, where there is none."""
     _keep_sockets()
     forkserver.set_forkserver_preload([f"ddlkit.run.{module}" for module in PRELOADED])
     before = dict(os.environ)
@@ -320,17 +309,17 @@ def _is_stopped(pid: int | None) -> bool:
     return False
 
 
-def _text(log: Path) -> str:
-    return log.read_text(errors="replace") if log.exists() else ""
+def _lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").split("\n") if log.exists() else []
 
 
 def _last_line(log: Path) -> str:
-    return next(filter(None, map(str.strip, reversed(_text(log).split("\n")))), "(none)")
+    return next(filter(None, map(str.strip, reversed(_lines(log)))), "(none)")
 
 
 def _show_progress(log: Path, shown: int) -> int:
     """Print the progress in a log behind as many lines; returns how many there are now, all ended."""
-    lines = _text(log).split("\n")[:-1]
+    lines = _lines(log)[:-1]
     for line in lines[shown:]:
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)

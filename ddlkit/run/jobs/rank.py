@@ -123,8 +123,7 @@ class Rank:
         backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
         timeout_s : for the meeting and for every collective after it
         torch_threads : computing threads of this rank; 0 shares the node's cores among its ranks
-        on_gpu : whether the tensors lie on a GPU: by default with NCCL only. gloo then copies through
-            the host; ranks share the GPUs there are
+        on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
 
         Raises UserError for an incomplete environment, a port that is taken, and peers that do not come.
         """
@@ -212,9 +211,8 @@ def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.tim
 def _one_thread_gloo(device: torch.device) -> str:
     """Make gloo with one thread known to torch, for tensors of the CPU and of ``device``; return its name.
 
-    It carries collectives one after the other, as NCCL does; two of torch's own gloo share the link.
-    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered whose
-    maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
+    It carries collectives one after the other, as NCCL does, of which torch's own gloo has two share the
+    link. torch passes gloo no options, but lets a backend be registered whose maker is ours.
     """
     gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
     name = f"ddlkit_gloo_{device.type}"

@@ -1,12 +1,9 @@
 """What runs in every rank: ``python -m ddlkit.run.jobs.worker JOB CONFIG.json``.
 
 The ranks find each other by torchrun's variables or by Slurm's (examples/slurm_collectives.sh). JOB is the
-module that declares a job; of ddlkit.run.measure its name is enough. CONFIG.json holds the settings of the
-job; ``out``, a directory that rank 0 writes its tables to; ``link``, a name for the network; and ``join``,
-the arguments of `ddlkit.run.jobs.rank.Rank.join`:
+module that declares a job; of ddlkit.run.measure its name is enough. CONFIG.json holds the job's settings,
+``out``, where rank 0 writes tables, ``link``, a name for the network, and ``join``, as `Rank.join` has it:
 ``{"out": "results", "link": "infiniband", "join": {"backend": "nccl"}}``.
-
-A user's mistake is exit status 2; a rank that fails because another one went away says so by status 3.
 """
 
 from __future__ import annotations
@@ -50,10 +47,7 @@ def find(name: str) -> Job[Any]:
 
 
 def run(name: str, path: Path) -> None:
-    """Join the other ranks, do this rank's part of the job whose settings are there, and leave.
-
-    Rank 0 adds ``out/job.json``: backend, device and threads, which decide how fast the run is.
-    """
+    """Join the other ranks, do this rank's part of the job whose settings are there, and leave."""
     from ddlkit.run.jobs.rank import Rank
 
     try:
@@ -66,16 +60,25 @@ def run(name: str, path: Path) -> None:
     settings = job.read(config)
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
-    if me.rank == 0:
-        described = {"device": str(me.device), "backend": me.backend}
-        described |= {"world_size": me.world_size, "torch_threads": me.torch_threads}
+    if me.rank == 0:  # what decides how fast the run is
+        described = {
+            name: str(getattr(me, name)) for name in ("device", "backend", "torch_threads")
+        }
         atomic_write_text(out / "job.json", json.dumps(described))
     job.run(me, settings)
     me.leave()
 
 
-def main(argv: Sequence[str]) -> int:
-    """Do what a rank does; returns its exit status."""
+def main(argv: Sequence[str]) -> NoReturn:
+    """Do what a rank does, and end: threads of gloo and NCCL may wait for peers for ever."""
+    status = _status(argv)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _status(argv: Sequence[str]) -> int:
+    """Return the exit status: LOST_PEER where a rank fails because another one went away."""
     try:
         if len(argv) != 2:
             raise UserError("usage: python -m ddlkit.run.jobs.worker JOB CONFIG.json")
@@ -95,13 +98,6 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def leave(status: int) -> NoReturn:
-    """End this process now: after a failure, threads of gloo and NCCL may wait for peers for ever."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
 def main_forked(
     argv: Sequence[str], environment: Mapping[str, str], log: str, namespace: str
 ) -> NoReturn:
@@ -117,16 +113,11 @@ def main_forked(
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ddlkit-rank{environment.get('RANK', '')}".encode())
     sys.argv = [__name__, *argv]
-    try:
-        if namespace:
-            enter(namespace)
-        status = main(argv)
-    except OSError as error:
-        print(error, file=sys.stderr)
-        status = 1
-    leave(status)
+    if namespace:
+        enter(namespace)
+    main(argv)
 
 
 if __name__ == "__main__":
     die_with_parent()
-    leave(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -6,7 +6,7 @@ which `core.link` reads them back: "emulated:500mbit-delay2ms-loss0.001".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_seconds
 
 ENGINES = ("tbf", "emulated")
-MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S = 1e6, 1e11
 MAX_RANKS = 64
 
 
@@ -34,24 +33,21 @@ class Conditions:
     background: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, most in {"delay_s": 10.0, "loss": 0.5, "background": 0.95}.items():
-            if not 0 <= getattr(self, field) <= most:
-                name = field.removesuffix("_s")
-                wrong = f"{name} {getattr(self, field):g}"
-                raise UserError(f"{wrong}: {name} lies between 0 and {most:g}")
+        for name, most in {"delay_s": 10.0, "loss": 0.5, "background": 0.95}.items():
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                told = name.removesuffix("_s")
+                raise UserError(f"{told} {value:g}: {told} lies between 0 and {most:g}")
         if not 0 <= self.jitter_s <= self.delay_s:
             raise UserError(f"jitter {self.jitter_s:g}: jitter is at most the delay")
 
     @property
     def name(self) -> str:
         """Return it as in the names of links and files, after the rate: "delay2ms-loss0.001"."""
-        parts = {
-            f"delay{_ms(self.delay_s)}": True,
-            f"jitter{_ms(self.jitter_s)}": self.jitter_s,
-            f"loss{self.loss:g}": self.loss,
-            f"background{self.background:g}": self.background,
-        }
-        return "-".join(part for part, there in parts.items() if there)
+        parts = [f"delay{_ms(self.delay_s)}"]
+        parts += [f"jitter{_ms(self.jitter_s)}"] if self.jitter_s else []
+        shares = {"loss": self.loss, "background": self.background}
+        return "-".join([*parts, *(f"{name}{share:g}" for name, share in shares.items() if share)])
 
 
 def _ms(seconds: float) -> str:
@@ -77,9 +73,11 @@ def parse_share(text: str) -> float:
 
 def parse(given: Mapping[str, str]) -> Conditions:
     """Read conditions as a command or a file describes them: {"delay": "2ms", "loss": "0.1%"}."""
-    read: dict[str, Callable[[str], float]] = {"delay": parse_seconds, "jitter": parse_seconds}
-    values = {name: read.get(name, parse_share)(text) for name, text in given.items()}
-    return Conditions(**{f"{name}_s" if name in read else name: x for name, x in values.items()})
+    times = {
+        f"{name}_s": parse_seconds(given[name]) for name in ("delay", "jitter") if name in given
+    }
+    shares = {name: parse_share(given[name]) for name in ("loss", "background") if name in given}
+    return Conditions(**times, **shares)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class LabShape:
         that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
     conditions : of emulated links; None: those of tbf, which have a rate and nothing else
 
-    Raises UserError for a rate or a number of ranks out of range, and for nodes over emulated links.
+    Raises UserError for what cannot be.
     """
 
     workers: int
@@ -101,31 +99,26 @@ class LabShape:
 
     def __post_init__(self) -> None:
         per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
-        lowest, highest = MIN_RATE_BITS_PER_S, MAX_RATE_BITS_PER_S
-        rates = [self.rate_bits_per_s, *([intra] if intra else [])]
-        checks = {
-            f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are": 1
-            <= self.workers
-            <= MAX_RANKS,
-            f"nodes of {per_node} ranks cannot hold {self.workers}: choose a number that divides it": (
-                per_node > 0 and self.workers % per_node == 0
-            ),
-            f"nodes of {per_node} ranks with an intra rate of {intra:g} bit/s: several need one, for "
-            "example 10gbit, one has none": (per_node > 1) == bool(intra),
-            "ranks that share a node's link need the engine tbf: leave emulated out": per_node == 1
-            or not self.conditions,
-            f"lab rates {rates} bit/s are not between 1mbit and 100gbit: write them with their unit, for "
-            "example 1gbit": all(lowest <= rate <= highest for rate in rates),
-        }
-        for complaint, right in checks.items():
-            if not right:
-                raise UserError(complaint)
+        if not 1 <= self.workers <= MAX_RANKS:
+            raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
+        nodes = f"nodes of {per_node} ranks"
+        if per_node < 1 or self.workers % per_node:
+            raise UserError(f"{nodes} cannot hold {self.workers}: choose a number that divides it")
+        if (per_node > 1) != bool(intra):
+            needed = "several need one, for example 10gbit, one has none"
+            raise UserError(f"{nodes} with an intra rate of {intra:g} bit/s: {needed}")
+        if per_node > 1 and self.conditions:
+            raise UserError(f"{nodes} share links, which needs the engine tbf: leave emulated out")
+        for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
+            if not 1e6 <= rate <= 1e11:
+                complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
+                raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
         """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
-        conditions = described.get("conditions")
-        return cls(**{**described, "conditions": Conditions(**conditions) if conditions else None})
+        conditions = described["conditions"]
+        return cls(**{**described, "conditions": conditions and Conditions(**conditions)})
 
     @property
     def own_rate_bits_per_s(self) -> float:
@@ -140,14 +133,13 @@ class LabShape:
     @property
     def link(self) -> str:
         """Return the link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        name = self.name.partition("-")[2]
-        return name.replace("-", ":", 1) if self.conditions else f"lab:{name}"
+        rate = rate_text(self.rate_bits_per_s)
+        if self.conditions:
+            return f"emulated:{rate}-{self.conditions.name}"
+        inside = f"-g{self.ranks_per_node}-{rate_text(self.intra_rate_bits_per_s)}"
+        return f"lab:{rate}{inside if self.nodes else ''}"
 
     @property
     def name(self) -> str:
         """Return it as in file names: "p16-1gbit-g4-10gbit", "p4-emulated-500mbit-delay2ms"."""
-        names = [f"p{self.workers}", *(["emulated"] if self.conditions else [])]
-        names.append(rate_text(self.rate_bits_per_s))
-        if self.nodes:
-            names += [f"g{self.ranks_per_node}", rate_text(self.intra_rate_bits_per_s)]
-        return "-".join([*names, *([self.conditions.name] if self.conditions else [])])
+        return f"p{self.workers}-{self.link.removeprefix('lab:').replace(':', '-')}"

@@ -11,14 +11,12 @@ emulated : a process of ours, through which every packet passes (`ddlkit.run.lab
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +52,7 @@ TCP = "congctl reno initcwnd 1000 initrwnd 1000"
 # Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
 VETH_PACKETS, TUN_PACKETS = 1000, 10000
 DEADLINE_S = 30.0
+TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
 NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf lab works without it"
 
@@ -61,10 +60,8 @@ NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf la
 class Lab(Place):
     """Namespaces joined by links, each shaped as ``shape`` says: a context manager, and a place for ranks.
 
-    ``label`` names the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is
-    taken. A persistent lab outlives this process and is removed by ``attach(label).down()``.
-
-    Raises UserError for a label that cannot name a namespace or is in use.
+    ``label`` names the namespaces, ``ddl0-rank0``; by default it is the first ``ddlN`` that is free. A
+    persistent lab outlives this process and is removed by ``attach(label).down()``.
     """
 
     address, port = f"{PREFIX}1", 29500  # free in any namespace that runs one job at a time
@@ -77,6 +74,9 @@ class Lab(Place):
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
         self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
+        self._trapped = (
+            ExitStack()
+        )  # what has signals unwind the stack while it is up, as Ctrl-C does
         self._link: subprocess.Popen[str] | None = (
             None  # the process of an emulated link, if our child
         )
@@ -113,8 +113,7 @@ class Lab(Place):
                 if self.persistent:  # only now: while it is built, it dies with who builds it
                     self._save({})
             if not self.persistent:
-                _ours[self.label] = self
-                _trapped.enter_context(jobs.unwinding(*_TRAPPED))
+                self._trapped.enter_context(jobs.unwinding(*TRAPPED))
         except BaseException:
             self.down()
             raise
@@ -134,12 +133,10 @@ class Lab(Place):
                 raise UserError(f"lab {self.label} {whose}: end that first")
             _remove(self.label)
             if self._link:
-                self._link.communicate()
+                self._link.wait()
                 self._link = None
             self._holder = 0
-            _ours.pop(self.label, None)
-        if not _ours:
-            _trapped.close()
+        self._trapped.close()
 
     def __enter__(self) -> Lab:
         return self.up()
@@ -169,9 +166,13 @@ class Lab(Place):
         if self.shape.conditions:
             self._start_link()
             self._save(_identity(os.getpid()))
-            packet, queue = MAX_PACKET_BYTES, TUN_PACKETS
         else:
-            packet, queue = self._shape(), VETH_PACKETS
+            self._shape()
+        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+        burst = round(0.9 * burst_bytes(min(self.shape.own_rate_bits_per_s, self.link_bits_per_s)))
+        packet, queue = min(MAX_PACKET_BYTES, burst), VETH_PACKETS
+        if self.shape.conditions:
+            packet, queue = MAX_PACKET_BYTES, TUN_PACKETS
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
@@ -182,13 +183,10 @@ class Lab(Place):
             _ip(addressing, name)
 
     def _start_link(self) -> None:
-        """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices.
-
-        Unless the lab is persistent, it ends when its standard input closes, so with us.
-        """
+        """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices."""
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
-            "socket": str(STATE / f"{self.label}.link"),
+            "crossed": str(STATE / f"{self.label}.link"),
             "prefix": PREFIX,
             "rates_bits_per_s": [self.shape.rate_bits_per_s] * self.ranks,
             "conditions": asdict(self.shape)["conditions"],
@@ -199,7 +197,7 @@ class Lab(Place):
         argv = ["ip", "netns", "exec", self.namespaces[-1], sys.executable, "-m", tunnel.__name__]
         self._link = subprocess.Popen(
             [*argv, json.dumps(config)],
-            stdin=subprocess.DEVNULL if self.persistent else subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -215,11 +213,8 @@ class Lab(Place):
                 last = (complained.read().strip().splitlines() or ["it said nothing"])[-1]
                 raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
 
-    def _shape(self) -> int:
-        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped.
-
-        Returns how large a packet may be.
-        """
+    def _shape(self) -> None:
+        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
         *ranks, switch = self.namespaces
         own = self.shape.own_rate_bits_per_s
         links, rates = ["link set lo up"], []
@@ -239,8 +234,6 @@ class Lab(Place):
         _ip(rates, switch, tool="tc")
         for name in ranks:
             _ip([_shape(INTERFACE, own)], name, tool="tc")
-        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        return min(MAX_PACKET_BYTES, round(0.9 * burst_bytes(min(own, self.shape.rate_bits_per_s))))
 
 
 def attach(label: str) -> Lab:
@@ -284,9 +277,6 @@ def available() -> str:
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
         return NEEDS_ROOT
-    missing = " and ".join(tool for tool in ("ip", "tc") if shutil.which(tool) is None)
-    if missing:
-        return f"the lab needs {missing} (iproute2), not found on the PATH"
     try:
         with Lab(LabShape(1, 1e9)):
             return ""
@@ -312,9 +302,8 @@ def _run(argv: list[str], script: str = "") -> str:
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
     """Run commands of ``tool``, one by one, in that namespace."""
-    if commands:
-        inside = ["-n", namespace] if namespace else []
-        _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
+    inside = ["-n", namespace] if namespace else []
+    _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
@@ -362,7 +351,7 @@ def _registry() -> Iterator[None]:
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with jobs.deferring(signal.SIGINT, *_TRAPPED):
+        with jobs.deferring(signal.SIGINT, *TRAPPED):
             yield
 
 
@@ -411,18 +400,3 @@ def _remove_dead() -> list[str]:
     for label in dead:
         _remove(label)
     return dead
-
-
-_ours: dict[str, Lab] = {}
-"""Labs that this process has up and must take down."""
-
-_TRAPPED = (signal.SIGTERM, signal.SIGHUP)
-_trapped = ExitStack()
-"""What has them unwind the stack while a lab is up, as Ctrl-C does."""
-
-
-@atexit.register
-def _down_ours() -> None:
-    """Take down, as a last resort, a lab that was brought up without ``with``."""
-    for lab in list(_ours.values()):
-        lab.down()

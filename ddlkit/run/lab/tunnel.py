@@ -16,6 +16,7 @@ import gc
 import heapq
 import json
 import math
+import mmap
 import os
 import random
 import select
@@ -31,15 +32,15 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ddlkit.core.link import FRAMING_BYTES
-from ddlkit.run.jobs import enter
+from ddlkit.run.jobs import die_with_parent, enter
 from ddlkit.run.lab import Conditions
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
 INTERFACE = "eth0"
-LATE_S = (
-    2e-4  # a packet that is written so much behind its due time is late, and one that is not taken
-)
+CROSSED = struct.Struct("=4d")
+"""What has crossed: packets, late ones among them, and until the last, seconds and those of the processor."""
+LATE_S = 2e-4  # a packet that is written so much behind its due time, or not taken, is late
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 NEVER_S = math.inf
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
@@ -261,31 +262,41 @@ def open_device(namespace: str, back: str) -> int:
 
 
 class Tunnel:
-    """Devices joined by a shaper. ``prefix`` is what addresses begin with: rank r has r + 1 behind it."""
+    """Devices joined by a shaper.
 
-    def __init__(self, devices: Sequence[int], shaper: Shaper, prefix: str) -> None:
-        self.devices, self.shaper = devices, shaper
+    prefix : what addresses begin with: rank r has r + 1 behind it
+    crossed : memory that says what has crossed, as CROSSED
+    """
+
+    def __init__(
+        self, devices: Sequence[int], shaper: Shaper, prefix: str, crossed: mmap.mmap
+    ) -> None:
+        self.devices, self.shaper, self._crossed = devices, shaper, crossed
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
         self._ranks = {device: rank for rank, device in enumerate(devices)}
-        self.packets = self.late = 0  # written, and of these late
-        self.begun_s, self.heard_s = time.perf_counter(), 0.0
+        self._packets = self._late = 0
+        self._begun_s, self._heard_s = time.perf_counter(), 0.0
+
+    def serve(self) -> None:
+        """Carry packets for ever."""
+        while True:
+            next_s = self.shaper.next_s
+            rest_s = None if next_s == NEVER_S else next_s - self.now_s()
+            if rest_s is not None and rest_s < SPIN_S:
+                rest_s = 0.0
+            ready = select.select(self.devices, (), (), rest_s)[0]
+            self._heard_s = self.now_s()
+            for device in ready:
+                self.read(device)
+                self.write()  # a packet that is due does not wait for those that come
+            self.write()
 
     def now_s(self) -> float:
         """Return the seconds since it began."""
-        return time.perf_counter() - self.begun_s
-
-    def wait(self, others: Sequence[int]) -> list[int]:
-        """Return the descriptors among devices and ``others`` that can be read, until one is due."""
-        next_s = self.shaper.next_s
-        rest_s = None if next_s == NEVER_S else next_s - self.now_s()
-        if rest_s is not None and rest_s < SPIN_S:
-            rest_s = 0.0
-        ready = select.select([*self.devices, *others], (), (), rest_s)[0]
-        self.heard_s = self.now_s()
-        return ready
+        return time.perf_counter() - self._begun_s
 
     def read(self, device: int) -> None:
-        """Take a packet from a device: it was there when `wait` ended, and counts from then."""
+        """Take a packet from a device: it was there when waiting ended, and counts from then."""
         try:
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
@@ -293,7 +304,7 @@ class Tunnel:
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
             source = self._ranks[device]
-            self.shaper.send(self.heard_s, source, target, measured(packet), packet)
+            self.shaper.send(self._heard_s, source, target, measured(packet), packet)
 
     def write(self) -> None:
         """Give what has arrived to its devices."""
@@ -305,37 +316,20 @@ class Tunnel:
                 os.write(self.devices[piece.target], packet)
             except OSError:  # the device is down, or its memory is used up
                 late_s = NEVER_S
-            self.packets += 1
-            self.late += late_s > LATE_S
-
-    def serve(self, door: socket.socket, owner: int | None) -> None:
-        """Carry packets, and say to all who come what has crossed, until ``owner``, a pipe, closes."""
-        others = [door.fileno(), *([] if owner is None else [owner])]
-        while True:
-            for ready in self.wait(others):
-                if ready == owner:
-                    return
-                if ready == door.fileno():
-                    with suppress(OSError), door.accept()[0] as line:
-                        line.setblocking(False)
-                        line.sendall(json.dumps(self.crossed()).encode() + b"\n")
-                else:
-                    self.read(ready)
-                    self.write()  # a packet that is due does not wait for those that come
-            self.write()
-
-    def crossed(self) -> dict[str, Any]:
-        """Return how many packets have crossed, how many of them late, and what that took, until now."""
-        spent = {"seconds": self.now_s(), "processor_s": time.process_time()}
-        return {**spent, "packets": self.packets, "late": self.late}
+            self._packets += 1
+            self._late += late_s > LATE_S
+            seconds = self.now_s(), time.process_time()
+            CROSSED.pack_into(self._crossed, 0, self._packets, self._late, *seconds)
 
 
 def main(config: Mapping[str, Any]) -> None:
     """Make the devices, say so, and be the link.
 
-    config : namespaces (files, the switch's last), socket (path), prefix, rates_bits_per_s, conditions, and
-        owned: whether to end with standard input
+    config : namespaces (files, the switch's last), crossed (file), prefix, rates_bits_per_s, conditions, and
+        owned: whether to die with who started it
     """
+    if config["owned"]:
+        die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
@@ -349,11 +343,12 @@ def main(config: Mapping[str, Any]) -> None:
     for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         with suppress(AttributeError):  # another library than glibc
             ctypes.CDLL(None).mallopt(parameter, 2**30)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(config["socket"])
-        door.listen(8)
-        print(READY, flush=True)
-        Tunnel(devices, shaper, config["prefix"]).serve(door, 0 if config["owned"] else None)
+    with open(config["crossed"], "w+b") as file:
+        file.write(bytes(CROSSED.size))
+        file.flush()
+        crossed = mmap.mmap(file.fileno(), CROSSED.size)
+    print(READY, flush=True)
+    Tunnel(devices, shaper, config["prefix"], crossed).serve()
 
 
 if __name__ == "__main__":
