@@ -1,8 +1,7 @@
 """A rate-limited network between ranks on one machine: namespaces, and what joins them.
 
-Each rank lives in a network namespace of its own and what joins them in another. Every link is
-made inside them, so the host's network never sees a link, an address or a packet of a lab, and
-labs of different labels never meet. Needs Linux, root and iproute2. There are two engines:
+Each rank lives in a network namespace of its own and what joins them in another. Every link is made inside
+them: the host's network never sees any of it. Needs Linux, root and iproute2. There are two engines:
 
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
@@ -49,8 +48,8 @@ PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
 TCP = "congctl reno initcwnd 1000 initrwnd 1000"
-# Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
-VETH_PACKETS, TUN_PACKETS = 1000, 10000
+# Packets that may wait to be sent: Linux's default, and what an emulated link has to read.
+QUEUED = {False: 1000, True: 10000}
 DEADLINE_S = 30.0
 TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
@@ -73,13 +72,9 @@ class Lab(Place):
         self.ranks, self.name = shape.workers, shape.link
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
-        self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
-        self._trapped = (
-            ExitStack()
-        )  # what has signals unwind the stack while it is up, as Ctrl-C does
-        self._link: subprocess.Popen[str] | None = (
-            None  # the process of an emulated link, if our child
-        )
+        self._holder = 0  # the process whose ``down`` counts, while it is up
+        self._trapped = ExitStack()  # signals, which unwind the stack while it is up
+        self._link: subprocess.Popen[str] | None = None  # if our child
 
     @property
     def namespaces(self) -> list[str]:
@@ -165,14 +160,12 @@ class Lab(Place):
         _ip([f"netns add {name}" for name in self.namespaces])
         if self.shape.conditions:
             self._start_link()
-            self._save(_identity(os.getpid()))
         else:
             self._shape()
+        slowest = min(self.shape.own_rate_bits_per_s, self.link_bits_per_s)
         # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        burst = round(0.9 * burst_bytes(min(self.shape.own_rate_bits_per_s, self.link_bits_per_s)))
-        packet, queue = min(MAX_PACKET_BYTES, burst), VETH_PACKETS
-        if self.shape.conditions:
-            packet, queue = MAX_PACKET_BYTES, TUN_PACKETS
+        burst = MAX_PACKET_BYTES if self.shape.conditions else round(0.9 * burst_bytes(slowest))
+        packet, queue = min(MAX_PACKET_BYTES, burst), QUEUED[bool(self.shape.conditions)]
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
@@ -212,6 +205,7 @@ class Lab(Place):
                 self._link.kill()
                 last = (complained.read().strip().splitlines() or ["it said nothing"])[-1]
                 raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
+        self._save(_identity(os.getpid()))
 
     def _shape(self) -> None:
         """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped."""

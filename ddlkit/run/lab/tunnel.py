@@ -44,8 +44,8 @@ LATE_S = 2e-4  # a packet that is written so much behind its due time, or not ta
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 NEVER_S = math.inf
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
-# Least, first and most that TCP keeps in flight, above what any link holds: Linux's first, 64 KiB, grows with
-# what has been received, so that over a delay a message's time would hang on the messages before it.
+# Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what has been received, so
+# that over a delay a message's time would hang on the messages before it.
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
 WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 
