@@ -320,16 +320,3 @@ class TestLab:
         assert namespaces(out.name) == []
         assert not (network.STATE / f"{out.name}.json").exists()
         assert rows_written(out) > 1
-
-    @pytest.mark.alone
-    def test_sixteen_ranks_in_nodes_of_four_meet_and_replay(self) -> None:
-        """Of a ring through all ranks, each node sends on what one rank would have to send."""
-        with Lab(LabShape(16, 1e9, 4, 1e10)) as lab:
-            case = planned("buffer:512KiB", lab, workers=16)
-            runs, _ = replay.replay(lab, 16, [case], rounds=2)
-            carried = sent_by(lab, nodes=True)
-        assert set(runs["link"]) == {"lab:1gbit-g4-10gbit"} and len(runs) == 2
-        assert (runs["exposed_communication_s"] > 0).all()
-        payload = 2 * 4 * (2 * 15 / 16) * int(TINY.bytes.sum())  # rounds x nodes x a rank's share
-        assert 0.95 * payload < carried["bytes"] < 1.5 * payload  # and what the ranks say besides
-        assert carried["drops"] == 0
