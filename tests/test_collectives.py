@@ -32,7 +32,7 @@ from places import free_port, wait_for
 
 def rank(number: int, ranks: int) -> Rank:
     """One of several ranks, without the others."""
-    return Rank(number, ranks, number, torch.device("cpu"), "gloo", 1, 1)
+    return Rank(number, ranks, number, torch.device("cpu"), "gloo", 1)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

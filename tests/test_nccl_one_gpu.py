@@ -130,7 +130,7 @@ def test_kernels_that_took_turns_with_messages_leave_no_row(
         return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[name]]})
 
     monkeypatch.setattr(nccl_one_gpu, "beside", rows)
-    me, found = Rank(0, 1, 0, CPU, "gloo", 0, 1), []
+    me, found = Rank(0, 1, 0, CPU, "gloo", 1), []
     with pytest.raises(UserError, match="two ranks relu took 2 s, alone 1 s.*two ranks linear"):
         for part in one_gpu_job.part(me, replace(TINY, names=[*shares])):
             found += part["contention"]["kernel"].unique().tolist()

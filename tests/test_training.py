@@ -75,7 +75,7 @@ def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = True
-    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
     settings = TrainingSettings(NETWORK, 2, {OWN_PLAN: []}, repeats=1, iterations=1)
     assert list(training_job.part(me, settings)) == [{}]
     with layers.computing("a profile", "cpu"):

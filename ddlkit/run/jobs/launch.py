@@ -216,12 +216,14 @@ def _start_server() -> None:
         os.environ.update(before)
 
 
+_held = contextlib.ExitStack()  # a forked child that forgets its finalizers must not lose it
+
+
 @functools.cache
 def _keep_sockets() -> None:
     """Have multiprocessing's sockets under a short name that the next launch sweeps if we are killed."""
-    place = contextlib.ExitStack()
-    directory = place.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
-    Finalize(None, place.close, exitpriority=-200)  # after multiprocessing's own at -100
+    directory = _held.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
+    Finalize(None, _held.close, exitpriority=-200)  # after multiprocessing's own at -100
     before, tempfile.tempdir = tempfile.tempdir, str(directory)
     try:
         get_temp_dir()
