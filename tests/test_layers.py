@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import clock
+from ddlkit.run import clock as clocks
 from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
@@ -32,7 +32,7 @@ FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """What is timed takes no time but what is added here: how fast this machine is does not matter."""
     simulated = Simulated()
-    monkeypatch.setattr(clock, "perf_counter", simulated)
+    monkeypatch.setattr(clocks, "perf_counter", simulated)
     return simulated
 
 
