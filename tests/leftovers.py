@@ -31,8 +31,8 @@ HALF = ("*.tmp", "*.pending", ".room", "ddlkit-run-*")
 def none_left(directory: Path) -> Iterator[None]:
     """Fail if the block, which writes into ``directory``, leaves anything that was not there before.
 
-    Processes of its own, namespaces, states and interfaces of labs, temporary files (the block has a folder
-    of its own for these), half-written files. What others do beside it is theirs.
+    Processes of its own, namespaces, states and interfaces of labs, locks that are held, temporary files
+    (the block has a folder of its own for these), half-written files. What others do beside it is theirs.
     """
     multiprocessing.util.get_temp_dir()  # the fork server's, which is there for later tests too
     tag = uuid.uuid4().hex
@@ -80,7 +80,8 @@ def _left(
         files += [path for path in directories[1].iterdir() if not path.name.startswith(KEPT)]
     except FileNotFoundError as error:  # a folder went while it was looked into: look again
         files = [Path(str(error.filename))]
-    return [*processes, *sorted(_places() - before), *map(str, files)]
+    held = [f"lock on {path}" for path in _held(directories)]
+    return [*processes, *sorted(_places() - before), *map(str, files), *held]
 
 
 def _below() -> set[psutil.Process]:
@@ -129,3 +130,16 @@ def _places() -> set[str]:
 
 def _names(directory: Path) -> list[str]:
     return os.listdir(directory) if directory.is_dir() else []
+
+
+def _held(directories: tuple[Path, ...]) -> list[Path]:
+    """Files and folders there on which somebody holds a lock."""
+    with suppress(OSError):
+        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        inodes = {
+            int(word.rpartition(":")[2]) for row in rows for word in row if word.count(":") == 2
+        }
+        if inodes:
+            paths = [path for one in directories for path in (one, *one.rglob("*"))]
+            return [path for path in paths if path.exists() and path.stat().st_ino in inodes]
+    return []

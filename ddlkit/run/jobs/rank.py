@@ -67,9 +67,9 @@ class Job(Generic[S]):
 
     def read(self, config: Mapping[str, Any]) -> S:
         """Read the job's own settings. Raises UserError for one that is unknown or missing."""
-        own = {name: value for name, value in config.items() if name not in FRAME}
+        given = {name: value for name, value in config.items() if name not in FRAME}
         try:
-            return cast(S, _made(self.settings, own))
+            return cast(S, _made(self.settings, given))
         except TypeError as error:
             reason = str(error).rpartition("__init__() ")[2]
             raise UserError(f"job settings: {reason}") from error

@@ -210,7 +210,7 @@ class Lab(Place):
     def _shape(self) -> None:
         """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
         *ranks, switch = self.namespaces
-        own = self.shape.own_rate_bits_per_s
+        rate = self.shape.own_rate_bits_per_s
         links, rates = ["link set lo up"], []
         for bridge in ("bridge", *(f"node{node}" for node in self.shape.nodes)):
             links += [f"link add {bridge} type bridge", f"link set {bridge} {UP}"]
@@ -223,11 +223,11 @@ class Lab(Place):
             home = f"node{rank // self.shape.ranks_per_node}" if self.shape.nodes else "bridge"
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
             links += [f"link set port{rank} master {home} {UP}"]
-            rates += [_shape(f"port{rank}", own)]
+            rates += [_shape(f"port{rank}", rate)]
         _ip(links, switch)
         _ip(rates, switch, tool="tc")
         for name in ranks:
-            _ip([_shape(INTERFACE, own)], name, tool="tc")
+            _ip([_shape(INTERFACE, rate)], name, tool="tc")
 
 
 def attach(label: str) -> Lab:
