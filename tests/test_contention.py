@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import TINY, WAYS, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic

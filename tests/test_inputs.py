@@ -15,7 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.formats.plans import read_inputs
 from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.report.figures import dag as figures
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import inputs
 from ddlkit.run.sessions.session import Unavailable
 

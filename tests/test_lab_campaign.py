@@ -26,7 +26,7 @@ from ddlkit.run.lab import network
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.sessions import replays, suites
 from ddlkit.run.sessions.engine import measure
-from ddlkit.run.sessions.grammar import SUITES, read
+from ddlkit.run.sessions.grammar import read
 from ddlkit.run.sessions.replays import AFTER, BEFORE, LabPoints, guessed_cost
 from ddlkit.run.sessions.session import Point
 from places import ROOT, alive, ranks_below, wait_for
@@ -95,21 +95,13 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"round": 3}, r"points\[0\]: round: unknown key"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
-        ({"repeat": {"cases": 20}}, "repeat: unknown key: give a grid of its own more rounds"),
-        ({"points": []}, "points: an empty list"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
         ({"points": [{"workers": 4, "rates": "1gbit", "ranks_per_node": 2}]}, "nodes of 2 ranks"),
-        ({"plans": ["best"]}, "plans: 'best': must be a plan"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
         ({"engines": "emulated", "jitters": "1ms"}, "jitter is at most the delay"),
-        ({"density": 2}, "density: 2: must lie between"),
-        ({"startups": "2ms"}, "startups: give compute_s, too"),
-        ({"negotiated": "yes"}, "negotiated: 'yes': must be true or false"),
         ({"seeds": list(range(20_000))}, "40000 cases, the product of its lists: 80000 iterations"),
-        ({"networks": "lenet"}, "networks: unknown network 'lenet'"),
         ({"plans": "random:1:99"}, "plans: lenet5: random plan of 99 groups"),
     ],
 )
@@ -129,23 +121,12 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
         ("networks: [a", "is not YAML: line"),
         ("- a", "must be a mapping"),
         ("", "is empty"),
-        ("grids: [{workers: 2}]", "grids: gone: write points, and measure: campaign above them"),
-        ("a: !!python/object:os.system {}", "is not YAML"),
     ],
 )
 def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         read(written(tmp_path, text, "bad.yml"))
     assert "\n" not in str(caught.value)
-
-
-def test_without_pyyaml_one_line_says_what_to_do_and_suites_need_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UserError, match="PyYAML: install it, or write the file as JSON"):
-        read(written(tmp_path, "rounds: 1", "some.yml"))
-    assert all(read(path.stem).points for path in SUITES.glob("*.json"))
 
 
 def test_a_wished_compute_time_dilates_every_network_and_number_of_workers_to_it(
@@ -201,27 +182,16 @@ def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them
     assert predicted.index(one[1]) > predicted.index("collectives/p3-1gbit-all_reduce before")
 
 
-@pytest.mark.parametrize(
-    ("name", "fewest", "least_s", "most_s"),
-    [
-        ("campaign", 150, 600, 7200),
-        ("campaign_omgs", 40, 100, 3600),
-    ],
-)
 def test_the_examples_are_as_large_as_they_say(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    fewest: int,
-    least_s: float,
-    most_s: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine of which nothing is recorded, so that its speed says nothing."""
     monkeypatch.setattr(store.files, "RECORDED", tmp_path / "recorded")
-    found = points(ROOT / "examples" / f"{name}.yml", tmp_path)
-    cases = [point.note.split()[-2] for point in found if point.what == "replay"]
-    assert sum(map(int, cases)) >= fewest
-    assert least_s < sum(point.estimate_s for point in found) < most_s
+    for name, fewest, most_s in (("campaign", 150, 7200), ("campaign_omgs", 40, 3600)):
+        made = points(ROOT / "examples" / f"{name}.yml", tmp_path)
+        cases = [int(point.note.split()[-2]) for point in made if point.what == "replay"]
+        assert sum(cases) >= fewest
+        assert 100 < sum(point.estimate_s for point in made) < most_s
 
 
 # -- in the lab --------------------------------------------------------------------------------
@@ -254,7 +224,7 @@ def rows_of(path: Path) -> set[tuple[object, ...]]:
 
 
 def rows_so_far(out: Path) -> int:
-    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.csv"))
+    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.jsonl"))
 
 
 class TestLab:
@@ -282,7 +252,7 @@ class TestLab:
         psutil.wait_procs(ranks, timeout=60)
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
-        finished = rows_so_far(out) - 1  # less the header; the last line may be cut short
+        finished = rows_so_far(out)
         assert rows_of(runs_file) == kept
         assert measure(str(file), out=out) == out
         runs = store.load_table(runs_file, "runs")

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import instruments
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run import clock as clocks
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
@@ -32,7 +32,7 @@ FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """What is timed takes no time but what is added here: how fast this machine is does not matter."""
     simulated = Simulated()
-    monkeypatch.setattr(instruments.clock, "perf_counter", simulated)
+    monkeypatch.setattr(clocks, "perf_counter", simulated)
     return simulated
 
 

@@ -19,12 +19,11 @@ import torch
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Job, Rank
 from ddlkit.run.measure import contention, nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
     Nccl,
@@ -131,7 +130,7 @@ def test_kernels_that_took_turns_with_messages_leave_no_row(
         return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[name]]})
 
     monkeypatch.setattr(nccl_one_gpu, "beside", rows)
-    me, found = Rank(0, 1, 0, CPU, "gloo", 0, 1), []
+    me, found = Rank(0, 1, 0, CPU, "gloo", 1), []
     with pytest.raises(UserError, match="two ranks relu took 2 s, alone 1 s.*two ranks linear"):
         for part in one_gpu_job.part(me, replace(TINY, names=[*shares])):
             found += part["contention"]["kernel"].unique().tolist()

@@ -14,7 +14,7 @@ import tomllib
 import smi
 from ddlkit import cli
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
 from ddlkit.run.sessions import preflight
 from places import ROOT
 

@@ -23,7 +23,7 @@ import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import Source as Reader
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
 from ddlkit.run.sessions import engine, grammar, suites
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.engine import measure, run_session

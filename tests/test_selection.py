@@ -15,8 +15,8 @@ from torch import Tensor
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import selection
 from ddlkit.run.sessions.kinds import Here, selections
 from ddlkit.run.sessions.session import Partial

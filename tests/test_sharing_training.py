@@ -20,7 +20,7 @@ from ddlkit.core import plan
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import sharing_training, standin
 from ddlkit.run.measure.layers import Training
 from ddlkit.run.measure.sharing_training import (

@@ -13,7 +13,7 @@ import torch
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import speed
 from ddlkit.run.sessions.session import Partial, Unavailable
 

@@ -14,10 +14,9 @@ import torch
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.job import Tables
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, Tables
 from ddlkit.run.measure import layers, training
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.measure.training import (
@@ -76,7 +75,7 @@ def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = True
-    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
     settings = TrainingSettings(NETWORK, 2, {OWN_PLAN: []}, repeats=1, iterations=1)
     assert list(training_job.part(me, settings)) == [{}]
     with layers.computing("a profile", "cpu"):

@@ -10,7 +10,7 @@ from torch import nn
 from ddlkit import store
 from ddlkit.papers import networks as published
 from ddlkit.report.claims import paper_table
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry, zoo
 

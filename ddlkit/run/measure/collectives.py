@@ -17,11 +17,18 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
-from ddlkit.run.instruments.vitals import Usage
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
-from ddlkit.run.lab.emulated import Watch
+from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    Tables,
+    agree_all,
+    gather_single,
+    job,
+    scatter_single,
+    slowest,
+)
+from ddlkit.run.vitals import Usage, Watch
 
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
@@ -91,7 +98,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 "link_bits_per_s": me.link_bits_per_s,
                 "ranks": me.world_size,
                 "messages_per_sample": messages_at(size, settings.messages_per_sample),
-                "in_flight": max(1, me.gloo_threads),
+                "in_flight": 1,
                 "bytes": size,
                 "stolen": used.stolen,
                 "late": used.late,

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import Budget, Floats, measure, measure_on, sample_rows
+from ddlkit.run.clock import Budget, Floats, measure, measure_on, sample_rows
 from ddlkit.run.nets import pictures
 from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch

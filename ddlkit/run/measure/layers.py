@@ -30,7 +30,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model.predictor import HOST_BOUND, issue_share
-from ddlkit.run.instruments.clock import (
+from ddlkit.run.clock import (
     Budget,
     Marks,
     measure_interleaved,
@@ -39,8 +39,7 @@ from ddlkit.run.instruments.clock import (
     synchronizer,
 )
 from ddlkit.run.jobs import rank as peers
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions.session import ran_out_of_memory, say
 

@@ -32,12 +32,11 @@ from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB
 from ddlkit.formats import kineto
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Floats, Marks, measure_interleaved
 from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import selected
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions.session import all_or_partial
 

@@ -30,8 +30,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
 from ddlkit.run.measure.layers import Training, computing, device_named
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.sessions.session import Unavailable

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.instruments.clock import (
+from ddlkit.run.clock import (
     Budget,
     Floats,
     flusher,

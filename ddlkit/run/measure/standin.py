@@ -32,7 +32,7 @@ import torch
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments.clock import Marks
+from ddlkit.run.clock import Marks
 
 Compute = Callable[[], object]
 

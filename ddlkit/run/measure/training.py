@@ -26,12 +26,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
-from ddlkit.run.instruments.vitals import Usage, processor_times, processor_usage
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
+from ddlkit.run.clock import Budget, chrome_trace, measure, measure_on, synchronizer
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.vitals import Usage, processor_times, processor_usage
 
 PRECISION = (
     "fp32"  # as of the profiles that predict it: no TF32, which CUDA's convolutions else take

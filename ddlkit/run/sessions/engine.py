@@ -29,9 +29,9 @@ import pandas as pd
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
+from ddlkit.run.jobs import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.jobs.launch import end
-from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import session as outcomes
 from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read

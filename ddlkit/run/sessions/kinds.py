@@ -22,9 +22,9 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
-from ddlkit.run.lab.conditions import parse as parse_conditions
+from ddlkit.run.lab import parse as parse_conditions
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.sessions.grammar import (
     Batched,

@@ -1,32 +1,29 @@
-"""Kinds of points whose ranks share something: the links of a lab, or cores and GPUs with what they send."""
+"""Kinds of points whose ranks share the links of a lab; and what controls communication."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
 
 from ddlkit import store
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.units import parse_bits_per_s, parse_bytes
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
 from ddlkit.run.jobs.launch import Loopback, Place, launch
 from ddlkit.run.sessions import grammar, kinds
-from ddlkit.run.sessions.kinds import Here, made, measuring
+from ddlkit.run.sessions.kinds import Here, measuring
 from ddlkit.run.sessions.replays import table_cost
 from ddlkit.run.sessions.session import Point, Tables
 
 DISTINCT_PLANS = 8
 EXPOSED_S = 2.0  # an iteration in the lab: computation about as long as communication
 TRIES = 3  # of each size, while the host disturbs
-_GRADIENTS_BYTES = 45e6  # of a usual network
 
 # -- the lab -------------------------------------------------------------------------------------
 
@@ -154,139 +151,7 @@ def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
     return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
 
 
-# -- sharing resources ---------------------------------------------------------------------------
-
-
-def _volume(value: Any) -> tuple[int, int]:
-    """Return bytes and parts of "25MB in 4"; of one size in one part, without them.
-
-    >>> _volume("25MB in 4"), _volume("1KiB")
-    ((25000000, 4), (1024, 1))
-    """
-    size, _, parts = str(value).partition(" in ")
-    return parse_bytes(size), int(parts or 1)
-
-
-def _policy(value: Any) -> str:
-    return str(measuring("shares").Policy.parse(str(value)).name)
-
-
-Policies = Annotated[Sequence[str], grammar.Key(_policy, many=True)]
-Volume = Annotated[tuple[int, int], grammar.Key(_volume)]
-Volumes = Annotated[Sequence[tuple[int, int]], grammar.Key(_volume, many=True)]
-Scale = Annotated[Any, grammar.Key(made("contention", "Scale"))]
-
-
 @grammar.kind("controls")
 def controls_of_communication(here: Here) -> Iterator[Point]:
     """By what communication can be given more or less."""
     yield Point("controls", here.device, measuring("controls").offered, 2.0)
-
-
-def _sharing(
-    name: str,
-    job: Any,
-    make: Callable[[], Any],
-    work_s: float,
-    rate: str = "",
-    without: Sequence[str] = (),
-) -> Point:
-    """Return a point of two ranks that share a machine's cores with what they send.
-
-    make : the settings, once what they need is measured; work_s : without starting anything
-    rate : of the link; without one, ranks talk by loopback; without : tables that these settings leave out
-    """
-    estimate_s, link = kinds.LAUNCH_S + work_s, f"lab-p2-{rate}" if rate else "loopback-p2"
-
-    def measure() -> Tables:
-        settings, join = make(), kinds.meeting("cpu") | {"torch_threads": 1}
-        with kinds.lab_of(2, rate) if rate else nullcontext(Loopback()) as place:
-            how: dict[str, Any] = {"place": place, "join": join, "timeout_s": 60 + 4 * estimate_s}
-            return launch(job, settings, ranks=2, **how)
-
-    tables = [table for table in job.tables if table not in without]
-    return Point("sharing", f"{name}-{link}", measure, estimate_s, tables)
-
-
-def _send_s(n_bytes: float, rate: str) -> float:
-    """Return about how long an all-reduce between two ranks takes."""
-    return 8 * n_bytes / (parse_bits_per_s(rate) if rate else 2e10)
-
-
-@grammar.kind("sharing")
-def messages_by_share(
-    here: Here,
-    policies: Policies,
-    messages: Volumes,
-    name: str = "alone",
-    repeats: int = 6,
-    rate: grammar.Rates = ("",),
-) -> Iterator[Point]:
-    """All-reduces alone, by what communication may take."""
-    module = measuring("shared_messages")
-    make = partial(module.SharedMessagesSettings, policies, messages, repeats)
-    for bits in rate:
-        all_s = sum(_send_s(n_bytes, bits) for n_bytes, _ in messages)
-        work_s = 2.0 + 1.3 * repeats * len(policies) * all_s
-        yield _sharing(name, module.shared_messages_job, make, work_s, bits)
-
-
-_STARVED = 50
-"""Times as long as another takes a configuration whose messages computing keeps from their cores."""
-
-
-@grammar.kind("sharing")
-def kernels_by_share(
-    here: Here,
-    policies: Policies,
-    kernels: grammar.Words,
-    scale: Scale,
-    message: Volume,
-    name: str = "beside",
-    repeats: int = 6,
-    rate: grammar.Rates = ("",),
-) -> Iterator[Point]:
-    """Kernels beside all-reduces, by what communication may take; on processors."""
-    module = measuring("shared_kernels")
-    make = partial(module.SharedKernelsSettings, policies, kernels, scale, *message, repeats)
-    rows = sum(_STARVED if "idle" in policy else 1 for policy in policies)
-    for bits in rate:
-        each_s = 0.2 + 2.5 * max(0.15, _send_s(message[0], bits))
-        work_s = 2.0 + repeats * rows * len(kernels) * each_s
-        yield _sharing(name, module.shared_kernels_job, make, work_s, bits)
-
-
-@grammar.kind("sharing")
-def training_by_share(
-    here: Here,
-    networks: grammar.Batched,
-    policies: Policies,
-    name: str = "",
-    repeats: int = 6,
-    iterations: int = 2,
-    empty: grammar.Count = 0,
-    rate: grammar.Rates = ("",),
-    plans: grammar.Plans = (kinds.OWN_PLAN,),
-) -> Iterator[Point]:
-    """Training, by what communication may take: a table for each network, link and name."""
-    module, batches = measuring("shared_training"), dict[str, list[int]]()
-    for network, batch in networks:
-        batches.setdefault(network, []).append(batch)
-
-    def settings(network: str) -> Any:
-        sizes: dict[str, Sequence[int]] = {spec: [] for spec in plans}
-        for spec in set(plans) - {kinds.OWN_PLAN}:
-            workload = kinds.recorded_profile(here.out, network, batches[network][0], 2).workload()
-            sizes[spec] = make_plan(spec, workload).group_bytes(workload).tolist()
-        how = {"repeats": repeats, "iterations": iterations, "empty": empty}
-        return module.SharedTrainingSettings(network, batches[network], policies, sizes, **how)
-
-    job, lacks = module.shared_training_job, () if empty else (module.PERIODS,)
-    for network, bits in itertools.product(batches, rate):
-        each_s = [2 * kinds.iteration_s(network, n, "fp32", "cpu") for n in batches[network]]
-        sending_s = len(each_s) * _send_s(_GRADIENTS_BYTES, bits)
-        round_s = (1 + iterations) * (sum(each_s) + sending_s)
-        round_s += (1 + empty) * bool(empty) * sum(each_s)
-        work_s = 3.0 + repeats * len(plans) * (len(policies) + 1) * round_s
-        named, make = "-".join(filter(None, (network, name))), partial(settings, network)
-        yield _sharing(named, job, make, work_s, bits, lacks)

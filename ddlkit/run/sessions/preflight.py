@@ -25,9 +25,9 @@ import psutil
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB, KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
+from ddlkit.run.jobs import die_with_parent, ending
 from ddlkit.run.jobs.launch import LOCALHOST, Loopback, launch
-from ddlkit.run.jobs.protocol import die_with_parent, ending
 from ddlkit.run.sessions.session import one_line
 
 LIMIT_S = 20.0  # of each check; PATIENCE: by what factor it is longer where all is slow to start
@@ -217,7 +217,7 @@ def profiler(device: str, out: Path) -> str:
     """Return a kernel that CUPTI tells torch's profiler of. Raises UserError if it tells none."""
     import torch
 
-    from ddlkit.run.instruments.clock import chrome_trace
+    from ddlkit.run.clock import chrome_trace
 
     a = torch.randn(256, 256, device="cuda")
     events = json.loads(chrome_trace(lambda: a @ a, "cuda"))["traceEvents"]
@@ -229,7 +229,7 @@ def profiler(device: str, out: Path) -> str:
 
 def _all_reduce(ranks: int, **join: Any) -> str:
     """Return how long ranks take that the real launch forks."""
-    from ddlkit.run.instruments.clock import Budget
+    from ddlkit.run.clock import Budget
     from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 
     budget = Budget(warmup=1, min_repeats=3, max_repeats=3)

@@ -35,8 +35,8 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, forecast_case, predictor
 from ddlkit.model.calibration import POOLED, pooled
 from ddlkit.model.rings import LAW, TABLE, by_law
-from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run import vitals
+from ddlkit.run.clock import Budget
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed

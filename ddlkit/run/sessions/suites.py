@@ -14,13 +14,12 @@ import torch
 from ddlkit.core.case import AXES, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s, parse_seconds
-from ddlkit.run.lab import network as lab
-from ddlkit.run.lab.conditions import (
-    CONGESTION,
+from ddlkit.run.lab import (
     ENGINES,
     Conditions,
     parse_share,
 )
+from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.network import LabShape
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import lab_kinds
@@ -91,7 +90,7 @@ class Grid:
 
     networks, plans, and from ``density`` on : of a case, as its fields are
     workers, rates, ranks_per_node, intra_rates : of a lab; engines : tbf, or emulated links, which alone
-        have delays, jitters, losses, backgrounds and congestions
+        have delays, jitters, losses and backgrounds
     compute_s : of an iteration; balanced: as long as communication
     startups : what a sparse message takes at least where ``compute_s`` is computed: the lab, where it takes
         longer, computes longer in proportion. natural: ``compute_s`` is that of the lab
@@ -110,7 +109,6 @@ class Grid:
     jitters: Times = (0.0,)
     losses: Shares = (0.0,)
     backgrounds: Loads = (parse_share("0%"),)
-    congestions: Annotated[Sequence[str], Key(one_of(CONGESTION), many=True)] = (CONGESTION[0],)
     compute_s: Computing = (None,)
     startups: Startups = (None,)
     density: Annotated[Sequence[float], Key(number(1e-6, 1), many=True)] = (1.0,)
@@ -135,7 +133,7 @@ class Grid:
 
     def shapes(self) -> Iterator[LabShape]:
         """Yield its labs. Raises UserError for one that cannot be."""
-        emulated = (self.delays, self.jitters, self.losses, self.backgrounds, self.congestions)
+        emulated = (self.delays, self.jitters, self.losses, self.backgrounds)
         every = list(itertools.starmap(Conditions, itertools.product(*emulated)))
         if ENGINES[0] in self.engines and every != [Conditions()]:
             raise UserError("delays and the like: only links of engines: emulated have these")
