@@ -11,7 +11,7 @@ from ddlkit.cli.command import JSON, arg, command, flag, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
-_MEASURE = """a suite (quick, full, cpu, gpu, smoke, sharing), a file of one, or a part of the suite quick:
+_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
 layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
 which take minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import PARENT, PROGRESS
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run.sessions import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs import ERROR, LOST_PEER, MISTAKE, PARENT, die_with_parent, enter
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run.sessions import one_line
 from ddlkit.store.files import atomic_write_text
 
 if TYPE_CHECKING:  # torch takes seconds, in which a parent may die
