@@ -34,7 +34,7 @@ from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
 from ddlkit.run.measure.layers import Training, computing, device_named
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
-from ddlkit.run.sessions.session import Unavailable
+from ddlkit.run.sessions import Unavailable
 
 COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 """Quantities of the table: training with empty messages, with whole ones, and these without training."""
