@@ -45,8 +45,7 @@ from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions import Origin, Point, Tables, say, table_path
-from ddlkit.run.sessions.grammar import CAMPAIGN
+from ddlkit.run.sessions import CAMPAIGN, Origin, Point, Tables, say, table_path
 
 MOST_ITERATIONS = 20_000
 """Of a campaign: each takes seconds; more are a slip in a grid, which is the product of its lists."""
@@ -65,7 +64,7 @@ ALPHA_S = 6e-5  # of a message, per worker squared, until a lab has been calibra
 SELECTION_S = 1e-8  # of an element, until it was measured
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
-# How long labs are calibrated: powers of two KiB, up to the largest message, and seconds for each; and how long
+# Powers of two KiB at which labs are calibrated, up to the largest message; seconds for each; how long
 # networks are measured that were not yet. Dense: doubling sizes where messages are cut into segments.
 EXTENTS = {
     "quick": (range(0, 20, 2), 0.15, Budget(1, 3, 20, 2.0)),
@@ -93,9 +92,9 @@ class Request(NamedTuple):
 class Grid:
     """Cases of a campaign: the product of its lists. Raises UserError for what cannot be.
 
-    networks, plans, and from ``density`` on : of a case, as its fields are
-    workers, rates, ranks_per_node, intra_rates : of a lab; engines : tbf, or emulated links, which alone
-        have delays, jitters, losses and backgrounds
+    networks, plans, density, stragglers : of a case, as its fields are
+    workers, rates, ranks_per_node, intra_rates : of a lab
+    engines : tbf, or emulated links, which alone have delays, jitters, losses and backgrounds
     rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
     name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
     """
@@ -256,8 +255,6 @@ class LabPoints:
         """Return its collectives."""
         return list(dict.fromkeys(request.collective for request in self.asked))
 
-    # -- what its cases are made of --
-
     def inputs(self) -> Iterator[Point]:
         """Yield what must be measured before its cases are known: profiles, and times of selection."""
         budget = EXTENTS[self.extent][2]
@@ -291,13 +288,11 @@ class LabPoints:
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
 
-    # -- calibration --
-
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield one session of the lab's calibration, collective by collective."""
         for collective in self.kinds:
             cases = [asked for asked in self.asked if asked.collective == collective]
-            largest = max(map(self._largest_bytes, cases))
+            largest = max(self._largest_bytes(request) for request in cases)
             sizes = [KIB << power for power in EXTENTS[self.extent][0] if KIB << power < largest]
             yield self._calibration(session, collective, [*sizes, largest])
 
@@ -353,13 +348,11 @@ class LabPoints:
             return cost
         return SparseGather(cost, density, selecting=self.selection_times(density))
 
-    def collectives(self) -> pd.DataFrame:
+    def calibration_rows(self) -> pd.DataFrame:
         """Return all rows of the lab's calibration, of all its collectives."""
         return pd.concat(
             [self.rows("collectives", f"{self.shape.name}-{kind}") for kind in self.kinds]
         )
-
-    # -- replays --
 
     def planned(self) -> dict[PlannedCase, int]:
         """Return distinct cases with their rounds: of plans that come out the same, the first."""
@@ -467,8 +460,6 @@ class LabPoints:
                 Origin().save(self.path(schema), frame[new], schema, append=True)
         shutil.rmtree(self._left)
 
-    # -- predictions --
-
     def _predicted_by(self) -> str:
         """Return how the hash begins of the table that predicted all cases; "" where none was written.
 
@@ -493,7 +484,7 @@ class LabPoints:
 
         `predictor.OURS` is by the law over emulated links, and `predictor.MEASURED` then ours by the table.
         """
-        rows = self.collectives()
+        rows = self.calibration_rows()
         table = pooled(Calibration.of(rows, also=predictor.TRIAL_COSTS), together)
         ours, frames = by_law(table, rows, machine.cores()), []
         for case, workload in ((planned.case, planned.workload) for planned in self.planned()):
@@ -509,8 +500,16 @@ class LabPoints:
             }
             times = predictor.predicted_times(forecasts[predictor.OURS], ours.of_case(case).others)
             times |= {model: predictor.times(cast.prediction) for model, cast in forecasts.items()}
-            intervals = {model: cast.interval_s for model, cast in forecasts.items()}
-            frame = _predicted_rows(times, intervals)
+            cells = {
+                (model, quantity): seconds
+                for model, both in times.items()
+                for quantity, seconds in zip(("iteration", "exposed"), both, strict=True)
+            }
+            for model, cast in forecasts.items():
+                ends = zip(("lower", "upper"), cast.interval_s or (), strict=False)
+                cells |= {(model, end): seconds for end, seconds in ends}
+            rows_of = [(*key, seconds) for key, seconds in cells.items() if np.isfinite(seconds)]
+            frame = pd.DataFrame(rows_of, columns=["model", "quantity", "seconds"])
             frame["cost"] = frame["model"].map(costs).fillna("")
             frame["drift"] = frame["model"].map(dict.fromkeys(costs, POOLED)).fillna("")
             frames.append(frame.assign(case=case.key))
@@ -525,21 +524,5 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
                 f"a prediction comes before its runs: there are some of {lab.shape.name}"
             )
     say("every calibration is there: predicting")
-    together = pd.concat([lab.collectives() for lab in labs])
+    together = pd.concat([lab.calibration_rows() for lab in labs])
     return pd.concat([lab.predicted(together) for lab in labs], ignore_index=True)
-
-
-def _predicted_rows(
-    times: Mapping[str, tuple[float, float]],
-    intervals: Mapping[str, tuple[float, float] | None],
-) -> pd.DataFrame:
-    """Return rows of a table ``predicted``, without the case: what models say, where they do."""
-    rows = [
-        (model, quantity, seconds)
-        for model, both in times.items()
-        for quantity, seconds in zip(("iteration", "exposed"), both, strict=True)
-        if np.isfinite(seconds)
-    ]
-    for model, ends in intervals.items():
-        rows += [(model, end, at) for end, at in zip(("lower", "upper"), ends or (), strict=False)]
-    return pd.DataFrame(rows, columns=["model", "quantity", "seconds"])
