@@ -151,10 +151,7 @@ class Grid:
 
 
 def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[LabPoints]:
-    """Return the labs of a campaign, each with all that its grids ask of it, at most as often as any does.
-
-    Raises UserError where grids say different things of all.
-    """
+    """Return a campaign's labs, each with all that its grids ask. Raises UserError where they disagree."""
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
@@ -168,10 +165,7 @@ def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[La
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
-    """Yield all points, lab by lab; to predict, only what predictions are made of, and then these.
-
-    Raises UserError for a plan that a network cannot have.
-    """
+    """Yield all points, lab by lab; to predict, only what predictions are made of, and then these."""
     for lab in labs:
         yield from lab.inputs()
         yield from lab.calibrations(BEFORE)
@@ -257,28 +251,21 @@ class LabPoints:
 
     def inputs(self) -> Iterator[Point]:
         """Yield what must be measured before its cases are known: profiles, and times of selection."""
-        budget = EXTENTS[self.extent][2]
+        budget, tables = EXTENTS[self.extent][2], ["layers", "samples"]
         for name, batch in dict.fromkeys((asked.network, asked.batch) for asked in self.asked):
-            if not store.has_table(self._profile_paths(name, batch)[1]):
-                how = (name, batch, self.device, "fp32", budget, machine.cores())
-                tables, measure = ["layers", "samples"], partial(layer_tables, *how)
-                key = f"{name}-b{batch}-r1"
-                yield Point("layers", key, measure, 2 + budget.max_s, tables, self.folder)
+            how = (name, batch, self.device, "fp32", budget, machine.cores())
+            measure, estimate_s = partial(layer_tables, *how), 2 + budget.max_s
+            yield Point("layers", f"{name}-b{batch}-r1", measure, estimate_s, tables, self.folder)
         for density in sorted({request.density for request in self.asked} - {1.0}):
-            measure_density = partial(_selections, density)
-            key = f"rho{density:g}"
-            yield Point("selection", key, measure_density, 30.0, folder=self.folder)
-
-    def _profile_paths(self, name: str, batch: int) -> tuple[Path, Path]:
-        """Return where the profile may be recorded: the campaign's own, and this machine's."""
-        name = f"{name}-b{batch}-r1"
-        return self.path("layers", name), table_path(store.recorded_dir(), "layers", name)
+            select = partial(_selections, density)
+            yield Point("selection", f"rho{density:g}", select, 30.0, folder=self.folder)
 
     def profile(self, request: Request) -> LayerProfile:
         """Return the recorded profile; until there is one, the network's tensors with guessed times."""
-        network = request.network, request.batch
-        path = next(filter(store.has_table, self._profile_paths(*network)), None)
-        return store.read_profile(path) if path else guessed_profile(*network)
+        path = self.path("layers", f"{request.network}-b{request.batch}-r1")
+        if store.has_table(path):
+            return store.read_profile(path)
+        return guessed_profile(request.network, request.batch)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return seconds to select, as recorded for the campaign; until then, as guessed."""
@@ -336,13 +323,11 @@ class LabPoints:
         )
 
     def cost(self, collective: str, density: float) -> MessageCost:
-        """Return what a message costs by the calibration before the replays; until there is one, by guess.
-
-        The one after them must not count: it would change the plans of what is replayed already.
-        """
+        """Return what a message costs by the calibration before the replays; until there is one, by guess."""
         rows = self.rows("collectives", f"{self.shape.name}-{collective}")
         cost = guessed_cost(self.shape, collective)
         if rows is not None:
+            # The one after them would change the plans of what is replayed already.
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         if density == 1:
             return cost
@@ -359,19 +344,17 @@ class LabPoints:
         distinct: dict[object, PlannedCase] = {}
         rounds: dict[PlannedCase, int] = {}
         for request, count in self.asked.items():
-            planned = self._planned(request)
-            first = distinct.setdefault((request._replace(plan=""), planned.plan.ends), planned)
+            density, cost = request.density, self.cost(request.collective, request.density)
+            how: dict[str, Any] = {"density": density, "straggler": request.straggler}
+            if density < 1:
+                how["selection_sha256"] = self.selection_times(density).sha256
+            try:
+                case = plan_case(self.profile(request), request.plan, cost, Lab(self.shape), **how)
+            except UserError as error:
+                raise UserError(f"{self.file}: plans: {request.network}: {error}") from None
+            first = distinct.setdefault((request._replace(plan=""), case.plan.ends), case)
             rounds[first] = max(count, rounds.get(first, 0))
         return rounds
-
-    def _planned(self, request: Request) -> PlannedCase:
-        density, cost = request.density, self.cost(request.collective, request.density)
-        how: dict[str, Any] = {"density": density, "straggler": request.straggler}
-        how["selection_sha256"] = self.selection_times(density).sha256 if density < 1 else ""
-        try:
-            return plan_case(self.profile(request), request.plan, cost, Lab(self.shape), **how)
-        except UserError as error:
-            raise UserError(f"{self.file}: plans: {request.network}: {error}") from None
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
         """Return (case, repeat) of what is not in the tables, round by round."""
@@ -418,25 +401,22 @@ class LabPoints:
         self._absorb()
         if missing := self._missing():
             self._left.mkdir(parents=True)
-            described = json.dumps([asdict(case.case) for case in dict(missing)])
+            wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
+            every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
+            asked = {(case.case.key, turn) for case, turn in missing}
+            how: dict[str, Any] = {"tries": vitals.TRIES, "out": self._left}
+            how["selection"] = lambda n, density: self.selection_times(density)(n, density)
+            described = json.dumps([asdict(case.case) for case in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
-                self._play(missing)
+                with Lab(self.shape) as lab:
+                    replay(lab, self.shape.workers, wanted, rounds, done=every - asked, **how)
             finally:
                 self._absorb()
         runs = store.load_table(self.path("runs"))
         limited = int(runs["processor_limited"].sum())
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
-
-    def _play(self, missing: Sequence[tuple[PlannedCase, int]]) -> None:
-        wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
-        every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
-        done = every - {(case.case.key, turn) for case, turn in missing}
-        how: dict[str, Any] = {"done": done, "tries": vitals.TRIES, "out": self._left}
-        how["selection"] = lambda n, density: self.selection_times(density)(n, density)
-        with Lab(self.shape) as lab:
-            replay(lab, self.shape.workers, wanted, rounds, **how)
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""
@@ -461,10 +441,7 @@ class LabPoints:
         shutil.rmtree(self._left)
 
     def _predicted_by(self) -> str:
-        """Return how the hash begins of the table that predicted all cases; "" where none was written.
-
-        Raises UserError for a case that it does not have.
-        """
+        """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""
         path = self.path("predicted", PREDICTED)
         if not store.has_table(path):
             return ""
@@ -478,9 +455,7 @@ class LabPoints:
         return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
     def predicted(self, together: pd.DataFrame) -> pd.DataFrame:
-        """Return what models say of each case: rows of a table ``predicted``.
-
-        together : rows of all labs of the campaign, which tell together how sessions drift
+        """Return rows of a table ``predicted``; ``together``, all labs tell how sessions drift.
 
         `predictor.OURS` is by the law over emulated links, and `predictor.MEASURED` then ours by the table.
         """
