@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
+import smi
 from ddlkit import store
 from ddlkit.report import plots
 from ddlkit.report.figures import gpu_own, sharing_measured
@@ -28,6 +29,7 @@ from places import ROOT
 PLAYED = ROOT / "tests" / "played"
 NVRTC = "libnvrtc.so.13"
 PATIENCE_S = 600.0
+PLAYED_GPU = {"name": "Played GPU", "memory.total": "8192", "compute_cap": "9.0"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 100)]
 
@@ -49,7 +51,8 @@ def environment(library: Path, gpus: int) -> dict[str, str]:
 def record(out: Path, library: Path, gpus: int, *arguments: str) -> tuple[int, str]:
     """Exit status of `ddlkit record` on that many played GPUs, and the end of what it said."""
     around = environment(library, gpus)
-    around["PATH"] = f"{PLAYED / 'bin'}:{around['PATH']}"
+    smi.write(library / f"smi{gpus}", [PLAYED_GPU] * gpus)
+    around["PATH"] = f"{library / f'smi{gpus}'}:{around['PATH']}"
     command = [sys.executable, "-m", "ddlkit", "record", "--suite", "gpu", "--out", str(out)]
     how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": around}
     done = subprocess.run([*command, *arguments], timeout=PATIENCE_S, check=False, **how)

@@ -1,8 +1,7 @@
 """Campaigns: cases replayed in labs, each lab calibrated before and after, and what models say before that.
 
-Tables of a lab are ``collectives-<lab>-<collective>``, ``runs-<lab>`` and ``timeline-<lab>``. While it is
-replayed, every iteration is appended at once to a hidden directory there, so that a kill loses only the one
-in flight; the next session puts what it finds there into the tables, and goes on.
+While a lab is replayed, every iteration is appended at once to a hidden directory there, so that a kill
+loses only the one in flight; the next session puts what it finds there into the tables, and goes on.
 """
 
 from __future__ import annotations
@@ -50,13 +49,10 @@ from ddlkit.run.sessions import CAMPAIGN, Origin, Point, Tables, say, table_path
 MOST_ITERATIONS = 20_000
 """Of a campaign: each takes seconds; more are a slip in a grid, which is the product of its lists."""
 BEFORE, AFTER = 0, 1
-MOMENTS = ("before", "after")
-"""Sessions of a lab's calibration, about the replays."""
+MOMENTS = ("before", "after")  # the replays: sessions of a lab's calibration
 PARTIAL, CASES = ".partial", "cases.json"
-PREDICTED = "cases"
-"""The name of the table of predictions."""
-DIGITS = 12
-"""Of its hash, in the runs that it predicted."""
+PREDICTED = "cases"  # the name of the table of predictions
+DIGITS = 12  # of its hash, in the runs that it predicted
 AROUND_S = 0.1  # of an iteration, in which recordings are exchanged
 SAMPLE_S = 0.25  # that the messages of a sample take together, on a link with a delay
 LAUNCH_S = 3.0  # a lab up, ranks met, and down again
@@ -145,9 +141,9 @@ class Grid:
 
     def requests(self) -> Iterator[Request]:
         """Yield what it asks of each of its labs."""
-        given = (self.plans, self.density, self.stragglers)
-        for network, rest in itertools.product(self.networks, itertools.product(*given)):
-            yield Request(*network, *rest)
+        given: Any = (self.plans, self.density, self.stragglers)
+        for (name, batch), *rest in itertools.product(self.networks, *given):
+            yield Request(name, batch, *rest)
 
 
 def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[LabPoints]:

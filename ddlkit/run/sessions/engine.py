@@ -54,8 +54,8 @@ from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import is_stamped, machines_in
 
 POINTS = "ddlkit.run.sessions.grammar:points"
-PARTS = ("layers", "collectives", "training", "replay", CAMPAIGN)
-PARTS += ("convergence", "tensors", "input", "all")
+PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
+PARTS = (*PARTS, "convergence", "tensors", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
@@ -216,6 +216,7 @@ class _Session:
     keep: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
     running: Row | None = None
+    sampler: vitals.Sampler | None = None
 
     def __post_init__(self) -> None:
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
@@ -229,16 +230,13 @@ class _Session:
         if not self.isolate:
             self._take_all(here)
         else:
-            with vitals.Sampler(gpu=self.gpu) as sampler, _Child(here, self) as child:
+            with vitals.Sampler(gpu=self.gpu) as self.sampler, _Child(here, self) as child:
                 try:
                     self._take_all(child)
                 finally:
                     if self.running:  # we are ended, through no fault of it
                         self.rows[self.running.key] = self.running
                     self._save()
-                    path, frame = self.out / f"vitals-s{self.number}.csv.gz", sampler.frame()
-                    if len(frame) and any(row.seconds for row in self.rows.values()):
-                        self.origin.save(path, frame, "vitals")
         self._report(time.monotonic() - start_s)
 
     def _take_all(self, worker: _Here | _Child) -> None:
@@ -302,6 +300,9 @@ class _Session:
         if self.rows and self.isolate:
             frame = pd.DataFrame(map(asdict, self.rows.values()))
             self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
+            frame = self.sampler.frame() if self.sampler else pd.DataFrame()
+            if len(frame) and any(row.seconds for row in self.rows.values()):
+                self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
         """Say what is there and what is missing. Raises UserError where nothing is."""

@@ -356,10 +356,8 @@ def points(
         raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the driver, "
-            "or use --suite cpu"
-        )
+        advice = "install a CUDA build that fits the driver, or use --suite cpu"
+        raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
     made: list[Point] = []
     grids: list[Grid] = []
     for where, kind, arguments in _wanted(suite, part, device, networks):

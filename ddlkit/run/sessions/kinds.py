@@ -114,11 +114,11 @@ def launched(
     estimate_s: float,
 ) -> Tables:
     """Return what ranks measure in a place that is made for it: a lab, which comes up, or loopback."""
-    place, how = make(), {"join": join, "timeout_s": PATIENCE * estimate_s}
+    place, how = make(), dict[str, Any](ranks=ranks, join=join)
     if isinstance(place, Loopback):
-        return launch(job, settings, ranks=ranks, place=place, **how)
+        return launch(job, settings, place=place, timeout_s=PATIENCE * estimate_s, **how)
     with place:
-        return launch(job, settings, ranks=ranks, place=place, join=join)
+        return launch(job, settings, place=place, **how)
 
 
 def collectives_point(
@@ -348,7 +348,7 @@ def collectives(
             name = "-".join(filter(None, (f"lab-p{workers}", bits, late and f"delay{late}")))
             where = (name, workers, partial(lab_of, workers, bits, late))
             join = measuring("lab.replay").JOIN
-            how = {"messages_per_sample": messages, "tries": tries}
+            how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries}
             yield collectives_point(here, *where, join, *asked, **how)
         return
     gpus = here.on_gpu and not link
