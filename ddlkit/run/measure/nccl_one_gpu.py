@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB
 from ddlkit.formats import kineto
 from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved
+from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
@@ -58,7 +58,6 @@ VARIABLES = {
 }
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
-HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the first message's kernel has started
 
 _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
 # As in nccl.h: the type that is returned (a status, or words), then those of the arguments.
@@ -94,18 +93,10 @@ class Nccl:
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function. Raises UserError with NCCL's words where it fails."""
-        status = getattr(self._library, name)(*arguments)
-        if status:
+        if status := getattr(self._library, name)(*arguments):
             words = self._library.ncclGetErrorString(status), self._library.ncclGetLastError(None)
             what, why = ((text or b"no reason given").decode(errors="replace") for text in words)
             raise UserError(f"{name}: {what}: {why}")
-
-    @property
-    def version(self) -> int:
-        """Return it as NCCL counts: 23003 is 2.30.3."""
-        number = c_int()
-        self.call("ncclGetVersion", byref(number))
-        return number.value
 
 
 def library() -> str:
@@ -118,11 +109,12 @@ def library() -> str:
 
 def unavailable() -> str:
     """Return why NCCL cannot have two ranks on one GPU here; "" if it may."""
+    number = c_int()
     try:
-        version = Nccl(library()).version
+        Nccl(library()).call("ncclGetVersion", byref(number))
     except UserError as error:
         return str(error)
-    if version >= OLDEST:
+    if (version := number.value) >= OLDEST:
         return ""
     named = ".".join(map(str, (version // 10000, version // 100 % 100, version % 100)))
     return (
@@ -138,14 +130,12 @@ class TwoRanks:
 
     def __init__(self, nccl: Nccl, device: torch.device, message_bytes: int) -> None:
         self._nccl, self._device = nccl, device
-        on_gpu = device.type == "cuda"
         self.wait = clock.synchronizer(device)
         self.wait()  # makes torch's context, which NCCL then finds
-        self._streams = [torch.cuda.Stream(device) for _ in range(RANKS)] if on_gpu else []
-        self.messages = [
-            torch.full((message_bytes // 4,), float(rank + 1), device=device)
-            for rank in range(RANKS)
-        ]
+        count = RANKS if device.type == "cuda" else 0
+        self._streams = [torch.cuda.Stream(device) for _ in range(count)]
+        first = torch.arange(1.0, RANKS + 1, device=device)
+        self.messages = [*first[:, None].repeat(1, message_bytes // 4)]
         self._communicators = (c_void_p * RANKS)()
         devices = (c_int * RANKS)(*[device.index or 0] * RANKS)
         nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
@@ -159,12 +149,10 @@ class TwoRanks:
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
-        each = zip(self.messages, self._communicators, handles, strict=True)
         self._nccl.call("ncclGroupStart")
-        for message, communicator, handle in each:
-            place = message.data_ptr()
-            how = message.numel(), _FLOAT32, _SUM, communicator, handle
-            self._nccl.call("ncclAllReduce", place, place, *how)
+        for message, *who in zip(self.messages, self._communicators, handles, strict=True):
+            place, count = message.data_ptr(), message.numel()
+            self._nccl.call("ncclAllReduce", place, place, count, _FLOAT32, _SUM, *who)
         self._nccl.call("ncclGroupEnd")
         return self._join
 
@@ -181,17 +169,12 @@ class TwoRanks:
 
 @dataclass(frozen=True)
 class OneGpuSettings:
-    """What CONFIG.json of the job ``one_gpu`` may hold.
-
-    blocks, threads : what NCCL is asked for; names : of `contention.kernels`; budget : for each of them
-    """
+    """What CONFIG.json of the job ``one_gpu`` may hold; names : of `contention.kernels`; budget : for each."""
 
     scale: Scale
     budget: Budget
     names: Sequence[str]
     message_bytes: int
-    blocks: int = 0
-    threads: int = 0
 
 
 def measure_on_one_gpu(
@@ -203,8 +186,7 @@ def measure_on_one_gpu(
 ) -> Tables:
     """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
 
-    pairs : (blocks, threads) that NCCL is asked for, instead of those in ``settings``; each has a process
-        of its own, which is ended after ``limit_s``
+    pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after ``limit_s``
 
     Raises Unavailable where NCCL is too old; UserError when the first pair fails, or hangs; Partial with
     what there is when a later one does.
@@ -213,18 +195,12 @@ def measure_on_one_gpu(
         raise Unavailable(reason)
 
     def under(blocks: int, threads: int) -> pd.DataFrame:
-        with launch.workspace(None) as out:
-            asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
-            variables = VARIABLES | {name: str(count) for name, count in asked.items()}
-            return launch.launch(
-                one_gpu_job,
-                replace(settings, blocks=blocks, threads=threads),
-                ranks=1,
-                place=Loopback(name="one-gpu", variables=variables),
-                join={"backend": "gloo", "on_gpu": on_gpu},
-                timeout_s=limit_s,
-                out=out,
-            )["contention"]
+        asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+        variables = VARIABLES | {name: str(count) for name, count in asked.items()}
+        how: Any = {"place": Loopback(name="one-gpu", variables=variables), "timeout_s": limit_s}
+        how |= {"join": {"backend": "gloo", "on_gpu": on_gpu}}
+        rows: pd.DataFrame = launch.launch(one_gpu_job, settings, ranks=1, **how)["contention"]
+        return rows
 
     return {"contention": all_or_partial("contention", (under(*pair) for pair in pairs))}
 
@@ -233,9 +209,10 @@ def measure_on_one_gpu(
 def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
     """Yield one kernel after the other, in the one process that is both ranks.
 
-    Raises UserError, at the end, for kernels that did not run at the same time as the messages.
+    Kernels that did not run at the same time as the messages are said and left out. Raises UserError where
+    none did.
     """
-    turns = []
+    measured = 0
     with computing("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
         for name in settings.names:
@@ -243,11 +220,13 @@ def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
             alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
             share = float(rows["overlap_share"].max())
             if share < LEAST_OVERLAP:
-                turns.append(taking_turns(name, "two ranks", beside_s, alone_s, share))
-                continue
-            yield {"contention": rows}
-    if turns:
-        raise UserError("; ".join(map(str, turns)))
+                why = taking_turns(name, "two ranks", beside_s, alone_s, share)
+                me.say(str(why))
+            else:
+                measured += 1
+                yield {"contention": rows}
+    if not measured:
+        raise why
 
 
 def beside(
@@ -262,7 +241,7 @@ def beside(
     compute = kernel.on(device)
     compute()
     alone = clock.timed(compute, device)
-    measure = partial(measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
+    measure = partial(clock.measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
     once = {"kernel": alone, "message": lambda: ranks.post()()}
     few = measure(once, Budget(warmup=1, min_repeats=3, max_repeats=3))
     kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
@@ -271,7 +250,7 @@ def beside(
     def both() -> Marks:
         waits = [ranks.post() for _ in range(count)]
         if device.type == "cuda":
-            torch.cuda._sleep(HOLD_CYCLES)
+            torch.cuda._sleep(contention.HOLD_CYCLES)
         marks = alone()
         for wait in waits:
             wait()
@@ -282,11 +261,10 @@ def beside(
     seen = read_trace(json.loads(clock.chrome_trace(both, device)))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", RANKS)
     seen |= {"communication": "nccl_one_gpu", "bytes_per_s": sent_bytes / seen.pop("messages_s")}
-    asked = {"ranks": RANKS, "blocks": settings.blocks, "threads": settings.threads}
-    frames = [
-        kernel_rows(name, kernel, device, asked | more, samples[who])
-        for who, more in (("none", {}), ("both", seen))
-    ]
+    blocks, threads = (int(os.environ[name]) for name in ("NCCL_MAX_CTAS", "NCCL_NTHREADS"))
+    asked = {"ranks": RANKS, "blocks": blocks, "threads": threads}
+    each = {"none": asked, "both": asked | seen}
+    frames = [kernel_rows(name, kernel, device, each[who], samples[who]) for who in each]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -305,21 +283,17 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
             "that they ran together is not proven, so no time is recorded"
         )
     message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
-    both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
+    union = np.concatenate([message, compute])
+    sent_s, computed_s, either_s = (np.diff(merge(of)).sum() for of in (message, compute, union))
     how = messages[0].args
     return {
-        "overlap_share": max(0.0, both_s / _length(compute)),
+        "overlap_share": max(0.0, float((sent_s + computed_s - either_s) / computed_s)),
         "messages_s": float(message[:, 1].max() - message[:, 0].min()),
         "taken_blocks": math.prod(how.get("grid", [0])),
         "taken_threads": math.prod(how.get("block", [0])),
         "registers": int(how.get("registers per thread", 0)),
         "shared_bytes": int(how.get("shared memory", 0)),
     }
-
-
-def _length(spans: Floats) -> float:
-    """Return the length of the union of (n, 2) starts and ends."""
-    return float(np.sum(np.diff(merge(spans))))
 
 
 def case(brief: bool) -> tuple[Sequence[tuple[int, int]], OneGpuSettings]:

@@ -31,8 +31,8 @@ from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved, sample_rows
-from ddlkit.run.measure.layers import Training, computing, device_named
+from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run.measure.layers import Training, computing
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.sessions.session import Unavailable
 
@@ -53,15 +53,15 @@ class Setting:
 
     @property
     def policy(self) -> str:
-        """As it appears in tables."""
+        """Return it as it appears in tables."""
         return f"last_{self.last.blocks}x{self.last.threads}" if self.last else "same"
 
     def footprints(self, messages: int) -> list[Footprint]:
-        """Of each message."""
+        """Return that of each message."""
         return [self.footprint] * (messages - 1) + [self.last or self.footprint]
 
 
-NOTHING = Setting(Footprint(1, 64))
+EMPTY = Setting(Footprint(1, 64), ranks=1)
 """How messages of no chunks leave: what the host spends on each is not what sharing costs."""
 RATES = (0.0, 10e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
@@ -83,7 +83,7 @@ def settings(brief: bool) -> list[Setting]:
 
 
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
-    """How many chunks each block sends of each message, so that every byte travels with its message, once.
+    """Return how many chunks each block sends of each message: every byte travels with its message, once.
 
     sizes : bytes of each; round_bytes : that the blocks send with one chunk each, in that message. What
     they send beyond the end of a message is credited to the next.
@@ -118,18 +118,17 @@ class SendingTraining:
 
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training, self.stand_in = training, stand_in
-        self.device = training.labels.device
         ready: list[str] = []
         with training.watched(lambda _: None, ready.append):
             training.iterate(lambda: None)
         named = dict(training.model.named_parameters())
-        workload = Workload.from_arrays(0, [0] * len(ready), [named[one].nbytes for one in ready])
-        plan = ddp(workload)
+        n_bytes = [named[tensor].nbytes for tensor in ready]
+        plan = ddp(workload := Workload.from_arrays(0, [0] * len(ready), n_bytes))
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
         parts = [ready[part] for part in plan.slices]
         self._bucket = {tensor: k for k, part in enumerate(parts) for tensor in part}
         self._tensors = [len(part) for part in parts]
-        self._start(None)
+        self._start(EMPTY)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -140,14 +139,14 @@ class SendingTraining:
             hooks.callback(handle.remove)
             yield
 
-    def iterate(self, setting: Setting | None) -> Run:
-        """One iteration, within `hooked`; without a setting its messages are empty."""
+    def iterate(self, setting: Setting) -> Run:
+        """Do one iteration, within `hooked`."""
         run = self._start(setting)
         self.training.iterate(run.marks.mark)
         return run
 
-    def send_all(self, setting: Setting | None) -> Run:
-        """All messages, one after the other, without an iteration."""
+    def send_all(self, setting: Setting) -> Run:
+        """Send all messages, one after the other, without an iteration."""
         run = self._start(setting)
         run.marks.mark()
         for bucket in range(len(self.sizes)):
@@ -156,24 +155,23 @@ class SendingTraining:
         return run
 
     def chunks(self, setting: Setting) -> tuple[list[int], list[int]]:
-        """(buckets,) chunks that each block sends, and bytes of these chunks of all blocks together."""
-        factor = bus_factor("all_reduce", setting.ranks)
+        """Return (buckets,) chunks that each block sends, and bytes of one chunk of all blocks together."""
         footprints = setting.footprints(len(self.sizes))
-        each = [one.blocks * self.stand_in.chunk_bytes(one.threads) for one in footprints]
+        each = [at.blocks * self.stand_in.chunk_bytes(at.threads) for at in footprints]
+        factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
         return chunks_of_messages([factor * size for size in self.sizes], each), each
 
-    def _start(self, setting: Setting | None) -> Run:
+    def _start(self, setting: Setting) -> Run:
         """Prepare whatever must be there before the clock starts."""
         self._missing, self._next = list(self._tensors), 0
-        count = len(self.sizes)
-        self._footprints = (setting or NOTHING).footprints(count)
-        self._chunks = self.chunks(setting)[0] if setting else [0] * count
-        records = [self.stand_in.record(one.blocks) for one in self._footprints]
-        self._run = Run(Marks(self.device), records)
+        self._footprints = setting.footprints(len(self.sizes))
+        self._chunks, _ = self.chunks(setting)
+        records = [self.stand_in.record(footprint.blocks) for footprint in self._footprints]
+        self._run = Run(Marks(self.training.labels.device), records)
         return self._run
 
     def _ready(self, tensor: str) -> None:
-        """A gradient is ready: whatever is whole leaves, in the order of the buckets."""
+        """Send, in the order of the buckets, whatever is whole now that this gradient is ready."""
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and not self._missing[self._next]:
             self._send(self._next)
@@ -194,76 +192,65 @@ def measure_sharing(
     compared: Sequence[Setting],
     budget: Budget,
     *,
-    device: str = "cpu",
-    precision: str = "fp32",
+    device: str,
+    precision: str,
 ) -> pd.DataFrame:
-    """Table ``sharing``: one network's iterations without messages, and with them by each setting, in turn.
+    """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
 
-    budget : for all of it together
+    budget : for all of it together, in turn
 
     ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
-    host issues the same), of
-    "iteration" with them, of "communication" the messages alone. bytes : that were sent; bytes_per_s :
-    while they were under way; communication_s : the time in which they were; exposed_communication_s :
-    from the end of backward to the update; overlap_share : of communication_s, what is not exposed.
+    host issues the same), of "iteration" with them, of "communication" the messages alone. bytes : that
+    were sent; bytes_per_s : while they were under way; communication_s : the time in which they were;
+    exposed_communication_s : from the end of backward to the update; overlap_share : of communication_s,
+    what is not exposed.
 
     Raises UserError as `profile_layers` does, for a stand-in that does not compile, and for a message that
     did not end.
     """
-    if device_named(device).type != "cuda":
-        raise Unavailable("no stand-in: needs a GPU; on processors training_by_share")
+    if device == "cpu":
+        raise Unavailable("no stand-in: needs a GPU")
     with computing(f"{network} at batch {batch} beside the stand-in", device, precision) as place:
         sending = SendingTraining(Training(network, batch, place, precision), GpuStandIn())
-        return measure_sending(sending, network, compared, budget, precision)
+        rows = measure_sending(sending, compared, budget)
+    return rows.assign(network=network, device=place.type, batch=batch, precision=precision)
 
 
 def measure_sending(
-    sending: SendingTraining,
-    network: str,
-    compared: Sequence[Setting],
-    budget: Budget,
-    precision: str = "fp32",
+    sending: SendingTraining, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Measure the same of a training that is ready."""
-    runs: dict[tuple[str, Setting | None], list[Run]] = {(COMPUTE, None): []}
+    """Return the same of a training that is ready, which it does not name."""
+    runs: dict[tuple[str, Setting], list[Run]] = {(COMPUTE, EMPTY): []}
     runs |= {(what, way): [] for way in compared for what in (ITERATION, COMMUNICATION)}
 
-    def once(what: str, setting: Setting | None) -> Marks:
-        send = sending.send_all if what == COMMUNICATION else sending.iterate
-        run = send(setting)
+    def once(what: str, setting: Setting) -> Marks:
+        run = (sending.send_all if what == COMMUNICATION else sending.iterate)(setting)
         runs[what, setting].append(run)
         return run.marks
 
     with sending.hooked():
         actions = {key: partial(once, *key) for key in runs}
-        wait = clock.synchronizer(sending.device)
-        samples = measure_interleaved(actions, budget, synchronize=wait)
-    place, batch = sending.device.type, len(sending.training.labels)
-    labels = {"network": network, "device": place, "batch": batch, "precision": precision}
+        wait = clock.synchronizer(sending.training.labels.device)
+        samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for (what, setting), seconds in samples.items():
-        kept = runs[what, setting][-len(seconds) :]
-        seen = _columns(sending, setting, kept)
-        frames.append(sample_rows({**labels, "quantity": what, **seen}, seconds))
+        seen = _columns(sending, setting, runs[what, setting][-len(seconds) :])
+        frames.append(clock.sample_rows({"quantity": what, **seen}, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
-def _columns(
-    sending: SendingTraining, setting: Setting | None, runs: Sequence[Run]
-) -> dict[str, Any]:
+def _columns(sending: SendingTraining, setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
     """Return columns of one setting: how it sends, and what was seen of each run."""
-    columns: dict[str, Any] = {
-        **{"ranks": 1, "policy": "none"},
-        **dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0),
-        **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
-        **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
-    }
-    if not setting:
-        return columns
+    counts = ("blocks", "threads", "taken_threads", "buckets", "bytes")
+    times = ("bytes_per_s_asked", "bytes_per_s", "communication_s")
+    times += ("exposed_communication_s", "overlap_share")
+    columns = {"ranks": setting.ranks, **dict.fromkeys(counts, 0), **dict.fromkeys(times, 0.0)}
+    if setting == EMPTY:
+        return {**columns, "policy": "none"}
     taken = sending.stand_in.columns(setting.footprint)
     columns |= {name: taken[name] for name in taken if name in columns}
-    columns |= {"ranks": setting.ranks, "policy": setting.policy, "buckets": len(sending.sizes)}
     seen = [_seen(sending, setting, run) for run in runs]
+    columns |= {"policy": setting.policy, "buckets": len(sending.sizes)}
     return columns | {name: [row[name] for row in seen] for name in seen[0]}
 
 
@@ -271,7 +258,8 @@ def _seen(sending: SendingTraining, setting: Setting, run: Run) -> dict[str, flo
     """Return what a run's marks and records say. Raises UserError where a message is not whole."""
     chunks, round_bytes = sending.chunks(setting)
     spans_s, sent = zip(*map(read_message, run.records), strict=True)
-    asked = [n * one.blocks for n, one in zip(chunks, setting.footprints(len(chunks)), strict=True)]
+    footprints = setting.footprints(len(chunks))
+    asked = [n * footprint.blocks for n, footprint in zip(chunks, footprints, strict=True)]
     if list(sent) != asked:
         raise UserError(
             f"stand-in as {setting.policy} {setting.footprint}: sent {sum(sent)} of {sum(asked)} chunks "
@@ -279,7 +267,7 @@ def _seen(sending: SendingTraining, setting: Setting, run: Run) -> dict[str, flo
         )
     n_bytes = int(np.dot(chunks, round_bytes))
     communication_s = max(TICK_S, sum(spans_s))
-    at_s: Floats = run.marks.seconds()
+    at_s = run.marks.seconds()
     exposed_s = float(at_s[3] - at_s[2] if len(at_s) > 2 else at_s[1])
     return {
         "bytes": n_bytes,

@@ -242,8 +242,7 @@ def input_alone(
 ) -> Iterator[Point]:
     """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
     inputs = measuring("inputs")
-    alone = inputs.Alone(pictures, batch, side)
-    measure = partial(inputs.measure_inputs, here.device, here.out, alone, budget)
+    measure = partial(inputs.measure_inputs, here.device, here.out, pictures, batch, side, budget)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
@@ -344,18 +343,16 @@ def convergences(here: Here, recipe: Recipe, seeds: Seeds) -> Iterator[Point]:
 def sparse_convergences(
     here: Here, seeds: Seeds, recipe: Changes, networks: Words = ()
 ) -> Iterator[Point]:
-    """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
+    """omgs Fig 3, on a core of the processor, seed by seed.
 
     recipe : what differs from each network's own, as {"epochs": 3}
     """
-    sparse = measuring("sparse_convergence")
-    made = itertools.product(sparse.SCHEDULES, seeds, networks or tuple(sparse.TASKS))
-    for schedule, seed, name in made:
-        for settings in sparse.trainings(name, seed, recipe, schedule):
+    sparse = measuring("convergence")
+    for seed, name in itertools.product(seeds, networks or tuple(sparse.TASKS)):
+        for settings in sparse.trainings(name, seed, recipe):
             epochs, method = settings.recipe.epochs, settings.method.replace("+", "-")
             key = f"{name}-{method}-e{epochs}-s{seed}"
-            key += "" if schedule == "constant" else f"-{schedule}"
-            measure = partial(sparse.train, settings, say=say)
+            measure = partial(sparse.train_sparse, settings, say=say)
             yield Point("convergence", key, measure, 4.0 * epochs, ["sparse_convergence"])
 
 

@@ -154,4 +154,4 @@ def _cost(out: Path, ranks: int, rate: str) -> MessageCost:
 @grammar.kind("controls")
 def controls_of_communication(here: Here) -> Iterator[Point]:
     """By what communication can be given more or less."""
-    yield Point("controls", here.device, measuring("controls").offered, 2.0)
+    yield Point("controls", here.device, measuring("contention").offered, 2.0)
