@@ -27,7 +27,7 @@ from ddlkit.run.measure.convergence import (
     trainings,
 )
 from ddlkit.run.measure.selection import PlayedExchange
-from ddlkit.run.nets import pictures, sentences
+from ddlkit.run.nets import drawn
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
 LSTM = "lstm_sentences"
@@ -50,20 +50,24 @@ def tiny(method: str = "lags", **how: Any) -> SparseTraining:
 
 
 def test_a_seed_is_a_data_set() -> None:
-    first, again, other = pictures.draw(48, 3), pictures.draw(48, 3), pictures.draw(48, 4)
+    first, again, other = (
+        drawn.draw_pictures(48, 3),
+        drawn.draw_pictures(48, 3),
+        drawn.draw_pictures(48, 4),
+    )
     assert first.sha256 == again.sha256 != other.sha256
-    assert first.images.shape == (48, 3, pictures.SIDE, pictures.SIDE)
-    assert np.bincount(first.labels, minlength=24).tolist() == [2] * len(pictures.CLASSES)
+    assert first.images.shape == (48, 3, drawn.SIDE, drawn.SIDE)
+    assert np.bincount(first.labels, minlength=24).tolist() == [2] * len(drawn.CLASSES)
     assert len({image.tobytes() for image in first.images}) == 48
 
 
 def test_a_text_is_its_seed_and_its_verbs_agree_with_their_subjects() -> None:
-    text, longer, other = sentences.draw(400, 3), sentences.draw(900, 3), sentences.draw(400, 4)
+    text, longer, other = drawn.draw_text(400, 3), drawn.draw_text(900, 3), drawn.draw_text(400, 4)
     assert np.array_equal(text.words, longer.words[:400])
-    assert text.sha256 == sentences.draw(400, 3).sha256 != other.sha256
+    assert text.sha256 == drawn.draw_text(400, 3).sha256 != other.sha256
     words, following = text.sequences(20)
     assert np.array_equal(words.ravel()[1:], following.ravel()[:-1])
-    told = " ".join(sentences.WORDS[word] for word in sentences.draw(5_000, 0).words)
+    told = " ".join(drawn.WORDS[word] for word in drawn.draw_text(5_000, 0).words)
     for sentence in told.split(" . ")[:-1]:
         subject = sentence.split(" that ")[0].split(" verb")[0].split()[-1]
         verbs = [word for word in sentence.split() if word.startswith("verb")]

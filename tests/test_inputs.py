@@ -15,7 +15,6 @@ from ddlkit.report.figures import dag as figures
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import inputs
 
-SHAPE = inputs.Shape(80, 60)
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)
 STORED = ("jpeg", "raw")
 
@@ -23,7 +22,7 @@ STORED = ("jpeg", "raw")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("inputs")
-    table = inputs.measure_inputs("cpu", place, SHAPE, 2, 32, BRIEF)
+    table = inputs.measure_inputs("cpu", place, (80, 60), 2, 32, BRIEF)
     assert not list(place.iterdir())  # no pictures stay
     return store.save_table(table["inputs"], place, "inputs-x", schema="inputs", command=[])
 
@@ -65,9 +64,9 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
 
 
 def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) -> None:
-    for wrong in ({"width": 0}, {"quality": 100}):
-        with pytest.raises(UserError, match="use sides of at least 1 and a quality from 1 to 95$"):
-            inputs.Shape(**wrong)
+    (tmp_path / "a-file").touch()
+    with pytest.raises(UserError, match="cannot "):
+        inputs.measure_inputs("cpu", tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
     with pytest.raises(UserError, match="no training with pictures in"):
         figures.parts(tmp_path)
     with pytest.raises(UserError, match="no decode of jpeg by 3 ranks: measure input again"):

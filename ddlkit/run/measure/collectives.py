@@ -39,9 +39,8 @@ class CollectivesSettings:
     """Which collectives to time at which sizes, and how; raises UserError for what there is not.
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
-    messages_per_sample : messages posted at once; a sample is their mean, as nccl-tests takes it.
-        Training posts its groups so: what one message costs among others is less than a lone one, by the
-        time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all
+    messages_per_sample : messages posted at once, as training does, SAMPLE_BYTES at most; a sample is their
+        mean, as of nccl-tests: one among others costs less than a lone one
     tries : how often a size is measured, at most, while the machine's host disturbs it
     """
 
@@ -62,9 +61,8 @@ class CollectivesSettings:
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
     """Yield a row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
 
-    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
-    the time of one small message, and the slowest rank's time includes waiting for the last to start:
-    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
+    The ranks leave the barrier before a sample a little apart, and the slowest rank's time includes waiting
+    for the last: times below a few small messages are too long by a fraction of one.
 
     Raises UserError when an element comes out wrong.
     """

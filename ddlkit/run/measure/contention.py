@@ -98,8 +98,12 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     }
 
 
-_COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
-_SEEN = ("bytes_per_s_asked", "bytes_per_s", "overlap_share")
+_NONE: dict[str, Any] = {
+    "communication": "none",
+    **dict.fromkeys(("blocks", "threads", "taken_blocks", "taken_threads", "registers"), 0),
+    **dict.fromkeys(("shared_bytes", "cluster", "fifo_bytes"), 0),
+    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
+}
 
 
 def kernel_rows(
@@ -110,16 +114,13 @@ def kernel_rows(
     seconds: Floats,
 ) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    labels: dict[str, Any] = {
+    labels = {
         "kernel": name,
         "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
         "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
         "device": device.type,
-        "communication": "none",
-        **dict.fromkeys((*_COUNTS, "cluster", "fifo_bytes"), 0),
-        **dict.fromkeys(_SEEN, 0.0),
     }
-    return sample_rows({**labels, **beside}, seconds)
+    return sample_rows({**labels, **_NONE, **beside}, seconds)
 
 
 # -- in rounds -----------------------------------------------------------------------------------
@@ -191,8 +192,7 @@ def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[st
 def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
     """Return seconds of a first computation. Raises UserError where it took turns with its neighbour.
 
-    A profiler does that, and a GPU with one queue: each passage would then last as long as the
-    neighbour does when nobody stops it, and show nothing.
+    A profiler does that, and a GPU with one queue: each passage would last as long as the neighbour can.
     """
     for _ in range(neighbour.chances):
         seconds, seen = _passage(neighbour, way, compute)
@@ -228,8 +228,8 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 class CopyEngine:
     """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
 
-    How many these must be follows from the time of one, and from those of what was last computed, alone
-    and beside any. Where that is held up they end too early, which a second chance may mend.
+    How many follows from the time of one, and of what was last computed. Where that is held up they end
+    too early, which a second chance may mend.
     """
 
     chances = 3
@@ -308,8 +308,9 @@ Case = tuple[str, Callable[[], pd.DataFrame], float]
 RATES = (0.0, 10e9, 1e6)
 FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
 FEW = ("convolution", "attention")
-_BRIEF = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+# Kernels, their sizes, and what to spend on each.
+_BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+_LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
 
 def measure_beside(
@@ -334,14 +335,9 @@ def measure_beside(
         return all_or_partial("contention", itertools.chain.from_iterable(each))
 
 
-def _plan(brief: bool) -> tuple[Scale, Budget, Sequence[str]]:
-    """Return sizes, what to spend on a kernel, and which ones; ``brief``: in seconds."""
-    return (TINY, _BRIEF, FEW) if brief else (PAPER, _LONG, tuple(kernels(PAPER)))
-
-
 def cases(device: str, brief: bool) -> Iterator[Case]:
     """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
-    scale, budget, names = _plan(brief)
+    names, scale, budget = _BRIEF if brief else _LONG
     on_gpu = device.startswith("cuda")
     for name in (*names, IDLE) if on_gpu else names[:1]:
         measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
@@ -350,11 +346,11 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
 
 def copy_case(device: str, brief: bool) -> Case:
     """Return, as one of `cases`, all kernels beside copies; nobody waits for it where there is no GPU."""
-    scale, budget, names = _plan(brief)
-    budget = replace(budget, max_s=budget.max_s / 4)
+    names, scale, budget = _BRIEF if brief else _LONG
+    shorter = replace(budget, max_s=budget.max_s / 4)
     each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
     estimate_s = 3.0 + len(names) * each_s if device.startswith("cuda") else 0.0
-    return "copy-engine", partial(measure_beside, device, names, WAYS, scale, budget), estimate_s
+    return "copy-engine", partial(measure_beside, device, names, WAYS, scale, shorter), estimate_s
 
 
 def footprints(brief: bool) -> list[Footprint]:
@@ -370,30 +366,23 @@ def footprints(brief: bool) -> list[Footprint]:
 
 # -- by what communication can be given more or less ----------------------------------------------
 
-# Variables that NCCL reads, and options of a communicator, each since which version.
-_CONTROLS: dict[str, dict[str, tuple[int, int]]] = {
-    "environment": {
-        **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
-        **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
-        "NCCL_LAUNCH_ORDER_IMPLICIT": (2, 26),
-    },
-    "communicator": dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), (2, 17)),
+# Variables of the environment that NCCL reads, and options of a communicator, each since which version.
+_CONTROLS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
+    **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
+    "NCCL_LAUNCH_ORDER_IMPLICIT": (2, 26),
+    **dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), (2, 17)),
 }
 
 
 def offered() -> pd.DataFrame:
-    """Return table ``controls``: what this installation offers (sharing Fig 1), and why not the rest.
-
-    The paper gave NCCL a call of its own. Since then there are variables of the environment, for all that
-    a process sends, and the options of a communicator.
-    """
+    """Return table ``controls``: what this installation offers (sharing Fig 1), and why not the rest."""
     rows = [
-        (level, control, _lacking(control, since))
-        for level, controls in _CONTROLS.items()
-        for control, since in controls.items()
+        ("environment" if name.isupper() else "communicator", name, _lacking(name, since))
+        for name, since in _CONTROLS.items()
     ]
     unused = "torch does not pass it on, and nothing here needs it"
-    rows.append(("call", "nccl4py NCCLCollConfig", unused))
+    rows.append(("call", "nccl4py NCCLCollConfig", unused))  # as the paper gave NCCL one of its own
     table = pd.DataFrame(rows, columns=["level", "control", "reason"])
     outcomes = ["absent" if why else "offered" for why in table["reason"]]
     table = table.assign(outcome=outcomes, reason=table["reason"].replace("", "none"))

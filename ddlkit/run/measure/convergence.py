@@ -1,12 +1,10 @@
-"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), and sparsified (omgs Fig 3).
+"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
 
 Two cores train them in minutes: they are an eighth as wide as published, or small, and see drawn pictures
-(`ddlkit.run.nets.pictures`) or sentences. Of one seed everything but what is compared is the same: data and
-their order, first weights, optimiser, schedule.
+or sentences. Of one seed all but what is compared is the same: data and order, first weights, optimiser.
 
-Sparsified methods are fusion plans for one exchange (`ddlkit.run.measure.selection`), dense is the mean. Plans
-are made for a network's layers as counted, with the costs of the authors' published code, so that every
-machine trains under the same ones; where methods find the same plan, it is trained once.
+Sparsified methods are fusion plans for one exchange, made for a network's layers as counted, with the costs
+of the authors' published code, so that every machine trains under the same ones, and equal ones once.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from ddlkit.model import make_plan
 from ddlkit.papers.omgs.cluster import published_cost
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.selection import PlayedExchange
-from ddlkit.run.nets import pictures, sentences, zoo
+from ddlkit.run.nets import drawn, zoo
 
 Say = Callable[[str], object]
 Examples = tuple[Tensor, Tensor]
@@ -42,7 +40,7 @@ Score = tuple[float, float]
 
 _MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
 _JUDGED_AT_ONCE = 100
-_CLASSES = len(pictures.CLASSES)
+_CLASSES = len(drawn.CLASSES)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Recipe:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_eighth": partial(zoo.vgg16_eighth, _CLASSES),
-    "vgg16_eighth_replaced": partial(zoo.vgg16_eighth_replaced, _CLASSES),
+    "vgg16_eighth_replaced": partial(zoo.vgg16_replaced, _CLASSES, zoo.EIGHTH, zoo.EIGHTH_POOLINGS),
     "vgg16_eighth_no_dropout": partial(zoo.vgg16_eighth, _CLASSES, dropout=0.0),
 }
 """Of osf Fig 9. The replaced one has no dropout, so it has two to be compared with."""
@@ -113,9 +111,9 @@ class Task(NamedTuple):
 _VGG = Recipe(12, 32, 0.02, 0.9, 1e-4, math.inf, 2400, 600)
 _RESNET = Recipe(12, 32, 0.05, 0.9, 1e-4, math.inf, 2400, 600)
 _WORDS = Recipe(20, 16, 1.0, 0.9, 0.0, 1.0, 2112, 600)
-_LSTM = partial(zoo.LanguageModel, UNITS, len(sentences.WORDS), dropout=0.0)
+_LSTM = partial(zoo.LanguageModel, UNITS, len(drawn.WORDS), dropout=0.0)
 TASKS: dict[str, Task] = {
-    "vgg16_cifar_eighth": Task(partial(zoo.vgg16_cifar_eighth, _CLASSES), False, 0.001, _VGG),
+    "vgg16_cifar_eighth": Task(partial(zoo.vgg16_cifar, _CLASSES, zoo.EIGHTH), False, 0.001, _VGG),
     "resnet20_half": Task(partial(zoo.resnet20_half, _CLASSES), False, 0.001, _RESNET),
     "lstm_sentences": Task(_LSTM, True, 0.005, _WORDS),
 }
@@ -149,20 +147,20 @@ def started(network: str, seed: int) -> nn.Module:
 def _drawn(text: bool, count: int, held_out: bool) -> Any:
     """Return the pictures, or the text, to train on, or those that no training sees."""
     seed = int(held_out)
-    return sentences.draw(count * STEPS + 1, seed) if text else pictures.draw(count, seed)
+    return drawn.draw_text(count * STEPS + 1, seed) if text else drawn.draw_pictures(count, seed)
 
 
 def examples(network: str, count: int, held_out: bool) -> Examples:
     """Return so many inputs and labels of a network, on the CPU."""
     text = network in TASKS and TASKS[network].text
-    drawn = _drawn(text, count, held_out)
+    data = _drawn(text, count, held_out)
     if text:
-        words, following = drawn.sequences(STEPS)
+        words, following = data.sequences(STEPS)
         return torch.from_numpy(words), torch.from_numpy(following)
-    images = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
+    images = (torch.from_numpy(data.images).float() / 255 - _MEAN) / _SPREAD
     if network in TASKS:
         images = nn.functional.adaptive_avg_pool2d(images, SIDE)
-    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(drawn.labels)
+    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(data.labels)
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -324,21 +322,16 @@ def workload(network: str) -> Workload:
     inputs, _ = examples(network, 1, True)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
-    flops = {
-        name.partition(".")[2]: sum(by_operation.values())
-        for name, by_operation in counter.get_flop_counts().items()
-    }
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    of_layer = {name: name.rpartition(".")[0] for name in sizes}
-    whole = {
-        layer: sum(sizes[n] for n in sizes if of_layer[n] == layer) for layer in of_layer.values()
-    }
-    shares = [
-        flops.get(of_layer[name], 0) * sizes[name] / whole[of_layer[name]]
-        for name in reversed(sizes)
-    ]
-    backward_s = [PLANNED_BACKWARD_S * share / sum(shares) for share in shares]
-    n_bytes = [ELEMENT_BYTES * sizes[name] for name in reversed(sizes)]
+    counts = counter.get_flop_counts()
+    flops = {name.partition(".")[2]: sum(counts[name].values()) for name in counts}
+    sizes = {name: p.numel() for name, p in reversed([*model.named_parameters()])}
+    layers = [name.rpartition(".")[0] for name in sizes]
+    whole = dict.fromkeys(layers, 0)
+    for layer, size in zip(layers, sizes.values(), strict=True):
+        whole[layer] += size
+    shares = np.array([flops.get(layer, 0) / whole[layer] for layer in layers]) * [*sizes.values()]
+    backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
+    n_bytes = [ELEMENT_BYTES * size for size in sizes.values()]
     return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
 
 

@@ -11,7 +11,6 @@ import io
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from PIL import Image
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, measure, measure_on, sample_rows
-from ddlkit.run.nets import pictures
+from ddlkit.run.nets import drawn
 from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
 
@@ -32,36 +31,21 @@ DISTINCT = 8  # pictures that are drawn; files repeat them
 BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Pictures as they are stored: width x height, three bytes a pixel, a JPEG's quality.
-
-    Raises UserError for sizes that are none, and a quality that Pillow does not know.
-    """
-
-    width: int = 500
-    height: int = 375
-    quality: int = 90
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.height) < 1 or not 1 <= self.quality <= 95:
-            raise UserError(
-                f"pictures of {self.width} x {self.height} at quality {self.quality}: use sides of at least "
-                "1 and a quality from 1 to 95"
-            )
+QUALITY = 90  # of JPEG
+WidthHeight = tuple[int, int]
 
 
-def stored(directory: Path, shape: Shape, count: int) -> list[Path]:
+def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
     random, made = np.random.default_rng(0), []
-    for small in pictures.draw(min(count, DISTINCT), seed=0).images:
-        large = Image.fromarray(small.transpose(1, 2, 0)).resize((shape.width, shape.height))
-        grain = GRAIN * random.standard_normal((shape.height, shape.width, 1), np.float32)
+    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0).images:
+        large = Image.fromarray(small.transpose(1, 2, 0)).resize(shape)
+        grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
         made.append(Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8)))
     paths = [directory / f"{at}.jpeg" for at in range(count)]
     for at, path in enumerate(paths):
         with open(path, "wb") as out:
-            made[at % len(made)].save(out, "JPEG", quality=shape.quality)
+            made[at % len(made)].save(out, "JPEG", quality=QUALITY)
             out.flush()
             os.fsync(out.fileno())  # what the kernel still has to write it cannot drop
     return paths
@@ -74,9 +58,9 @@ def prepared(content: bytes, side: int) -> torch.Tensor:
 
 
 def measure_inputs(
-    device: str, directory: Path, shape: Shape, batch: int, side: int, budget: Budget
+    device: str, directory: Path, shape: WidthHeight, batch: int, side: int, budget: Budget
 ) -> Tables:
-    """Return table ``inputs``: seconds of a batch, one row a sample, each part with nothing else going on.
+    """Return table ``inputs``: seconds of a batch, each part with nothing else going on.
 
     read : of a file a picture, cold; decode : from JPEG in memory to what a network takes, on one core
     h2d : to the GPU, where ``device`` is one, from pinned memory

@@ -5,10 +5,9 @@ nobody waits) when a layer starts and when a gradient has been accumulated:
 
 * forward: the time from a layer's start to the next layer's start belongs to the layer (activations, pooling
   and the loss to the layer before them); its first tensor carries it all, and its FLOPs (2 per multiply-add).
-* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first.
-  The profile's order is the reverse of that in which gradients became ready, in which
-  DistributedDataParallel fills its buckets. Of gradients that one operation makes together (a recurrent
-  layer's) the first to be accumulated carries the time, the others none.
+* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. The
+  profile's order is the reverse of that in which gradients became ready. Of gradients that one operation
+  makes together (a recurrent layer's) the first to be accumulated carries the time, the others none.
 * update: SGD with momentum, and clearing the gradients.
 """
 
@@ -66,11 +65,7 @@ class Training:
     def watched(
         self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
-        """Call back with a tensor's name when a layer starts, and when a gradient is ready.
-
-        A layer is a module that owns parameters; it goes by its first tensor, usually the weight. A tensor
-        that several layers share has the first one's name.
-        """
+        """Call back with the name of a starting layer's first tensor, and of one whose gradient is ready."""
         names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
         with ExitStack() as hooks:
             for module in self.model.modules():
@@ -147,8 +142,7 @@ def computing(
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """Return (..., k) spans of the time line on which each point is that of the last rank to reach it.
 
-    A synchronous step waits for whoever comes last, at every point anew; the slowest time of each span
-    by itself would add up to more than any rank takes.
+    The slowest time of each span by itself would add up to more than any rank takes.
     """
     ends = np.cumsum(spans, axis=-1)
     return np.diff(slowest(ends.ravel()).reshape(ends.shape), prepend=0.0, axis=-1)
@@ -157,7 +151,6 @@ def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
 def profile_layers(
     network: str,
     batch: int,
-    *,
     device: str = "cpu",
     precision: str = "fp32",
     budget: Budget | None = None,
@@ -166,16 +159,14 @@ def profile_layers(
 ) -> tuple[LayerProfile, pd.DataFrame]:
     """Time forward, backward and update of one training iteration, tensor by tensor.
 
-    Medians over the repeats, forward and backward each rescaled to the median of the iterations without
-    hooks: the sums of the profile are the medians in the samples.
-
     me : where all ranks of a job profile at this same time; the profile is then that of a step which
         always waits for the slowest of them
 
-    Returns the profile, and the samples as a table: one row per quantity (hooked_iteration,
+    Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
+    without hooks; and the samples as a table: a row per repeat and quantity (hooked_iteration,
     unhooked_iteration, forward, backward, update; on a GPU also issue, after which the host had asked for
-    all of an unhooked iteration, and graph_iteration, as of `replay`) and repeat. Raises UserError for an
-    unknown network, a batch below 1, and as `computing`.
+    all of an unhooked iteration, and graph_iteration, as of `replay`). Raises UserError for an unknown
+    network, a batch below 1, and as `computing`.
     """
     slowest = peers.slowest if me else np.asarray
     with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
@@ -206,8 +197,7 @@ def layer_tables(
     me: Rank | None = None,
 ) -> Tables:
     """Return tables ``layers`` and ``samples`` of `profile_layers`."""
-    how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
-    profile, samples = profile_layers(network, batch, threads=threads, **how)
+    profile, samples = profile_layers(network, batch, device, precision, budget, threads, me)
     if (share := issue_share(samples)) > HOST_BOUND:
         say(f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration")
     ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
@@ -276,8 +266,7 @@ def _graph(training: Training, me: Rank | None) -> dict[str, Floats]:
 def replay(training: Training) -> Floats:
     """Return seconds of whole iterations as one CUDA graph: what the GPU needs where no host has to ask.
 
-    Raises RuntimeError for a network that waits for the GPU within an iteration, and out of memory: a
-    graph keeps its own.
+    Raises RuntimeError for a network that waits for the GPU within, and out of memory: a graph has its own.
     """
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

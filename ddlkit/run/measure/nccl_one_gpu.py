@@ -1,12 +1,11 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
-What one GPU can show of the real thing, and a check of the stand-in: the same kernels beside the same blocks
-and threads, in the same table ``contention``. Each rank runs a kernel of its own, so twice the blocks are
-taken. Nothing crosses a link: messages pass through the GPU's memory.
+The same kernels beside the same blocks and threads as of the stand-in, in the same table ``contention``.
+Each rank runs a kernel of its own, so twice the blocks are taken. Nothing crosses a link.
 
 NCCL allows it from 2.30.3 on, as an experiment (NCCL_MULTI_RANK_GPU_ENABLE); where both kernels do not find
 room at the same time, it hangs. So every setting has a process of its own, which is ended when its time is
-up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be too old; both may be loaded.
+up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be too old.
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
 
 
 class Nccl:
-    """One libnccl, by its path, bound to itself even where torch has loaded another.
-
-    Raises Unavailable where there is none that has all functions.
-    """
+    """One libnccl, bound to itself even where torch has loaded another. Raises Unavailable without it."""
 
     def __init__(self, path: str) -> None:
         mode = os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0)
@@ -123,10 +119,7 @@ def unavailable() -> str:
 
 
 class TwoRanks:
-    """Two ranks of NCCL on one device: a communicator, a stream and a message each.
-
-    Raises UserError where NCCL fails, and where its sums are wrong.
-    """
+    """Two ranks of NCCL on one device. Raises UserError where it fails, and where its sums are wrong."""
 
     def __init__(self, nccl: Nccl, device: torch.device, message_bytes: int) -> None:
         self._nccl, self._device = nccl, device
@@ -169,7 +162,7 @@ class TwoRanks:
 
 @dataclass(frozen=True)
 class OneGpuSettings:
-    """What CONFIG.json of the job ``one_gpu`` may hold; names : of `contention.kernels`; budget : for each."""
+    """What CONFIG.json of the job ``one_gpu`` may hold: a budget for each kernel of these names."""
 
     scale: Scale
     budget: Budget
@@ -271,17 +264,14 @@ def beside(
 def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns of ``contention`` from a Chrome trace of a computation and NCCL's kernels beside it.
 
-    Also messages_s, from the first message's start to the last one's end. overlap_share is of the time of
-    all other kernels but the one that only waits. Raises UserError when there is nothing of either.
+    Also messages_s, from the first one's start to the last one's end. Raises UserError without either.
     """
     seen = [event for event in kineto.spans(trace) if event.category == "kernel"]
     messages = [event for event in seen if event.collective]
     computed = [event for event in seen if not event.collective and "spin_kernel" not in event.name]
     if not (messages and computed):
-        raise UserError(
-            f"the profiler saw {len(messages)} messages and {len(computed)} computations: "
-            "that they ran together is not proven, so no time is recorded"
-        )
+        seen_both = f"{len(messages)} messages and {len(computed)} computations"
+        raise UserError(f"the profiler saw {seen_both}: that they ran together is not proven")
     message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
     union = np.concatenate([message, compute])
     sent_s, computed_s, either_s = (np.diff(merge(of)).sum() for of in (message, compute, union))

@@ -3,14 +3,10 @@
 Gradients travel as DistributedDataParallel sends them: in buckets by its rule, each once its last gradient
 is ready and all before it have left, one after the other in a stream of their own; the update waits for
 them. What travels is the stand-in's kernel: for every bucket it moves what each rank of an all-reduce
-sends, bucket bytes x 2 (n - 1) / n of n ranks that are not there.
+sends, bucket bytes x 2 (n - 1) / n of n ranks that are not there. Nothing waits for a peer, and nothing is
+copied into buckets.
 
-Faithful: when messages start and in which order, how much they move, and what they take of the GPU. Not
-faithful: nothing waits for a peer, and nothing is copied into buckets. At a paced rate the stand-in is a
-fair neighbour; at full speed it only bounds what sharing can cost from above.
-
-The paper's proposal, to give the last message more (5 Future work), is a policy here: the last is the one
-with the gradient that is ready last. Those that wait behind another keep what they left with.
+The paper's proposal, to give the last message more (5 Future work), is a policy here.
 """
 
 from __future__ import annotations
@@ -69,10 +65,7 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 
 
 def settings(brief: bool) -> list[Setting]:
-    """Return what is compared at full speed and paced; ``brief``: one of each sort.
-
-    Equal footprints, then the least for all messages with the most for the last, then more ranks, paced.
-    """
+    """Return equal footprints at full speed and paced, the last with more, and more ranks; ``brief``: few."""
     least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
     equal = itertools.product(RATES, GRID[: 1 if brief else None])
     return [
@@ -85,8 +78,8 @@ def settings(brief: bool) -> list[Setting]:
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
     """Return how many chunks each block sends of each message: every byte travels with its message, once.
 
-    sizes : bytes of each; round_bytes : that the blocks send with one chunk each, in that message. What
-    they send beyond the end of a message is credited to the next.
+    sizes : bytes of each; round_bytes : that the blocks send with one chunk each. What they send beyond the
+        end of a message is credited to the next
 
     >>> chunks_of_messages([25, 4, 31], [10, 10, 10])
     [3, 0, 3]
@@ -100,7 +93,7 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
 
 
 class Run(NamedTuple):
-    """One repeat: points in time by the device's clock, and what each message's kernel wrote down.
+    """One repeat, and what each message's kernel wrote down.
 
     marks : start, and end of forward, of backward, of waiting for messages, and of the update; of
         messages alone, start and end
@@ -111,10 +104,7 @@ class Run(NamedTuple):
 
 
 class SendingTraining:
-    """A network in training whose gradients a stand-in sends.
-
-    sizes : (buckets,) bytes, in the order in which they leave
-    """
+    """A network in training whose gradients a stand-in sends; sizes : (buckets,) bytes, as they leave."""
 
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training, self.stand_in = training, stand_in
@@ -197,16 +187,12 @@ def measure_sharing(
 ) -> pd.DataFrame:
     """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
 
-    budget : for all of it together, in turn
-
     ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
     host issues the same), of "iteration" with them, of "communication" the messages alone. bytes : that
-    were sent; bytes_per_s : while they were under way; communication_s : the time in which they were;
-    exposed_communication_s : from the end of backward to the update; overlap_share : of communication_s,
-    what is not exposed.
+    were sent; communication_s : the time in which they were under way; exposed_communication_s : from the
+    end of backward to the update; overlap_share : of communication_s, what is not exposed
 
-    Raises UserError as `profile_layers` does, for a stand-in that does not compile, and for a message that
-    did not end.
+    Raises UserError as `profile_layers`, for a stand-in that does not compile, or did not send all.
     """
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
@@ -239,14 +225,18 @@ def measure_sending(
     return pd.concat(frames, ignore_index=True)
 
 
+_NONE: dict[str, Any] = {
+    **dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0),
+    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
+    **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
+}
+
+
 def _columns(sending: SendingTraining, setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
     """Return columns of one setting: how it sends, and what was seen of each run."""
-    counts = ("blocks", "threads", "taken_threads", "buckets", "bytes")
-    times = ("bytes_per_s_asked", "bytes_per_s", "communication_s")
-    times += ("exposed_communication_s", "overlap_share")
-    columns = {"ranks": setting.ranks, **dict.fromkeys(counts, 0), **dict.fromkeys(times, 0.0)}
+    columns = {"ranks": setting.ranks, "policy": "none", **_NONE}
     if setting == EMPTY:
-        return {**columns, "policy": "none"}
+        return columns
     taken = sending.stand_in.columns(setting.footprint)
     columns |= {name: taken[name] for name in taken if name in columns}
     seen = [_seen(sending, setting, run) for run in runs]

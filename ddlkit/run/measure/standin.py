@@ -1,17 +1,14 @@
 """A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
 
-One GPU cannot exchange messages, yet what NCCL's kernel does to a computation beside it can be had there:
-the stand-in occupies what NCCL's occupies (as its version 2.28 does on Hopper: a block a channel, 96
-registers a thread, about 102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides
-their number) and does what a ring's step does, reading two buffers and writing their sum to a third.
+It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
+102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides) and does what its step
+does: it reads two buffers and writes their sum to a third. The rate counts the sums written, as a
+message's bytes would be; memory moves three times as many.
 
-The rate counts the sums written, as a message's bytes would be; memory moves three times as many. Threads
-are asked for as of NCCL, which launches more (`nccl_threads`).
-
-What is not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's
-memory (unless ``fifo_bytes`` keeps them small); and nobody polls or waits for a peer here. So at full speed
-the stand-in is an upper bound of what a communication kernel can do to its neighbour, and at the rate of a
-link it is a fair one. `CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
+Not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's memory
+(unless ``fifo_bytes`` keeps them small); and nobody waits for a peer. So at full speed it is an upper bound
+of what a communication kernel can do to its neighbour, and at the rate of a link it is a fair one.
+`CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
 """
 
 from __future__ import annotations
@@ -86,11 +83,9 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent while a computation ran, on one clock.
+    """What was sent from ``opened_s`` to ``closed_s``, which enclose a computation, on one clock.
 
     begins_s, ends_s : of each block of the communication kernel; none if there was none
-    opened_s, closed_s : these enclose the computation
-    sent_bytes : in between
     """
 
     begins_s: Sequence[float]
@@ -140,12 +135,11 @@ class GpuStandIn:
         self.a, self.b, self.c = torch.randn(3, buffer_bytes // 16 * 4, device="cuda")
         self._stream = torch.cuda.Stream()
 
-    def _cluster(self, blocks: int) -> int:
-        """Return it as NCCL does: 4 where that divides the blocks, from Hopper on."""
-        return CLUSTER if self._clusters and blocks % CLUSTER == 0 else 1
-
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """Return what the kernel takes, as columns of table ``contention``."""
+        """Return what the kernel takes, as columns of table ``contention``.
+
+        cluster : as NCCL does it, 4 where that divides the blocks, from Hopper on
+        """
         return {
             "communication": "standin",
             "blocks": footprint.blocks,
@@ -156,7 +150,7 @@ class GpuStandIn:
             "fifo_bytes": footprint.fifo_bytes,
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
-            "cluster": self._cluster(footprint.blocks),
+            "cluster": CLUSTER if self._clusters and footprint.blocks % CLUSTER == 0 else 1,
         }
 
     def chunk_bytes(self, threads: int) -> int:
@@ -175,14 +169,13 @@ class GpuStandIn:
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
             arguments = [self.a, self.b, self.c, *limits, record]
-            self._send.launch(*shape, arguments, self._cluster(footprint.blocks))
+            self._send.launch(*shape, arguments, self.columns(footprint)["cluster"])
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
         """Start communicating, then compute, then stop; without a footprint, compute alone.
 
-        ``compute`` must have run once before without a neighbour: what is loaded or allocated for the
-        first time may have to wait until the GPU is idle. Nothing waits for the GPU here: synchronise
-        before looking at the traffic.
+        ``compute`` must have run once before: what it loads or allocates may wait for an idle GPU. Nothing
+        waits for the GPU here: synchronise before looking at the traffic.
         """
         blocks = footprint.blocks if footprint else 0
         chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
@@ -228,9 +221,7 @@ def read_message(record: torch.Tensor) -> tuple[float, int]:
 
 
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
-#
-# It needs NVRTC, which every CUDA build of torch brings along, and the driver. torch's own
-# ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
+# torch's own ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
 _CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
@@ -279,9 +270,7 @@ class CudaFunction:
         """Put ``blocks`` blocks of ``threads`` threads into torch's current stream.
 
         arguments : a tensor goes as its address, an int as 64 bits without sign, a float as double; tensors
-            must live until the kernel has ended
-        cluster : blocks that must run at the same time and near each other, yet spread over
-            multiprocessors, as NCCL asks for; divides ``blocks``, above 1 from Hopper on
+            must live until the kernel has ended; cluster : blocks that run near each other, yet spread
         """
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
@@ -306,10 +295,7 @@ class CudaFunction:
 
 @functools.cache
 def cubin(architecture: str) -> bytes:
-    """Compile the source for an architecture such as "sm_90"; no GPU is needed.
-
-    Raises UserError where there is no compiler, and with its first complaint.
-    """
+    """Compile the source for an architecture such as "sm_90". Raises UserError with why it cannot."""
     nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
 
     def fetch(what: str) -> Any:
@@ -334,10 +320,9 @@ def cubin(architecture: str) -> bytes:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Return NVRTC of torch's CUDA version; any, if torch has none.
+    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
 
-    As wheels bring it along, or as torch itself did, or where the loader finds it. From CUDA 13 on it does
-    not look beside itself for its second half, which must be there before. Raises UserError if there is none.
+    From CUDA 13 on its second half, which it does not look for beside itself, must be there before.
     """
     version = (torch.version.cuda or "*").partition(".")[0]
     wheels = importlib.util.find_spec("nvidia")
@@ -351,10 +336,7 @@ def _nvrtc() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
-    raise UserError(
-        f"no NVRTC {version}: neither in {', '.join(places) or 'a package'} nor where the loader looks; "
-        "install a CUDA build of torch, or nvidia-cuda-nvrtc"
-    )
+    raise UserError(f"no NVRTC {version}: install a CUDA build of torch, or nvidia-cuda-nvrtc")
 
 
 def _driver(call: str, *arguments: object) -> None:

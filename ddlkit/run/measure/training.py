@@ -46,13 +46,10 @@ _SYNC_BUFFERS = (  # the later name where both exist
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training of ``network`` with ``batch`` samples per rank under each of ``plans``.
+    """Training of ``network`` with ``batch`` samples per rank under each plan, ``iterations`` in each round.
 
     plans : spec -> bytes of each bucket in the order in which gradients become ready; none for "ddp",
-        by which nothing is imposed
-    repeats, iterations : rounds over all plans, and timed iterations of each plan in a round
-
-    Raises UserError where torch cannot impose a plan.
+        by which nothing is imposed. Raises UserError where torch cannot impose one.
     """
 
     network: str
@@ -76,15 +73,11 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
     runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
         together, not each iteration. ``compute_s`` is the median iteration of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
-        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
-        measured on its own: the gradients copied into one buffer, on all ranks at once.
-    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
-        none in ``runs``, and is reported on standard error.
-    timeline : one profiled iteration per plan, on rank 0.
+        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
+        into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
+    buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
 
-    Note that torch's own DDP has 2 gloo_threads, ours 1. Raises UserError where DDP follows no plan, for
-    ranks that do not hold the same gradients afterwards, and where memory runs out.
+    Raises UserError where DDP follows no plan, for ranks that hold other gradients, and out of memory.
     """
     with computing(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
