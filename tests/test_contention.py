@@ -20,8 +20,8 @@ from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import TINY, WAYS, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
+from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
-from ddlkit.run.sessions.session import Partial, Unavailable, all_or_partial
 
 times = st.floats(0, 10)
 

@@ -36,7 +36,7 @@ from ddlkit.run.measure.nccl_one_gpu import (
     read_trace,
     unavailable,
 )
-from ddlkit.run.sessions.session import Unavailable
+from ddlkit.run.sessions import Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)

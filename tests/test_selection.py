@@ -17,8 +17,8 @@ from ddlkit.core.units import MIB
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import selection
+from ddlkit.run.sessions import Partial
 from ddlkit.run.sessions.kinds import Here, selections
-from ddlkit.run.sessions.session import Partial
 
 GPU = pytest.param(
     "cuda",

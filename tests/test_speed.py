@@ -15,7 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import speed
-from ddlkit.run.sessions.session import Partial, Unavailable
+from ddlkit.run.sessions import Partial, Unavailable
 
 FEW = Budget(warmup=0, min_repeats=1, max_repeats=2, max_s=0.1)
 

@@ -11,7 +11,7 @@ from ddlkit.cli.command import JSON, arg, command, flag, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
-_MEASURE = """a suite (quick, full, cpu, gpu, smoke, sharing), a file of one, or a part of the suite quick:
+_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
 layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
 which take minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
@@ -78,7 +78,7 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.run.sessions.packing import with_tables
+    from ddlkit.run.sessions.engine import with_tables
     from ddlkit.store.pack import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ddlkit import machine
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.protocol import PROGRESS
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run.sessions import one_line
 
 Floats = NDArray[np.float64]
 

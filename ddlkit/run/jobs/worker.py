@@ -27,7 +27,7 @@ import ddlkit.run
 from ddlkit.core.errors import UserError
 from ddlkit.run.jobs.job import Job
 from ddlkit.run.jobs.protocol import ERROR, LOST_PEER, MISTAKE, PARENT, die_with_parent
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run.sessions import one_line
 from ddlkit.store.files import atomic_write_text
 
 _CLONE_NEWNET = 0x40000000

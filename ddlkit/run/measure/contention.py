@@ -34,7 +34,7 @@ from ddlkit.run.measure.standin import (
     Passage,
     Traffic,
 )
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
 

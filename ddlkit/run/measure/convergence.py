@@ -13,7 +13,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -125,8 +125,7 @@ learned in so few steps."""
 def started(network: str, seed: int) -> nn.Module:
     """Return a network with the first weights of that seed: torch's own, or for NETWORKS by He et al. (2015).
 
-    Without these 16 layers do not begin to learn; convolutions start alike in every network. Raises
-    UserError for an unknown network.
+    Without these 16 layers do not begin to learn; convolutions start alike in every network.
     """
     if network in NETWORKS:
         model = NETWORKS[network]()
@@ -136,8 +135,6 @@ def started(network: str, seed: int) -> nn.Module:
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=random)
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
-    if network not in TASKS:
-        raise UserError(f"unknown network {network!r}: use one of {', '.join(TASKS)}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return TASKS[network].build()
@@ -355,15 +352,12 @@ class SparseTraining:
     plan: FusionPlan | None = None
 
 
-def trainings(network: str, seed: int, recipe: Mapping[str, Any]) -> Iterator[SparseTraining]:
-    """Yield what is trained of a network and seed: dense and every plan.
-
-    recipe : what differs from the task's own. Raises UserError for an unknown network.
-    """
-    plans = {DENSE: None, **planned(network)}
-    how = Recipe(**{**asdict(TASKS[network].recipe), **recipe})
-    for methods, plan in plans.items():
-        yield SparseTraining(network, methods, seed, how, plan)
+def trainings(network: str, seed: int, epochs: int = 0) -> Iterator[SparseTraining]:
+    """Yield what is trained of a network and seed, dense and every plan; epochs : in place of its own."""
+    recipe = TASKS[network].recipe
+    recipe = replace(recipe, epochs=epochs or recipe.epochs)
+    for methods, plan in {DENSE: None, **planned(network)}.items():
+        yield SparseTraining(network, methods, seed, recipe, plan)
 
 
 def train_sparse(settings: SparseTraining, *, say: Say = lambda line: None) -> pd.DataFrame:

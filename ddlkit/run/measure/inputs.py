@@ -23,7 +23,7 @@ from PIL import Image
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, measure, measure_on, sample_rows
 from ddlkit.run.nets import drawn
-from ddlkit.run.sessions.session import Tables, Unavailable, all_or_partial
+from ddlkit.run.sessions import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
 
 GRAIN = 8.0  # standard deviation of noise drawn on top, of 255: photographs are not smooth

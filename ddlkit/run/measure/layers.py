@@ -34,7 +34,7 @@ from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.rank import Floats, Rank
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.session import ran_out_of_memory, say
+from ddlkit.run.sessions import ran_out_of_memory, say
 
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 

@@ -41,7 +41,7 @@ from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import Compute
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
 OLDEST = 23003  # 2.30.3

@@ -26,7 +26,7 @@ from ddlkit.core.sparse import selected
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.sessions.session import all_or_partial
+from ddlkit.run.sessions import all_or_partial
 
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
 GROUP = 64  # elements whose maximum is taken at once: 256 bytes

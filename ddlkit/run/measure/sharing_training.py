@@ -30,7 +30,7 @@ from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Marks
 from ddlkit.run.measure.layers import Training, computing
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
-from ddlkit.run.sessions.session import Unavailable
+from ddlkit.run.sessions import Unavailable
 
 COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 """Quantities of the table: training with empty messages, with whole ones, and these without training."""
@@ -177,13 +177,7 @@ class SendingTraining:
 
 
 def measure_sharing(
-    network: str,
-    batch: int,
-    compared: Sequence[Setting],
-    budget: Budget,
-    *,
-    device: str,
-    precision: str,
+    device: str, network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
     """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
 
@@ -196,10 +190,10 @@ def measure_sharing(
     """
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
-    with computing(f"{network} at batch {batch} beside the stand-in", device, precision) as place:
-        sending = SendingTraining(Training(network, batch, place, precision), GpuStandIn())
+    with computing(f"{network} at batch {batch} beside the stand-in", device) as place:
+        sending = SendingTraining(Training(network, batch, place, "fp32"), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
-    return rows.assign(network=network, device=place.type, batch=batch, precision=precision)
+    return rows.assign(network=network, device=place.type, batch=batch, precision="fp32")
 
 
 def measure_sending(

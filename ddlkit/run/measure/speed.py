@@ -20,7 +20,7 @@ from ddlkit.run.instruments.clock import (
     sample_rows,
 )
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
