@@ -148,10 +148,8 @@ def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(arrays(float, (3, 5), elements=st.floats(0, 10)))
 def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) -> None:
-    own_ends = spans.cumsum(axis=1)
-    latest = np.maximum(own_ends.max(axis=0), 0)
+    latest = spans.cumsum(axis=1).max(axis=0)
     line = layers._slowest_line(spans[0], lambda ends: np.maximum(ends, latest))
-    assert (line >= 0).all()
     assert line.cumsum() == pytest.approx(latest)
 
 

@@ -27,9 +27,7 @@ from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention, nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
-    Nccl,
     OneGpuSettings,
-    TwoRanks,
     library,
     measure_on_one_gpu,
     one_gpu_job,
@@ -134,24 +132,6 @@ def test_kernels_that_took_turns_with_messages_leave_no_row(
     assert said.count("took 2 s, alone 1 s") == 2 and "two ranks relu" in said
     with pytest.raises(UserError, match="two ranks relu took"):
         list(one_gpu_job.part(me, TINY))
-
-
-# -- what is called ----------------------------------------------------------------------------
-
-
-def test_both_ranks_sum_their_messages_in_place(play: Play) -> None:
-    log = play("version=23003")
-    ranks = TwoRanks(Nccl(library()), CPU, 64 * KIB)
-    for rank, message in enumerate(ranks.messages):
-        message.copy_(torch.arange(len(message)) + rank)
-    ranks.post()()
-    expected = 2.0 * torch.arange(16 * KIB) + 1
-    assert all(torch.equal(message, expected) for message in ranks.messages)
-    ranks.reset()
-    assert all(bool((message == 1).all()) for message in ranks.messages)
-    meet, *sums = calls(log)
-    assert meet[:5] == ["meet", "2", "on", "0", "0"]
-    assert sums == [["sum", str(16 * KIB), str(16 * KIB)]] * 2
 
 
 @pytest.mark.parametrize(

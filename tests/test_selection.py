@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ddlkit import store
@@ -56,25 +54,6 @@ def test_selects_what_topk_selects(shape: str, device: str) -> None:
     ordered = magnitudes.sort().values
     for k in (1, 30, 300, 3_001, d // 2, d):
         _check(magnitudes, ordered, k)
-
-
-@st.composite
-def _few_values(draw: st.DrawFn) -> tuple[Tensor, int]:
-    """Up to 400 magnitudes with many ties, in an order of hypothesis's liking, and a k."""
-    kinds = draw(st.lists(st.floats(0, 2.0**100, width=32), min_size=1, max_size=6))
-    d = draw(st.integers(1, 400))
-    which = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=d, max_size=d))
-    return torch.tensor([kinds[i] for i in which]), draw(st.integers(1, d))
-
-
-@given(case=_few_values())
-@settings(max_examples=100, deadline=None)
-def test_selects_what_topk_selects_among_ties(case: tuple[Tensor, int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selection, "SMALL", 32)
-        patch.setattr(selection, "GROUP", 8)
-        magnitudes, k = case
-        _check(magnitudes, magnitudes.sort().values, k)
 
 
 def test_numbers_without_order_are_refused() -> None:
