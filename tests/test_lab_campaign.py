@@ -22,7 +22,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.report import accuracy
 from ddlkit.report.source import Source
 from ddlkit.run.lab import network
-from ddlkit.run.sessions import Point, kinds
+from ddlkit.run.sessions import Point, campaigns, grammar
 from ddlkit.run.sessions.campaigns import AFTER, BEFORE, DIGITS, LabPoints
 from ddlkit.run.sessions.engine import measure
 from ddlkit.run.sessions.grammar import SUITES, read
@@ -45,13 +45,13 @@ def written(directory: Path, described: object, name: str = "tiny.json") -> Path
 
 
 def points(file: Path, out: Path, **how: Any) -> list[Point]:
-    return list(kinds.points(out=out, session=1, name=str(file), device="cpu", **how).body)
+    return list(grammar.points(out=out, session=1, name=str(file), device="cpu", **how).body)
 
 
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
     """Every lab of a campaign, as its points are made of it."""
     made: list[LabPoints] = []
-    monkeypatch.setattr(kinds, "campaign", lambda labs, predict: made.extend(labs) or [])
+    monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.extend(labs) or [])
     points(file, out)
     return made
 

@@ -16,8 +16,8 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Origin, Source, engine
-from ddlkit.run.sessions.engine import pack, packing, restore
+from ddlkit.run.sessions import Origin, Source, engine, packing
+from ddlkit.run.sessions.packing import pack, restore
 from places import PATIENCE_S, alive, family, wait_for
 from test_record import begin
 
@@ -91,17 +91,17 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Pat
 def test_a_disk_that_refuses_ends_no_session_before_its_end(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(engine, "PACK_EVERY_S", 0.0)
+    monkeypatch.setattr(packing, "EVERY_S", 0.0)
     file = tmp_path / "rec.tgz"
     refused = pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory")
-    with refused, packing(out, file) as keep:
+    with refused, packing.packing(out, file) as keep:
         keep()
         file.unlink()
         file.mkdir()
         keep()
         assert "not packed: cannot write" in capsys.readouterr().err
     nowhere = tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"
-    with pytest.raises(UserError, match="^cannot write"), packing(out, nowhere):
+    with pytest.raises(UserError, match="^cannot write"), packing.packing(out, nowhere):
         pytest.fail("measured without a place for the file")
 
 

@@ -25,7 +25,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.report.source import Source as Reader
 from ddlkit.run import sessions
 from ddlkit.run.instruments import vitals
-from ddlkit.run.sessions import Point, PointList, Source, Tables, engine, grammar, kinds
+from ddlkit.run.sessions import Point, PointList, Source, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
 from faulty_points import FAULTS, fine, point
 from places import PATIENCE_S, ROOT, alive, family, wait_for
@@ -205,7 +205,7 @@ def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_point_has_a_place_of_its_own(device: str, any_device: None) -> None:
     for name in ("cpu" if device == "cpu" else "gpu", "smoke", "quick", "full"):
-        points = kinds.points(out=Path(), session=1, name=name, device=device)
+        points = grammar.points(out=Path(), session=1, name=name, device=device)
         everything = [*points.opening, *points.body, *points.closing]
         tables = [(point, schema) for point in everything for schema in point.schemas]
         places = {(point.path(Path(), schema), point.moment) for point, schema in tables}
@@ -235,7 +235,7 @@ def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device:
 def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:
     ends_s: dict[str, float] = {}
     spent_s = 0.0
-    for each in kinds.points(out=Path(), session=1, name="gpu").body:
+    for each in grammar.points(out=Path(), session=1, name="gpu").body:
         spent_s += each.estimate_s
         ends_s[each.key] = spent_s
     first = [
@@ -288,10 +288,10 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.sessions import Source, engine
+from ddlkit.run.sessions import Source, engine, packing
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-engine.PACK_EVERY_S = 0.1
+packing.EVERY_S = 0.1
 out, points, *files = sys.argv[1:]
 file = Path(files[0]) if files else None
 engine.run_session(Source(f"faulty_points:{points}"), Path(out), isolate=True, pack=file)

@@ -78,7 +78,7 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.run.sessions.engine import with_tables
+    from ddlkit.run.sessions.packing import with_tables
     from ddlkit.store.pack import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED

@@ -51,7 +51,7 @@ SPELLED = {"GoogleNet": "GoogLeNet"}
 """The paper's spelling of a network, and its authors', which readers see."""
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
 LAB = "campaign-dag"
-"""Directory of the campaign on two emulated clusters, which examples/campaign_dag.yml at v0.2-studies describes."""
+"""Directory of the campaign on two emulated clusters, which v0.2-studies describes."""
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
 """Those clusters, by the delay of their links: slow GPUs and links, or both fast."""
 

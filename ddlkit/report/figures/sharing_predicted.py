@@ -4,7 +4,7 @@ Each configuration has a cost of messages (figure 2's table), and what kernels a
 other while both run (figure 3's). A network has its layers, timed without any message, and scaled to what an
 iteration without messages took in the same rounds. Nothing of the iterations with messages is used.
 
-Two recordings are judged, the first and the final grid (examples/sharing_steady.yml at v0.2-studies), on networks that were
+Two recordings are judged, the first and the final grid (sharing_steady), on networks that were
 held out before anything was recorded (22 November 2026). In the final grid DDP's copies into buckets count,
 no message is faster than its link's rate (one timed alone finds what a rested link has saved), and each round
 is predicted from iterations just before and after whose messages are empty. What lay between is in

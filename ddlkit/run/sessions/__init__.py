@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -30,6 +30,7 @@ FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
 THERE = (MEASURED, PARTIAL)
 FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)
 """Of points that come last when they are tried again; the last: all ended while it was measured."""
+CAMPAIGN = "campaign"
 PACKED = ("contention", "selection", "timeline", "sharing_spans")
 """Schemas whose tables are written as .csv.gz."""
 
@@ -258,3 +259,10 @@ class Source:
         make = getattr(importlib.import_module(module), function)
         points: PointList = make(out=out, session=session, **self.arguments)
         return points
+
+
+class Kind(NamedTuple):
+    """How points are made: ``what`` they belong to, as "layers"; ``make`` gets a place and a file's keys."""
+
+    what: str
+    make: Callable[..., Any]

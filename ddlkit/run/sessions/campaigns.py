@@ -1,8 +1,7 @@
 """Campaigns: cases replayed in labs, each lab calibrated before and after, and what models say before that.
 
-Tables of a lab are ``collectives-<lab>-<collective>``, ``runs-<lab>`` and ``timeline-<lab>``. While it is
-replayed, every iteration is appended at once to a hidden directory there, so that a kill loses only the one
-in flight; the next session puts what it finds there into the tables, and goes on.
+While a lab is replayed, every iteration is appended at once to a hidden directory there, so that a kill
+loses only the one in flight; the next session puts what it finds there into the tables, and goes on.
 """
 
 from __future__ import annotations
@@ -45,19 +44,15 @@ from ddlkit.run.measure.collectives import messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions import Origin, Point, Tables, say, table_path
-from ddlkit.run.sessions.grammar import CAMPAIGN
+from ddlkit.run.sessions import CAMPAIGN, Origin, Point, Tables, say, table_path
 
 MOST_ITERATIONS = 20_000
 """Of a campaign: each takes seconds; more are a slip in a grid, which is the product of its lists."""
 BEFORE, AFTER = 0, 1
-MOMENTS = ("before", "after")
-"""Sessions of a lab's calibration, about the replays."""
+MOMENTS = ("before", "after")  # the replays: sessions of a lab's calibration
 PARTIAL, CASES = ".partial", "cases.json"
-PREDICTED = "cases"
-"""The name of the table of predictions."""
-DIGITS = 12
-"""Of its hash, in the runs that it predicted."""
+PREDICTED = "cases"  # the name of the table of predictions
+DIGITS = 12  # of its hash, in the runs that it predicted
 AROUND_S = 0.1  # of an iteration, in which recordings are exchanged
 SAMPLE_S = 0.25  # that the messages of a sample take together, on a link with a delay
 LAUNCH_S = 3.0  # a lab up, ranks met, and down again
@@ -65,7 +60,7 @@ ALPHA_S = 6e-5  # of a message, per worker squared, until a lab has been calibra
 SELECTION_S = 1e-8  # of an element, until it was measured
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
-# How long labs are calibrated: powers of two KiB, up to the largest message, and seconds for each; and how long
+# Powers of two KiB at which labs are calibrated, up to the largest message; seconds for each; how long
 # networks are measured that were not yet. Dense: doubling sizes where messages are cut into segments.
 EXTENTS = {
     "quick": (range(0, 20, 2), 0.15, Budget(1, 3, 20, 2.0)),
@@ -93,9 +88,9 @@ class Request(NamedTuple):
 class Grid:
     """Cases of a campaign: the product of its lists. Raises UserError for what cannot be.
 
-    networks, plans, and from ``density`` on : of a case, as its fields are
-    workers, rates, ranks_per_node, intra_rates : of a lab; engines : tbf, or emulated links, which alone
-        have delays, jitters, losses and backgrounds
+    networks, plans, density, stragglers : of a case, as its fields are
+    workers, rates, ranks_per_node, intra_rates : of a lab
+    engines : tbf, or emulated links, which alone have delays, jitters, losses and backgrounds
     rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
     name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
     """
@@ -146,16 +141,13 @@ class Grid:
 
     def requests(self) -> Iterator[Request]:
         """Yield what it asks of each of its labs."""
-        given = (self.plans, self.density, self.stragglers)
-        for network, rest in itertools.product(self.networks, itertools.product(*given)):
-            yield Request(*network, *rest)
+        given: Any = (self.plans, self.density, self.stragglers)
+        for (name, batch), *rest in itertools.product(self.networks, *given):
+            yield Request(name, batch, *rest)
 
 
 def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[LabPoints]:
-    """Return the labs of a campaign, each with all that its grids ask of it, at most as often as any does.
-
-    Raises UserError where grids say different things of all.
-    """
+    """Return a campaign's labs, each with all that its grids ask. Raises UserError where they disagree."""
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
@@ -169,10 +161,7 @@ def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[La
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
-    """Yield all points, lab by lab; to predict, only what predictions are made of, and then these.
-
-    Raises UserError for a plan that a network cannot have.
-    """
+    """Yield all points, lab by lab; to predict, only what predictions are made of, and then these."""
     for lab in labs:
         yield from lab.inputs()
         yield from lab.calibrations(BEFORE)
@@ -256,32 +245,23 @@ class LabPoints:
         """Return its collectives."""
         return list(dict.fromkeys(request.collective for request in self.asked))
 
-    # -- what its cases are made of --
-
     def inputs(self) -> Iterator[Point]:
         """Yield what must be measured before its cases are known: profiles, and times of selection."""
-        budget = EXTENTS[self.extent][2]
+        budget, tables = EXTENTS[self.extent][2], ["layers", "samples"]
         for name, batch in dict.fromkeys((asked.network, asked.batch) for asked in self.asked):
-            if not store.has_table(self._profile_paths(name, batch)[1]):
-                how = (name, batch, self.device, "fp32", budget, machine.cores())
-                tables, measure = ["layers", "samples"], partial(layer_tables, *how)
-                key = f"{name}-b{batch}-r1"
-                yield Point("layers", key, measure, 2 + budget.max_s, tables, self.folder)
+            how = (name, batch, self.device, "fp32", budget, machine.cores())
+            measure, estimate_s = partial(layer_tables, *how), 2 + budget.max_s
+            yield Point("layers", f"{name}-b{batch}-r1", measure, estimate_s, tables, self.folder)
         for density in sorted({request.density for request in self.asked} - {1.0}):
-            measure_density = partial(_selections, density)
-            key = f"rho{density:g}"
-            yield Point("selection", key, measure_density, 30.0, folder=self.folder)
-
-    def _profile_paths(self, name: str, batch: int) -> tuple[Path, Path]:
-        """Return where the profile may be recorded: the campaign's own, and this machine's."""
-        name = f"{name}-b{batch}-r1"
-        return self.path("layers", name), table_path(store.recorded_dir(), "layers", name)
+            select = partial(_selections, density)
+            yield Point("selection", f"rho{density:g}", select, 30.0, folder=self.folder)
 
     def profile(self, request: Request) -> LayerProfile:
         """Return the recorded profile; until there is one, the network's tensors with guessed times."""
-        network = request.network, request.batch
-        path = next(filter(store.has_table, self._profile_paths(*network)), None)
-        return store.read_profile(path) if path else guessed_profile(*network)
+        path = self.path("layers", f"{request.network}-b{request.batch}-r1")
+        if store.has_table(path):
+            return store.read_profile(path)
+        return guessed_profile(request.network, request.batch)
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return seconds to select, as recorded for the campaign; until then, as guessed."""
@@ -291,13 +271,11 @@ class LabPoints:
         sizes = np.array(SELECTION_SIZES, dtype=float)
         return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
 
-    # -- calibration --
-
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield one session of the lab's calibration, collective by collective."""
         for collective in self.kinds:
             cases = [asked for asked in self.asked if asked.collective == collective]
-            largest = max(map(self._largest_bytes, cases))
+            largest = max(self._largest_bytes(request) for request in cases)
             sizes = [KIB << power for power in EXTENTS[self.extent][0] if KIB << power < largest]
             yield self._calibration(session, collective, [*sizes, largest])
 
@@ -341,44 +319,38 @@ class LabPoints:
         )
 
     def cost(self, collective: str, density: float) -> MessageCost:
-        """Return what a message costs by the calibration before the replays; until there is one, by guess.
-
-        The one after them must not count: it would change the plans of what is replayed already.
-        """
+        """Return what a message costs by the calibration before the replays; until there is one, by guess."""
         rows = self.rows("collectives", f"{self.shape.name}-{collective}")
         cost = guessed_cost(self.shape, collective)
         if rows is not None:
+            # The one after them would change the plans of what is replayed already.
             cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         if density == 1:
             return cost
         return SparseGather(cost, density, selecting=self.selection_times(density))
 
-    def collectives(self) -> pd.DataFrame:
+    def calibration_rows(self) -> pd.DataFrame:
         """Return all rows of the lab's calibration, of all its collectives."""
         return pd.concat(
             [self.rows("collectives", f"{self.shape.name}-{kind}") for kind in self.kinds]
         )
-
-    # -- replays --
 
     def planned(self) -> dict[PlannedCase, int]:
         """Return distinct cases with their rounds: of plans that come out the same, the first."""
         distinct: dict[object, PlannedCase] = {}
         rounds: dict[PlannedCase, int] = {}
         for request, count in self.asked.items():
-            planned = self._planned(request)
-            first = distinct.setdefault((request._replace(plan=""), planned.plan.ends), planned)
+            density, cost = request.density, self.cost(request.collective, request.density)
+            how: dict[str, Any] = {"density": density, "straggler": request.straggler}
+            if density < 1:
+                how["selection_sha256"] = self.selection_times(density).sha256
+            try:
+                case = plan_case(self.profile(request), request.plan, cost, Lab(self.shape), **how)
+            except UserError as error:
+                raise UserError(f"{self.file}: plans: {request.network}: {error}") from None
+            first = distinct.setdefault((request._replace(plan=""), case.plan.ends), case)
             rounds[first] = max(count, rounds.get(first, 0))
         return rounds
-
-    def _planned(self, request: Request) -> PlannedCase:
-        density, cost = request.density, self.cost(request.collective, request.density)
-        how: dict[str, Any] = {"density": density, "straggler": request.straggler}
-        how["selection_sha256"] = self.selection_times(density).sha256 if density < 1 else ""
-        try:
-            return plan_case(self.profile(request), request.plan, cost, Lab(self.shape), **how)
-        except UserError as error:
-            raise UserError(f"{self.file}: plans: {request.network}: {error}") from None
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
         """Return (case, repeat) of what is not in the tables, round by round."""
@@ -425,25 +397,22 @@ class LabPoints:
         self._absorb()
         if missing := self._missing():
             self._left.mkdir(parents=True)
-            described = json.dumps([asdict(case.case) for case in dict(missing)])
+            wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
+            every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
+            asked = {(case.case.key, turn) for case, turn in missing}
+            how: dict[str, Any] = {"tries": vitals.TRIES, "out": self._left}
+            how["selection"] = lambda n, density: self.selection_times(density)(n, density)
+            described = json.dumps([asdict(case.case) for case in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
-                self._play(missing)
+                with Lab(self.shape) as lab:
+                    replay(lab, self.shape.workers, wanted, rounds, done=every - asked, **how)
             finally:
                 self._absorb()
         runs = store.load_table(self.path("runs"))
         limited = int(runs["processor_limited"].sum())
         say(f"{self.shape.name}: {limited} of {len(runs)} iterations limited by the processor")
         return {}
-
-    def _play(self, missing: Sequence[tuple[PlannedCase, int]]) -> None:
-        wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
-        every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
-        done = every - {(case.case.key, turn) for case, turn in missing}
-        how: dict[str, Any] = {"done": done, "tries": vitals.TRIES, "out": self._left}
-        how["selection"] = lambda n, density: self.selection_times(density)(n, density)
-        with Lab(self.shape) as lab:
-            replay(lab, self.shape.workers, wanted, rounds, **how)
 
     def _absorb(self) -> None:
         """Put what a replay left, be it complete or not, into the tables."""
@@ -467,13 +436,8 @@ class LabPoints:
                 Origin().save(self.path(schema), frame[new], schema, append=True)
         shutil.rmtree(self._left)
 
-    # -- predictions --
-
     def _predicted_by(self) -> str:
-        """Return how the hash begins of the table that predicted all cases; "" where none was written.
-
-        Raises UserError for a case that it does not have.
-        """
+        """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""
         path = self.path("predicted", PREDICTED)
         if not store.has_table(path):
             return ""
@@ -487,13 +451,11 @@ class LabPoints:
         return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
     def predicted(self, together: pd.DataFrame) -> pd.DataFrame:
-        """Return what models say of each case: rows of a table ``predicted``.
-
-        together : rows of all labs of the campaign, which tell together how sessions drift
+        """Return rows of a table ``predicted``; ``together``, all labs tell how sessions drift.
 
         `predictor.OURS` is by the law over emulated links, and `predictor.MEASURED` then ours by the table.
         """
-        rows = self.collectives()
+        rows = self.calibration_rows()
         table = pooled(Calibration.of(rows, also=predictor.TRIAL_COSTS), together)
         ours, frames = by_law(table, rows, machine.cores()), []
         for case, workload in ((planned.case, planned.workload) for planned in self.planned()):
@@ -509,8 +471,16 @@ class LabPoints:
             }
             times = predictor.predicted_times(forecasts[predictor.OURS], ours.of_case(case).others)
             times |= {model: predictor.times(cast.prediction) for model, cast in forecasts.items()}
-            intervals = {model: cast.interval_s for model, cast in forecasts.items()}
-            frame = _predicted_rows(times, intervals)
+            cells = {
+                (model, quantity): seconds
+                for model, both in times.items()
+                for quantity, seconds in zip(("iteration", "exposed"), both, strict=True)
+            }
+            for model, cast in forecasts.items():
+                ends = zip(("lower", "upper"), cast.interval_s or (), strict=False)
+                cells |= {(model, end): seconds for end, seconds in ends}
+            rows_of = [(*key, seconds) for key, seconds in cells.items() if np.isfinite(seconds)]
+            frame = pd.DataFrame(rows_of, columns=["model", "quantity", "seconds"])
             frame["cost"] = frame["model"].map(costs).fillna("")
             frame["drift"] = frame["model"].map(dict.fromkeys(costs, POOLED)).fillna("")
             frames.append(frame.assign(case=case.key))
@@ -525,21 +495,5 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
                 f"a prediction comes before its runs: there are some of {lab.shape.name}"
             )
     say("every calibration is there: predicting")
-    together = pd.concat([lab.collectives() for lab in labs])
+    together = pd.concat([lab.calibration_rows() for lab in labs])
     return pd.concat([lab.predicted(together) for lab in labs], ignore_index=True)
-
-
-def _predicted_rows(
-    times: Mapping[str, tuple[float, float]],
-    intervals: Mapping[str, tuple[float, float] | None],
-) -> pd.DataFrame:
-    """Return rows of a table ``predicted``, without the case: what models say, where they do."""
-    rows = [
-        (model, quantity, seconds)
-        for model, both in times.items()
-        for quantity, seconds in zip(("iteration", "exposed"), both, strict=True)
-        if np.isfinite(seconds)
-    ]
-    for model, ends in intervals.items():
-        rows += [(model, end, at) for end, at in zip(("lower", "upper"), ends or (), strict=False)]
-    return pd.DataFrame(rows, columns=["model", "quantity", "seconds"])

@@ -2,14 +2,10 @@
 
 This process keeps the list of outcomes, samples the machine's vitals and says how things go; the other one
 measures the points that it names. No torch here: nothing must disturb what is measured.
-
-A recording may also be kept as one file that is whole at any moment, for machines that end without a
-warning: ``tar xzf FILE -C data/recorded`` restores it.
 """
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import re
@@ -17,12 +13,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +32,7 @@ from ddlkit.run.jobs.launch import end
 from ddlkit.run.jobs.protocol import child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import (
+    CAMPAIGN,
     FAILED,
     FAULTS,
     KILLED,
@@ -52,14 +47,15 @@ from ddlkit.run.sessions import (
     say,
     this_machine,
 )
-from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read
+from ddlkit.run.sessions.grammar import Suite, read
+from ddlkit.run.sessions.packing import packing, with_tables
 from ddlkit.store import files
 from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import is_stamped, machines_in
 
-POINTS = "ddlkit.run.sessions.kinds:points"
-PARTS = ("layers", "collectives", "training", "replay", CAMPAIGN)
-PARTS += ("convergence", "tensors", "input", "all")
+POINTS = "ddlkit.run.sessions.grammar:points"
+PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
+PARTS = (*PARTS, "convergence", "tensors", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
@@ -73,9 +69,6 @@ STARTS = 3  # processes in a row that may end before a point: after a death a GP
 PAUSE_S = 5.0  # and is given this long
 POLL_S = 0.2
 LISTED = 8
-PACK_EVERY_S = 20.0
-PACKED_NAMES = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
-"""Ends of the names of tables and stamps; not of a lock or half a file."""
 
 
 def measure(
@@ -93,7 +86,7 @@ def measure(
     """Measure a suite, or a part of one; returns the directory, or of a dry run what is missing.
 
     what : name or file of a suite, or one of PARTS, of the suite ``profile``
-    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `kinds.points`
+    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `grammar.points`
 
     Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
     needs one.
@@ -223,6 +216,7 @@ class _Session:
     keep: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
     running: Row | None = None
+    sampler: vitals.Sampler | None = None
 
     def __post_init__(self) -> None:
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
@@ -236,16 +230,13 @@ class _Session:
         if not self.isolate:
             self._take_all(here)
         else:
-            with vitals.Sampler(gpu=self.gpu) as sampler, _Child(here, self) as child:
+            with vitals.Sampler(gpu=self.gpu) as self.sampler, _Child(here, self) as child:
                 try:
                     self._take_all(child)
                 finally:
                     if self.running:  # we are ended, through no fault of it
                         self.rows[self.running.key] = self.running
                     self._save()
-                    path, frame = self.out / f"vitals-s{self.number}.csv.gz", sampler.frame()
-                    if len(frame) and any(row.seconds for row in self.rows.values()):
-                        self.origin.save(path, frame, "vitals")
         self._report(time.monotonic() - start_s)
 
     def _take_all(self, worker: _Here | _Child) -> None:
@@ -309,6 +300,9 @@ class _Session:
         if self.rows and self.isolate:
             frame = pd.DataFrame(map(asdict, self.rows.values()))
             self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
+            frame = self.sampler.frame() if self.sampler else pd.DataFrame()
+            if len(frame) and any(row.seconds for row in self.rows.values()):
+                self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
         """Say what is there and what is missing. Raises UserError where nothing is."""
@@ -476,89 +470,3 @@ def _gpu_is_usable() -> bool:
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
-
-
-# -- a recording as one file ---------------------------------------------------------------------
-
-
-@contextmanager
-def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
-    """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
-
-    Gives what is to be called now and then: it packs if PACK_EVERY_S have passed. At the end of the block
-    it is packed again, however that comes.
-
-    Raises UserError as `restore` and `pack`; that one is only told while the session goes on.
-    """
-    if file is None:
-        yield lambda: None
-        return
-    files.remove_unfinished(file.parent, file.name)
-    restore(out, file)
-    pack(out, file)  # that the file cannot be written is better known now
-    due_s = time.monotonic() + PACK_EVERY_S
-
-    def keep() -> None:
-        nonlocal due_s
-        if time.monotonic() >= due_s:
-            due_s = time.monotonic() + PACK_EVERY_S
-            try:
-                pack(out, file)
-            except UserError as error:
-                say(f"not packed: {error}")
-
-    try:
-        yield keep
-    finally:
-        pack(out, file)
-
-
-def pack(out: Path, file: Path) -> None:
-    """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
-
-    def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
-
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
-        for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
-            with files.writing_in(directory):  # a table with its own stamp, not with the next one
-                for path in sorted(filter(_is_kept, directory.iterdir())):
-                    archive.add(path, str(path.relative_to(out.parent)), filter=nobodys)
-    files.atomic_write(file, packed.getvalue())
-
-
-def restore(out: Path, file: Path) -> None:
-    """Unpack ``file``, if there is one, where ``out`` holds nothing yet.
-
-    Raises UserError where it is damaged, holds another recording, or tables that ``out``, which has some,
-    lacks: packing would lose them.
-    """
-    if not file.exists():
-        return
-    try:
-        with tarfile.open(file, "r:gz") as archive:
-            members = [Path(name) for name in archive.getnames()]
-            if names := {path.parts[0] for path in members} - {out.name}:
-                theirs = f"{', '.join(sorted(names))}, not of {out.name}"
-                raise UserError(f"{file} holds a recording of {theirs}: name another file")
-            if not any(map(_is_kept, out.iterdir())):
-                archive.extractall(out.parent, filter="data")
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{file}: no whole archive ({error}): name another file") from error
-    tables = [path for path in members if ".csv" in path.name]
-    if lost := [path for path in tables if not store.has_table(out.parent / path)]:
-        raise UserError(
-            f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
-            "unpack it, or name another file"
-        )
-
-
-def with_tables(folder: Path) -> list[Path]:
-    """Return the directory and those below it that hold tables, each to be packed by itself."""
-    parents = {path.parent for path in folder.rglob("*.csv*")}
-    return sorted(path for path in parents if not path.name.startswith("."))
-
-
-def _is_kept(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(PACKED_NAMES)

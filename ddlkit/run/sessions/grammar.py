@@ -1,18 +1,18 @@
 """What is to be measured, as files say it: a list of points, each of a kind, with that kind's arguments.
 
-A kind is a function of `ddlkit.run.sessions.kinds`: its name stands under "measure", its arguments are the other keys
-there, which mean the same in all kinds: KEYS. Campaigns are points, too. No torch here. Every mistake is a
-UserError in one line that names file, point and key.
+A kind is a function of `ddlkit.run.sessions.kinds`: its name stands under "measure", its arguments are the
+other keys there, which mean the same in all kinds: KEYS. No torch here. Every mistake is a UserError in one
+line that names file, point and key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.link import COLLECTIVES
@@ -20,10 +20,12 @@ from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.conditions import ENGINES, parse_share
+from ddlkit.run.sessions import CAMPAIGN, Kind, Point, PointList, say
 from ddlkit.store import files
 
 SUITES = Path(__file__).parent / "suites"
-CAMPAIGN = "campaign"
+MOMENTS = ("start", "end")
+"""Of drift: before all else that a session measures, and after it."""
 PRECISIONS = ("fp32", "tf32", "bf16")
 EXTENTS = ("quick", "dense", "full")
 """How long a campaign calibrates its labs."""
@@ -307,3 +309,104 @@ def _parsed(file: Path) -> dict[str, Any]:
             f"{file}: must be a mapping with a list of points: see examples/campaign.yml"
         )
     return dict(given)
+
+
+# -- points --------------------------------------------------------------------------------------
+
+
+class Described(NamedTuple):
+    """What may be said of points of any kind.
+
+    about : why, for who reads the file; device : where they are measured, everywhere if it is ""
+    by_name : whether they are left out of "all"
+    """
+
+    measure: str
+    about: str = ""
+    device: str = ""
+    by_name: bool = False
+
+
+def points(
+    *,
+    out: Path,
+    session: int,
+    name: str,
+    part: str = "all",
+    device: str = "",
+    networks: Sequence[str] = (),
+    predict: bool = False,
+) -> PointList:
+    """Return the points of the suite of that name, or in that file.
+
+    part : what of it, "all" or what points belong to, as "layers"
+    device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
+    predict : of campaigns: calibrate their labs and predict their cases, and replay none
+
+    Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
+    """
+    import torch
+
+    from ddlkit.run.lab import network as lab
+    from ddlkit.run.sessions.campaigns import Grid, campaign, labs_of
+    from ddlkit.run.sessions.kinds import Here
+
+    suite = read(name)
+    if predict and not suite.is_campaign:
+        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
+    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        advice = "install a CUDA build that fits the driver, or use --suite cpu"
+        raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
+    made: list[Point] = []
+    grids: list[Grid] = []
+    for where, kind, arguments in _wanted(suite, part, device, networks):
+        try:
+            if kind.make is Grid:
+                grids.append(Grid(**arguments))
+            elif any(arguments.get("rate", ())) and (reason := lab.available()):
+                say(f"no lab, so no {kind.what} there: {reason}")
+            else:
+                made += kind.make(Here(device, session, out), **arguments)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    if grids:
+        made += campaign(labs_of(grids, out, str(suite.file), device), predict)
+    distinct = {point.key: point for point in made}
+    drifts = {point.name.rpartition("-")[2]: point for point in made if point.what == "drift"}
+    body = [point for point in distinct.values() if point.what != "drift"]
+    return PointList(body, *([drifts[moment]] if moment in drifts else [] for moment in MOMENTS))
+
+
+def _wanted(
+    suite: Suite, part: str, device: str, networks: Sequence[str]
+) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+    """Yield where, kind and checked arguments of what the suite has of that part on the device.
+
+    networks : in place of those of its layers. Raises UserError for one that there is not.
+    """
+    from ddlkit.run.nets import registry
+    from ddlkit.run.sessions.kinds import KINDS
+
+    KEYS["measure"], chosen = one_of(list(KINDS)), []
+    if networks and part != "layers":
+        raise UserError(f"networks can be chosen for layers only, not for {part}")
+    for text in networks:
+        if ":" not in text:
+            raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32")
+        chosen.append(_checked(text, network_of))
+        registry.find(chosen[-1][0])
+    for position, described in enumerate(suite.points):
+        where = f"{suite.file}: points[{position}]"
+        common = {key: value for key, value in described.items() if key in Described._fields}
+        of_any = Described(**read_keys(common, Described, where))
+        kind = KINDS[of_any.measure]
+        special = {key: value for key, value in described.items() if key not in common}
+        arguments = read_keys(special, kind.make, where, int(kind.what != CAMPAIGN))
+        wanted = not of_any.by_name if part == "all" else part == kind.what
+        if not wanted or of_any.device not in ("", device):
+            continue
+        if chosen and arguments.get("ranks", [1]) == [1]:
+            arguments["networks"] = chosen
+        if not chosen or arguments["networks"] == chosen:
+            yield where, kind, arguments

@@ -7,7 +7,6 @@ for each value. What measures is imported when a point needs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -26,22 +25,20 @@ from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import make_plan
 from ddlkit.papers import networks as published
+from ddlkit.run.instruments import vitals
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab.conditions import parse as parse_conditions
-from ddlkit.run.nets import registry
-from ddlkit.run.sessions import Point, PointList, Tables, Unavailable, say, table_path
-from ddlkit.run.sessions.campaigns import Grid, campaign, labs_of, table_cost
-from ddlkit.run.sessions.grammar import CAMPAIGN, KEYS, Suite, network_of, one_of, read, read_keys
+from ddlkit.run.sessions import CAMPAIGN, Kind, Point, Tables, Unavailable, say, table_path
+from ddlkit.run.sessions.campaigns import Grid, table_cost
 
-MOMENTS = ("start", "end")  # of drift: before all else, and after it
 OWN_PLAN = "ddp"  # DDP's own rule for buckets
 DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
-BUILD_S = 3.0  # building a network, moving it to the device, counting its FLOP
-WARMTH = 2.0  # times as long as a budget says takes what also warms up
+BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
+WARMTH = 1.2  # times as long as a budget says takes what also warms up
 EXPOSED_S = 2.0  # an iteration in the lab: compute about as long as communication
 
 Networks = Sequence[tuple[str, int]]
@@ -61,14 +58,7 @@ class Here(NamedTuple):
         return self.device == "cuda"
 
 
-class Kind(NamedTuple):
-    """How points are made: ``what`` they belong to, as "layers"; ``make`` gets a place and a file's keys."""
-
-    what: str
-    make: Callable[..., Any]
-
-
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, Kind] = {CAMPAIGN: Kind(CAMPAIGN, Grid)}
 
 
 def kind(what: str) -> Callable[[Any], Any]:
@@ -116,19 +106,26 @@ def lab_of(ranks: int, rate: str, delay: str = "") -> lab.Lab:
 
 
 def launched(
-    job: Any, settings: Any, ranks: int, place: Place, join: Mapping[str, Any], estimate_s: float
+    job: Any,
+    settings: Any,
+    ranks: int,
+    make: Callable[[], Any],
+    join: Mapping[str, Any],
+    estimate_s: float,
 ) -> Tables:
-    """Return what ranks measure who meet in a place, which is a lab that comes up for it, or loopback."""
-    with place if isinstance(place, lab.Lab) else nullcontext():
-        how: dict[str, Any] = {"place": place, "join": join, "timeout_s": PATIENCE * estimate_s}
-        return launch(job, settings, ranks=ranks, **how)
+    """Return what ranks measure in a place that is made for it: a lab, which comes up, or loopback."""
+    place, how = make(), dict[str, Any](ranks=ranks, join=join)
+    if isinstance(place, Loopback):
+        return launch(job, settings, place=place, timeout_s=PATIENCE * estimate_s, **how)
+    with place:
+        return launch(job, settings, place=place, **how)
 
 
 def collectives_point(
     here: Here,
     name: str,
     ranks: int,
-    place: Place,
+    make: Callable[[], Any],
     join: Mapping[str, Any],
     collectives: Sequence[str],
     sizes: Sequence[int],
@@ -153,7 +150,7 @@ def collectives_point(
         frames = []
         for left, names in missing().items():
             asked = module.CollectivesSettings(names, left, budget, **settings)
-            how = (ranks, place, join, estimate_s)
+            how = (ranks, make, join, estimate_s)
             frames.append(launched(module.collectives_job, asked, *how)["collectives"])
         return pd.concat(frames, ignore_index=True)
 
@@ -315,10 +312,10 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
 # -- several ranks -------------------------------------------------------------------------------
 
 # What collectives can show where there is one device is labelled as a link of its own.
-_LINKS: dict[str, tuple[int, Loopback, dict[str, Any]]] = {
-    "loopback-p2": (2, Loopback(), meeting("cpu")),
-    "one-rank": (1, Loopback(name="one-rank"), {}),  # joins as its device does
-    "gloo-cuda-p2": (2, Loopback(name="host"), {"backend": "gloo", "on_gpu": True}),
+_LINKS: dict[str, tuple[int, Callable[[], Loopback], dict[str, Any]]] = {
+    "loopback-p2": (2, Loopback, meeting("cpu")),
+    "one-rank": (1, partial(Loopback, name="one-rank"), {}),  # joins as its device does
+    "gloo-cuda-p2": (2, partial(Loopback, name="host"), {"backend": "gloo", "on_gpu": True}),
 }
 
 
@@ -335,7 +332,7 @@ def collectives(
     messages: int = 16,
     tries: int = 1,
 ) -> Iterator[Point]:
-    """By one of _LINKS, or in labs, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs.
+    """By one of _LINKS, or in labs, or else as devices are joined: GPUs by NCCL, processors by gloo.
 
     delay : of a lab's links, which are then emulated; messages : of a sample there
     """
@@ -344,14 +341,15 @@ def collectives(
     if any(rate):
         for workers, bits, late in product(ranks, rate, delay):
             name = "-".join(filter(None, (f"lab-p{workers}", bits, late and f"delay{late}")))
-            where = (name, workers, lab_of(workers, bits, late), measuring("lab.replay").JOIN)
-            how = {"messages_per_sample": messages, "tries": tries}
-            yield collectives_point(here, *where, *asked, **how)
+            where = (name, workers, partial(lab_of, workers, bits, late))
+            join = measuring("lab.replay").JOIN
+            how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries}
+            yield collectives_point(here, *where, join, *asked, **how)
         return
     gpus = here.on_gpu and not link
     links = {link: _LINKS[link]} if link else {}
     for count in rank_counts(here.device) if not link else ():
-        links[f"nccl-p{count}" if gpus else f"loopback-p{count}"] = (count, Loopback(), {})
+        links[f"nccl-p{count}" if gpus else f"loopback-p{count}"] = (count, Loopback, {})
     for name, (count, place, join) in links.items():
         point = collectives_point(here, name, count, place, meeting(here.device) | join, *asked)
         yield on_gpus(count * gpus, point)
@@ -367,10 +365,12 @@ def tensors(
     estimate_s = LAUNCH_S + len(sizes) * budget.max_s
 
     def measure(workers: int, bits: str) -> pd.DataFrame:
-        place = lab_of(workers, bits) if bits else Loopback()
+        place = partial(lab_of, workers, bits) if bits else Loopback
         join = measuring("lab.replay").JOIN if bits else meeting("cpu")
         each = 16 if bits else 1
-        settings = module.CollectivesSettings(["all_reduce"], sizes, budget, each, tries=TRIES)
+        settings = module.CollectivesSettings(
+            ["all_reduce"], sizes, budget, each, tries=vitals.TRIES
+        )
         how = (workers, place, join, estimate_s)
         rows = launched(module.collectives_job, settings, *how)["collectives"]
         rows.insert(0, "network", network)
@@ -394,14 +394,12 @@ def trainings(
 ) -> Iterator[Point]:
     """Training on several ranks as DDP itself sends; or in labs, under plans for what is measured there."""
     module = measuring("training")
-    estimate_s = LAUNCH_S + len(plans) * repeats * (iterations + 2) * EXPOSED_S
+    each_s = EXPOSED_S / (10 if here.on_gpu else 1)
+    estimate_s = LAUNCH_S + len(plans) * repeats * 2 * (iterations + 2) * each_s
 
     def measure(count: int, bits: str, name: str, batch: int) -> Tables:
-        place, join = (
-            (Loopback(), meeting(here.device))
-            if not bits
-            else (lab_of(count, bits), measuring("lab.replay").JOIN)
-        )
+        place: Callable[[], Any] = partial(lab_of, count, bits) if bits else Loopback
+        join = measuring("lab.replay").JOIN if bits else meeting(here.device)
         group_bytes: dict[str, Sequence[int]] = {OWN_PLAN: []}
         sha256 = ""
         if bits:
@@ -453,103 +451,3 @@ def replay_cases(
     plan_case = measuring("lab.script").plan_case
     planned = [plan_case(profile, spec, cost, place) for spec in plans]
     return list({case.plan.ends: case for case in planned}.values())[:DISTINCT_PLANS]
-
-
-# -- suites --------------------------------------------------------------------------------------
-
-KINDS[CAMPAIGN] = Kind(CAMPAIGN, Grid)
-KEYS["measure"] = one_of(list(KINDS))
-
-
-class Described(NamedTuple):
-    """What may be said of points of any kind.
-
-    about : why, for who reads the file; device : where they are measured, everywhere if it is ""
-    by_name : whether they are left out of "all"
-    """
-
-    measure: str
-    about: str = ""
-    device: str = ""
-    by_name: bool = False
-
-
-def points(
-    *,
-    out: Path,
-    session: int,
-    name: str,
-    part: str = "all",
-    device: str = "",
-    networks: Sequence[str] = (),
-    predict: bool = False,
-) -> PointList:
-    """Return the points of the suite of that name, or in that file.
-
-    part : what of it, "all" or what points belong to, as "layers"
-    device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
-    predict : of campaigns: calibrate their labs and predict their cases, and replay none
-
-    Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
-    """
-    suite = read(name)
-    if predict and not suite.is_campaign:
-        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
-    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the driver, "
-            "or use --suite cpu"
-        )
-    chosen = [_batched(text, part) for text in networks]
-    made: list[Point] = []
-    grids: list[Grid] = []
-    for where, measured, arguments in _wanted(suite, part, device):
-        kind = KINDS[measured]
-        if chosen and arguments.get("ranks", [1]) != [1]:
-            continue
-        arguments |= {"networks": chosen} if chosen else {}
-        try:
-            in_lab = any(arguments.get("rate", ()))
-            if kind.make is Grid:
-                grids.append(Grid(**arguments))
-            elif in_lab and (reason := lab.available()):
-                say(f"no lab, so no {measured}: {reason}")
-            else:
-                made += kind.make(Here(device, session, out), **arguments)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-    if grids:
-        made += campaign(labs_of(grids, out, str(suite.file), device), predict)
-    distinct = {point.key: point for point in made}
-    drifts = {point.name.rpartition("-")[2]: point for point in made if point.what == "drift"}
-    body = [point for point in distinct.values() if point.what != "drift"]
-    return PointList(body, *([drifts[moment]] if moment in drifts else [] for moment in MOMENTS))
-
-
-def _batched(text: str, part: str) -> tuple[str, int]:
-    """Return name and batch size of a network that the user wants instead of the suite's."""
-    if part != "layers":
-        raise UserError(f"networks can be chosen for layers only, not for {part}")
-    if ":" not in text:
-        raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32,vgg16:16")
-    try:
-        named = network_of(text)
-    except ValueError as error:
-        raise UserError(f"networks: {text!r}: {error}") from None
-    registry.find(named[0])
-    return named
-
-
-def _wanted(suite: Suite, part: str, device: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield where, kind and checked arguments of what the suite has of that part on the device."""
-    for position, described in enumerate(suite.points):
-        where = f"{suite.file}: points[{position}]"
-        common = {key: value for key, value in described.items() if key in Described._fields}
-        of_any = Described(**read_keys(common, Described, where))
-        kind = KINDS[of_any.measure]
-        special = {key: value for key, value in described.items() if key not in common}
-        arguments = read_keys(special, kind.make, where, kind.make is not Grid)
-        wanted = not of_any.by_name if part == "all" else part == kind.what
-        if wanted and of_any.device in ("", device):
-            yield where, of_any.measure, arguments
