@@ -84,9 +84,11 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert len(shown) == 3 * len(COLLECTIVES) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
-    for wrong in ({"collectives": ["all_to_all"]}, {"sizes": [1024, 0]}, {"sizes": []}):
+    wrong: list[dict[str, Any]]
+    wrong = [{"collectives": ["all_to_all"]}, {"sizes": [1024, 0]}, {"sizes": []}]
+    for arguments in wrong:
         with pytest.raises(UserError):
-            CollectivesSettings(**wrong)  # type: ignore[arg-type]
+            CollectivesSettings(**arguments)
 
 
 # -- one rank, in this process -----------------------------------------------------------------

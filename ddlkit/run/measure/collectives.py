@@ -136,8 +136,8 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
 class CheckedCollective:
     """One collective on one size, of random integers in float32 whose sums are exact.
 
-    mine : what this rank contributes, different on every rank; buffers : (count, n) where the results of
-    ``count`` equal messages appear; expected : what must stand in each afterwards
+    mine : what this rank contributes; buffers : (count, n) results of ``count`` equal messages; expected :
+        what must stand in each afterwards
     """
 
     def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:

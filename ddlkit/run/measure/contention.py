@@ -293,11 +293,11 @@ def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
     seconds : from any moment on, of that moment itself; for each direction, of the copies' beginning and
         of each one's end; of the computation's beginning and end
     """
-    window = seconds[-2:]
+    opened_s, closed_s = map(float, window := seconds[-2:])
     lines: Sequence[Floats] = np.split(seconds[1:-2], directions) if directions else []
     sent = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
     begins_s, ends_s = ([float(line[at]) for line in lines] for at in (0, -1))
-    return Traffic(begins_s, ends_s, *window.tolist(), float(sum(sent)) * chunk_bytes)
+    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(sent)) * chunk_bytes)
 
 
 # -- cases -------------------------------------------------------------------------------------
@@ -320,11 +320,8 @@ def measure_beside(
 
     names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
 
-    ``seconds`` are the GPU's own. The kernel starts once its neighbour runs. ``bytes_per_s`` is what that
-    moved meanwhile; registers are those that the compiler gave.
-
-    Raises UserError where there is no GPU, for a stand-in that does not compile, and where not even the
-    first way can be measured; Partial where a later one cannot, with those before it.
+    ``seconds`` are the GPU's own, from when its neighbour runs; ``bytes_per_s`` is what that moved. Raises
+    UserError where not even the first way can be measured; Partial where a later one cannot.
     """
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
@@ -400,5 +397,5 @@ def _lacking(control: str, since: tuple[int, int]) -> str:
     if control.isupper():
         return ""
     options: Any = dist.ProcessGroupNCCL.Options()
-    there = hasattr(getattr(options, "config", None), control)
-    return "" if there else f"torch {torch.__version__} does not pass it on"
+    offers = hasattr(getattr(options, "config", None), control)
+    return "" if offers else f"torch {torch.__version__} does not pass it on"

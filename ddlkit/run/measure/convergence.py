@@ -34,7 +34,8 @@ from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn, zoo
 
 Say = Callable[[str], object]
-Examples = tuple[Tensor, Tensor]
+Examples = tuple[Tensor, ...]
+"""Inputs and labels."""
 Score = tuple[float, float]
 """Mean loss, and share that is right."""
 
@@ -194,13 +195,12 @@ class _Training:
 
     def epoch(self) -> Score:
         """Train on the whole batches of another order; return the score of them before their steps."""
-        total = np.zeros(3)
+        recipe = self.recipe
         for network in self.networks:
             network.train()
-        order = torch.randperm(self.recipe.training_images, generator=self._orders)
-        for rows in order[: self.recipe.steps * self.recipe.batch].split(self.recipe.batch):
-            total += self._step(rows)
-        loss, right, count = total.tolist()
+        order = torch.randperm(recipe.training_images, generator=self._orders)
+        batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
+        loss, right, count = np.sum([self._step(rows) for rows in batches], axis=0).tolist()
         return loss / count, right / count
 
     def _step(self, rows: Tensor) -> Any:
@@ -240,8 +240,6 @@ class _Training:
 
         Columns besides ``labels`` and the recipe's: epoch, measured_on ("running": all batches of the epoch,
         while they train, or a key of ``judged_on``), loss, accuracy, seconds (of training the epoch).
-
-        Raises UserError when the loss is no longer a number.
         """
         rows: list[tuple[int, str, float, float, float]] = []
         recipe = self.recipe
@@ -311,10 +309,7 @@ PLANNED_BACKWARD_S = 0.1
 
 @cache
 def workload(network: str) -> Workload:
-    """Return the layers of a network, `PLANNED_BACKWARD_S` of backward in proportion to their FLOP.
-
-    A layer's time is shared out to its tensors by size; forward takes half as long.
-    """
+    """Return a network's tensors, with PLANNED_BACKWARD_S shared out by their layers' FLOP, and by size."""
     model = started(network, 0)
     inputs, _ = examples(network, 1, True)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -343,7 +338,7 @@ def planned(network: str) -> dict[str, FusionPlan]:
 
 @dataclass(frozen=True)
 class SparseTraining:
-    """One training by RANKS: "dense", or by the methods that ``plan`` is of."""
+    """One training by RANKS: dense, or by the methods that ``plan`` is of."""
 
     network: str
     method: str

@@ -41,7 +41,7 @@ def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     for small in drawn.draw_pictures(min(count, DISTINCT), seed=0).images:
         large = Image.fromarray(small.transpose(1, 2, 0)).resize(shape)
         grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
-        made.append(Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8)))
+        made.append(Image.fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
     paths = [directory / f"{at}.jpeg" for at in range(count)]
     for at, path in enumerate(paths):
         with open(path, "wb") as out:

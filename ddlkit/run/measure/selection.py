@@ -79,11 +79,7 @@ def measure_selection(
 
     Operations are WAYS, of k = density x elements, at least 1. Each sample is the mean over a few tensors in
     turn, with the caches flushed before it; on CUDA by the GPU's clock, launches included, since training
-    launches them too. CPU: torch's threads.
-
-    budget : for all ways at one density together
-
-    Raises UserError when memory runs out: Partial if something was measured.
+    launches them too. budget : for all ways at one density. Raises as `all_or_partial`, out of memory.
     """
 
     def frames() -> Iterator[pd.DataFrame]:
@@ -140,8 +136,7 @@ def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataF
 class Group:
     """The tensors of one message, of one rank.
 
-    residual : (n,) float32 of all of them, one after the other: what was not sent yet
-    positions, values : (k,) what was sent last
+    residual : (n,) float32 of all of them: what was not sent yet; positions, values : (k,) sent last
     """
 
     parameters: dict[str, nn.Parameter]

@@ -82,11 +82,8 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU; by the GPU's own
-    clock, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target move through pools
-    as large as the largest size, so that small copies find nothing in the caches.
-
-    budget : for each kind and size
+    Kinds are those of `_pools`; on CUDA by the GPU's own clock, d2d replayed as a graph. Source and target
+    move through pools as large as the largest size, so that small copies find nothing in the caches.
 
     Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later copy
     fails, with those before it; UserError where nothing fits.

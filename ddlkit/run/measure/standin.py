@@ -287,8 +287,10 @@ class CudaFunction:
         for argument in arguments:
             if isinstance(argument, torch.Tensor):
                 values.append(c_void_p(argument.data_ptr()))
+            elif isinstance(argument, int):
+                values.append(c_uint64(argument))
             else:
-                values.append((c_uint64 if isinstance(argument, int) else c_double)(argument))
+                values.append(c_double(argument))
         places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
 
