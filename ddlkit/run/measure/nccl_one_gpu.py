@@ -11,15 +11,13 @@ up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +38,7 @@ from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute
+from ddlkit.run.measure.standin import Compute, in_wheels
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
@@ -59,19 +57,6 @@ AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
 
 _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
-# As in nccl.h: the type that is returned (a status, or words), then those of the arguments.
-_FUNCTIONS: dict[str, tuple[type, ...]] = {
-    "ncclGetVersion": (c_int, POINTER(c_int)),
-    "ncclGetErrorString": (c_char_p, c_int),
-    "ncclGetLastError": (c_char_p, c_void_p),
-    "ncclCommInitAll": (c_int, POINTER(c_void_p), c_int, POINTER(c_int)),
-    "ncclGroupStart": (c_int,),
-    "ncclGroupEnd": (c_int,),
-    "ncclAllReduce": (
-        *(c_int, c_void_p, c_void_p, c_size_t),  # from, to, elements
-        *(c_int, c_int, c_void_p, c_void_p),  # type, operation, communicator, stream
-    ),
-}
 
 
 class Nccl:
@@ -81,9 +66,8 @@ class Nccl:
         mode = os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0)
         try:
             self._library = ctypes.CDLL(path, mode=mode)
-            for name, (result, *arguments) in _FUNCTIONS.items():
-                function = getattr(self._library, name)
-                function.restype, function.argtypes = result, arguments
+            for words in (self._library.ncclGetErrorString, self._library.ncclGetLastError):
+                words.restype = c_char_p
         except (OSError, AttributeError) as error:
             raise Unavailable(f"no NCCL that can be used: {error}") from None
 
@@ -97,10 +81,8 @@ class Nccl:
 
 def library() -> str:
     """Return the library that DDLKIT_NCCL names, or else the one in torch's wheels, or its plain name."""
-    wheels = importlib.util.find_spec("nvidia")
-    places = (wheels.submodule_search_locations if wheels else None) or ()
-    brought = [path for place in places for path in Path(place).glob("nccl/lib/libnccl.so.2")]
-    return os.environ.get(LIBRARY) or next(map(str, brought), "libnccl.so.2")
+    brought = map(str, in_wheels("nccl/lib/libnccl.so.2"))
+    return os.environ.get(LIBRARY) or next(brought, "libnccl.so.2")
 
 
 def unavailable() -> str:
@@ -144,8 +126,9 @@ class TwoRanks:
         handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
         self._nccl.call("ncclGroupStart")
         for message, *who in zip(self.messages, self._communicators, handles, strict=True):
-            place, count = message.data_ptr(), message.numel()
-            self._nccl.call("ncclAllReduce", place, place, count, _FLOAT32, _SUM, *who)
+            place, count = c_void_p(message.data_ptr()), c_size_t(message.numel())
+            how = _FLOAT32, _SUM, *map(c_void_p, who)
+            self._nccl.call("ncclAllReduce", place, place, count, *how)
         self._nccl.call("ncclGroupEnd")
         return self._join
 

@@ -320,6 +320,13 @@ def cubin(architecture: str) -> bytes:
         nvrtc.nvrtcDestroyProgram(byref(program))
 
 
+def in_wheels(pattern: str) -> list[Path]:
+    """Return files that NVIDIA's wheels brought along."""
+    wheels = importlib.util.find_spec("nvidia")
+    places = (wheels.submodule_search_locations if wheels else None) or ()
+    return [path for place in places for path in Path(place).glob(pattern)]
+
+
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
     """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
@@ -327,9 +334,7 @@ def _nvrtc() -> ctypes.CDLL:
     From CUDA 13 on its second half, which it does not look for beside itself, must be there before.
     """
     version = (torch.version.cuda or "*").partition(".")[0]
-    wheels = importlib.util.find_spec("nvidia")
-    places = (wheels.submodule_search_locations if wheels else None) or ()
-    paths = [path for at in places for path in Path(at).glob(f"*/lib/libnvrtc.so.{version}")]
+    paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
     for path in paths:
         with suppress(OSError):
