@@ -51,7 +51,12 @@ def points(file: Path, out: Path, **how: Any) -> list[Point]:
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
     """Every lab of a campaign, as its points are made of it."""
     made: list[LabPoints] = []
-    monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.extend(labs) or [])
+
+    def kept(labs: list[LabPoints], predict: bool) -> list[Point]:
+        made.extend(labs)
+        return []
+
+    monkeypatch.setattr(campaigns, "campaign", kept)
     points(file, out)
     return made
 

@@ -18,7 +18,6 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
-from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.lab.conditions import ENGINES, parse_share
 from ddlkit.run.sessions import CAMPAIGN, Kind, Point, PointList, say
 from ddlkit.store import files
@@ -107,8 +106,10 @@ def one_of(names: Sequence[str]) -> Check:
     return check
 
 
-def budget(value: Any) -> Budget:
-    """Return how long to measure, of a mapping. Raises ValueError or UserError."""
+def budget(value: Any) -> Any:
+    """Return how long to measure, of a mapping: a `Budget`. Raises ValueError or UserError."""
+    from ddlkit.run.instruments.clock import Budget  # which needs torch
+
     try:
         return Budget(**value)
     except TypeError as error:
