@@ -14,6 +14,7 @@ from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.report.figures import dag as figures
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import inputs
+from ddlkit.run.sessions import Unavailable
 
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)
 STORED = ("jpeg", "raw")
@@ -79,3 +80,9 @@ def test_a_table_without_what_is_asked_for_is_told(measured: Path, tmp_path: Pat
     store.save_table(rows, tmp_path, "inputs-x", schema="inputs", command=[])
     with pytest.raises(UserError, match="tells of no reading, decoding or copying"):
         read_inputs(tmp_path / "inputs-x.csv", 1)
+
+
+def test_without_pillow_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(Unavailable, match="no Pillow, so no JPEG: pip install pillow"):
+        inputs.pillow()

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from PIL import Image
 
 from ddlkit.core.errors import UserError
 from ddlkit.run.instruments.clock import Budget, measure, measure_on, sample_rows
@@ -35,13 +34,22 @@ QUALITY = 90  # of JPEG
 WidthHeight = tuple[int, int]
 
 
+def pillow() -> Any:
+    """Return PIL.Image, which decodes. Raises Unavailable where Pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise Unavailable("no Pillow, so no JPEG: pip install pillow") from None
+    return Image
+
+
 def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
     random, made = np.random.default_rng(0), []
     for small in drawn.draw_pictures(min(count, DISTINCT), seed=0).images:
-        large = Image.fromarray(small.transpose(1, 2, 0)).resize(shape)
+        large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
         grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
-        made.append(Image.fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
+        made.append(pillow().fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
     paths = [directory / f"{at}.jpeg" for at in range(count)]
     for at, path in enumerate(paths):
         with open(path, "wb") as out:
@@ -53,7 +61,7 @@ def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
 
 def prepared(content: bytes, side: int) -> torch.Tensor:
     """Return (3, side, side) numbers of a JPEG's bytes, about 0 with deviation about 1."""
-    whole = np.asarray(Image.open(io.BytesIO(content)).convert("RGB").resize((side, side)))
+    whole = np.asarray(pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side)))
     return torch.from_numpy(whole.transpose(2, 0, 1).astype(np.float32) / 64 - 2)
 
 
