@@ -210,8 +210,8 @@ def input_alone(
 ) -> Iterator[Point]:
     """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
     inputs = measuring("inputs")
-    alone = inputs.Alone(inputs.Shape(width, height), batch, side)
-    measure = partial(inputs.measure_inputs, here.device, here.out, alone, budget)
+    what = ((width, height), batch, side, budget)
+    measure = partial(inputs.measure_inputs, here.device, here.out, *what)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
@@ -247,7 +247,7 @@ def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
 @kind("controls")
 def controls_of_communication(here: Here) -> Iterator[Point]:
     """By what communication can be given more or less."""
-    yield Point("controls", here.device, measuring("controls").offered, 2.0)
+    yield Point("controls", here.device, measuring("contention").offered, 2.0)
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -280,10 +280,9 @@ def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
     beside = measuring("sharing_training")
-    how: dict[str, Any] = {"device": here.device, "precision": "fp32"}
     for name, batch in networks:
         compared = beside.settings(brief)
-        measure = partial(beside.measure_sharing, name, batch, compared, budget, **how)
+        measure = partial(beside.measure_sharing, here.device, name, batch, compared, budget)
         estimate_s = 2 * BUILD_S + WARMTH * budget.max_s
         yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
 
@@ -300,17 +299,13 @@ def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Poin
 
 @kind("convergence")
 def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> Iterator[Point]:
-    """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
-
-    epochs : in place of each network's own
-    """
-    sparse, recipe = measuring("sparse_convergence"), {"epochs": epochs} if epochs else {}
-    for schedule, seed, name in product(sparse.SCHEDULES, seeds, sparse.TASKS):
-        for settings in sparse.trainings(name, seed, recipe, schedule):
+    """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
+    convergence = measuring("convergence")
+    for seed, name in product(seeds, convergence.TASKS):
+        for settings in convergence.trainings(name, seed, epochs):
             method, lasts = settings.method.replace("+", "-"), settings.recipe.epochs
             key = f"{name}-{method}-e{lasts}-s{seed}"
-            key += "" if schedule == "constant" else f"-{schedule}"
-            measure = partial(sparse.train, settings, say=say)
+            measure = partial(convergence.train_sparse, settings, say=say)
             yield Point("convergence", key, measure, 4.0 * lasts, ["sparse_convergence"])
 
 
