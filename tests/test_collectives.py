@@ -71,7 +71,7 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
 def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     settings = CollectivesSettings(sizes=[1000, 65536, 4 << 20], budget=budget)
-    how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": {"gloo_threads": 2}}
+    how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": {"torch_threads": 1}}
     frame = launch(collectives_job, settings, out=tmp_path / "out", **how)["collectives"]
     assert set(frame["collective"]) == set(COLLECTIVES)
     counts = frame.groupby(["collective", "bytes"])["sample"].agg(["count", "max"])
@@ -79,7 +79,7 @@ def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert (counts["max"] == counts["count"] - 1).all() and (frame["seconds"] > 0).all()
     columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks", "in_flight"]
     labels = frame[columns].drop_duplicates()
-    assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2, 2]]
+    assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2, 1]]
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
     assert len(shown) == 3 * len(COLLECTIVES) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())

@@ -124,7 +124,7 @@ def test_kernels_that_took_turns_with_messages_leave_no_row(
         return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[name]]})
 
     monkeypatch.setattr(nccl_one_gpu, "beside", rows)
-    me = Rank(0, 1, 0, CPU, "gloo", 0, 1)
+    me = Rank(0, 1, 0, CPU, "gloo", 1)
     (part,) = one_gpu_job.part(me, replace(TINY, names=[*shares]))
     assert part["contention"]["kernel"].unique().tolist() == ["attention"]
     said = capsys.readouterr().err

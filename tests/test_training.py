@@ -13,7 +13,7 @@ import torch
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import training
@@ -69,7 +69,7 @@ def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
         switch.allow_tf32 = True
-    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, 1)
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
     with pytest.raises(UserError, match="seen"):
         next(iter(training_job.part(me, TrainingSettings(NETWORK, 2, {OWN_PLAN: []}))))
     after = [switch.allow_tf32 for switch in switches]

@@ -88,7 +88,8 @@ def _entry(item: Any, where: str) -> Entry:
     allowed = {field.name for field in fields(Entry)}
     if wrong := sorted({*item} - allowed | {*_REQUIRED} - {*item}):
         raise UserError(f"{where}: {wrong[0]} is unknown, or is missing")
-    entry = Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
+    entry = Entry(**values)
     for field, (wanted, holds) in _RULES.items():
         if not holds(value := getattr(entry, field)):
             raise UserError(f"{where}: {field} is {value!r}: must be {wanted}")

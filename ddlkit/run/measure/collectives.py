@@ -81,7 +81,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
-        "in_flight": max(1, me.gloo_threads),
+        "in_flight": 1,
         # NCCL's messages are a device's own work, gloo's that of threads.
         "clock": "device" if nccl else "wall",
     }

@@ -23,7 +23,7 @@ from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
+from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import (
     BLOCKS,

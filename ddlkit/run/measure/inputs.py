@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import Budget, measure, measure_on, sample_rows
+from ddlkit.run.clock import Budget, measure, measure_on, sample_rows
 from ddlkit.run.nets import drawn
 from ddlkit.run.sessions import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch

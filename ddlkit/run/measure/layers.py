@@ -28,8 +28,8 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model.predictor import HOST_BOUND, issue_share
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks

@@ -29,8 +29,8 @@ from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB
 from ddlkit.formats import kineto
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank, Tables, job

@@ -26,8 +26,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.measure.layers import Training, computing
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.sessions import Unavailable
