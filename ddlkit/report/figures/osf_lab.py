@@ -1,4 +1,4 @@
-"""osf's figures as replayed in the lab: scaling factors, where communication time goes, what planners gain.
+"""osf's figures as measured in the lab: scaling factors, where communication time goes, costs of messages.
 
 A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
 runs. Over the lab's link start-ups are cheap; in the *regime* they and bytes weigh against computing as in
@@ -7,46 +7,57 @@ the setting that fits the paper's statements best (examples/campaign_regimes.yml
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit, unseen_errors
 from ddlkit.core.iteration import predict
 from ddlkit.core.timeline import COLUMNS, Timeline
-from ddlkit.core.units import KIB, parse_bytes
+from ddlkit.core.units import KB, KIB, parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.model.calibration import Calibration
+from ddlkit.model.calibration import Calibration, undisturbed
 from ddlkit.model.predictor import plan_of
+from ddlkit.papers import networks, osf
 from ddlkit.papers.osf.breakdown import breakdown, of_timeline
 from ddlkit.papers.osf.cluster import osf_name
 from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference
-from ddlkit.report.figures.osf_scaling import (
-    CONSTANT,
-    FORMULAS,
-    RIVAL,
-    RULES,
-    TWO,
-    by_phase,
-    csf_of,
-    formulas,
-    shares,
-)
-from ddlkit.report.source import REGIMES, REGIMES_VGG, open_campaign
+from ddlkit.report.claims import claimed, prose
+from ddlkit.report.figures.osf_scaling import CONSTANT, FORMULAS, RIVAL, RULES, csf_of, formulas
+from ddlkit.report.source import REGIMES, open_campaign
 
 EQ7 = "alpha_beta:ends"
 """osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
 LAB = "campaign-osf"
 """The campaign at 1 Gbit/s."""
-LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
-"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
+MODELS = (
+    *("ring_all_reduce", "alpha_beta:medians", "alpha_beta"),
+    *("piecewise:BDP", "piecewise", "segments", "table"),
+)
+"""Ways to make a cost from samples, in the order of figures: osf Eq 7 from the two ends, a line by least
+squares through the medians, another by relative error, osf Eq 18 with its threshold at the bandwidth-delay
+product, the same where it fits best, linear pieces, a table."""
+LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
+LINK = ["link", "ranks"]
+PAPER_CLASSES = 1000
+"""Of ImageNet, on which the paper trains."""
+VARIANTS = {
+    "vgg16_eighth": "published",
+    "vgg16_eighth_replaced": "replaced",
+    "vgg16_eighth_no_dropout": "published, no dropout",
+}
+"""Network as recorded -> name in figures."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +93,24 @@ class Lab:
         """Return what a rank of usual speed computes."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
 
-    def factors(self, case: Case) -> pd.Series:
-        """Return the scaling factor (osf Eq 1) of each iteration of a case, by its round."""
+    def rounds(self, case: Case) -> pd.DataFrame:
+        """Return the iterations of a case by their round, each with its scaling factor (osf Eq 1)."""
         runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
-        return runs["compute_s"] / runs["iteration_s"]
-
-    def measured(self, case: Case) -> dict[str, float]:
-        """Return the mean scaling factor of a case, and the largest difference of its iterations."""
-        factors = self.factors(case)
-        return {"measured": factors.mean(), "repeatability": factors.max() - factors.min()}
-
-    def timelines(self, case: Case) -> Iterator[Timeline]:
-        """Yield one per repeat."""
-        mine = self.spans[self.spans["case"] == case.key]
-        for _, rows in mine.groupby("repeat"):
-            yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+        return runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
 
     def phases(self, case: Case) -> pd.DataFrame:
         """Return seconds of each phase on rank 0, one row per repeat."""
-        return pd.DataFrame([of_timeline(timeline) for timeline in self.timelines(case)])
+        repeats = self.spans[self.spans["case"] == case.key].groupby("repeat")
+        columns = [{name: rows[name].to_numpy() for name in COLUMNS} for _, rows in repeats]
+        return pd.DataFrame([of_timeline(Timeline(**spans)) for spans in columns])
+
+
+def _buffer(case: Case) -> tuple[str, int] | None:
+    """Return the network as osf writes it and the buffer's bytes, 0 without; None for another plan."""
+    kind, _, size = case.plan.partition(":")
+    if kind not in ("none", "buffer"):
+        return None
+    return osf_name(case.network), parse_bytes(size) if size else 0
 
 
 # -- scaling factors -----------------------------------------------------------------------------
@@ -114,15 +124,16 @@ def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
     FORMULAS its error.
     """
     rows = []
-    for lab in labs:
-        for case in lab.cases(plain=True):
-            if case.plan == "none":
-                measured = lab.measured(case)["measured"]
-                ring = lab.calibration.of_case(case).others[EQ7]
-                factors = formulas(lab.workload(case), ring)
-                errors = {name: factor / measured - 1 for name, factor in factors.items()}
-                place = {"network": case.network, "workers": case.workers, "link": case.link}
-                rows.append({**place, "measured": measured, **errors})
+    replays = [(lab, case) for lab in labs for case in lab.cases(plain=True)]
+    for lab, case in replays:
+        if case.plan != "none":
+            continue
+        measured = lab.rounds(case)["factor"].mean()
+        factors = formulas(lab.workload(case), lab.calibration.of_case(case).others[EQ7])
+        row = {"network": case.network, "workers": case.workers, "link": case.link}
+        rows.append(
+            {**row, "measured": measured, **{k: f / measured - 1 for k, f in factors.items()}}
+        )
     frame = pd.DataFrame(rows, columns=["network", "workers", "link", "measured", *FORMULAS])
     return frame.sort_values(["network", "workers", "link"], ignore_index=True)
 
@@ -135,17 +146,10 @@ def fused(lab: Lab) -> pd.DataFrame:
     """
     rows = {}
     for case in (*lab.cases(negotiated=True, plain=True), *lab.cases(plain=True)):
-        kind, _, size = case.plan.partition(":")
-        if case.workers == 4 and kind in ("none", "buffer"):
-            place = osf_name(case.network), parse_bytes(size) if size else 0
-            rows[place] = {**dict(zip(BUFFERED, place, strict=True)), **lab.measured(case)}
-    return pd.DataFrame(rows.values()).sort_values(BUFFERED, ignore_index=True)
-
-
-def fused_in_labs() -> pd.DataFrame:
-    """Return `fused` over the lab's link and in the regime; ``look``: a name of LABS."""
-    labs = zip(LABS, (LAB, REGIMES), strict=True)
-    return pd.concat([fused(Lab.load(name)).assign(look=look) for look, name in labs])
+        if case.workers == 4 and (place := _buffer(case)):
+            factors = lab.rounds(case)["factor"]
+            rows[place] = {"measured": factors.mean(), "repeatability": np.ptp(factors)}
+    return pd.DataFrame(rows).T.rename_axis(BUFFERED).sort_index().reset_index()
 
 
 def replaced(lab: Lab) -> pd.DataFrame:
@@ -156,23 +160,14 @@ def replaced(lab: Lab) -> pd.DataFrame:
     """
     rows = []
     for case in lab.cases():
-        if case.plan != "none" or case.network not in ("vgg16", "vgg16_replaced"):
-            continue
-        factors, runs = lab.factors(case), lab.runs[lab.runs["case"] == case.key]
-        workload, messages = lab.workload(case), lab.calibration.of_case(case)
-        model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
-        rows.append(
-            {
-                "network": osf_name(case.network),
-                "workers": case.workers,
-                "measured": factors.mean(),
-                "repeatability": mean_difference(factors),
-                "model": model,
-                "csf": csf_of(workload, messages.cost),
-                "error": model / factors.mean() - 1,
-                "processor_limited": bool(runs["processor_limited"].any()),
-            }
-        )
+        if case.plan == "none" and case.network in ("vgg16", "vgg16_replaced"):
+            rounds, workload = lab.rounds(case), lab.workload(case)
+            messages, measured = lab.calibration.of_case(case), rounds["factor"].mean()
+            model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
+            row = {"network": osf_name(case.network), "workers": case.workers, "measured": measured}
+            row |= {"repeatability": mean_difference(rounds["factor"]), "model": model}
+            row |= {"csf": csf_of(workload, messages.cost), "error": model / measured - 1}
+            rows.append({**row, "processor_limited": bool(rounds["processor_limited"].any())})
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
 
 
@@ -188,33 +183,20 @@ def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
     calibrated: everyone must have heard from everyone. Columns: KEYS (buffer_bytes 0: no fusion), phase,
     model_s, measured_s, repeatability_s (NaN where one repeat's spans were kept), model, measured.
     """
-    model, measured, apart = {}, {}, {}
+    tables = {}
     for case in lab.cases(negotiated=negotiated):
-        kind, _, size = case.plan.partition(":")
-        if kind not in ("none", "buffer"):
-            continue
-        key = osf_name(case.network), case.workers, parse_bytes(size) if size else 0, case.straggler
-        messages = lab.calibration.of_case(case)
-        model[key] = breakdown(
-            lab.workload(case),
-            plan_of(case),
-            messages.cost,
-            slowest=case.straggler,
-            negotiate_s=float(messages.cost(KIB)) if negotiated else 0.0,
-            link=messages.link,
-        )
-        seen = lab.phases(case)
-        measured[key], apart[key] = seen.mean().to_dict(), seen.agg(mean_difference).to_dict()
-    seconds = {"model_s": model, "measured_s": measured, "repeatability_s": apart}
-    return by_phase(KEYS, **seconds, model=shares(model), measured=shares(measured))
-
-
-def phases_in_regime() -> pd.DataFrame:
-    """Return `phases` of two networks, four equal workers in the regime, not negotiated."""
-    labs = (Lab.load(name) for name in (REGIMES, REGIMES_VGG))
-    rows = pd.concat([phases(lab, negotiated=False) for lab in labs], ignore_index=True)
-    rows = rows[rows["network"].isin(TWO) & (rows["workers"] == 4)]
-    return rows.sort_values(BUFFERED, kind="stable", ignore_index=True)
+        if place := _buffer(case):
+            messages, measured = lab.calibration.of_case(case), lab.phases(case)
+            agreed_s = float(messages.cost(KIB)) if negotiated else 0.0
+            how = {"slowest": case.straggler, "negotiate_s": agreed_s, "link": messages.link}
+            model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)
+            columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
+            columns["repeatability_s"] = measured.agg(mean_difference)
+            table = pd.DataFrame(columns)
+            for name in ("model", "measured"):
+                table[name] = table[f"{name}_s"] / table[f"{name}_s"].sum()
+            tables[place[0], case.workers, place[1], case.straggler] = table
+    return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
 
 
 def twins(lab: Lab) -> pd.DataFrame:
@@ -223,20 +205,17 @@ def twins(lab: Lab) -> pd.DataFrame:
     Columns: network, workers, slowest, negotiated, iteration_s (mean), repeatability_s, and measured
     seconds of each phase on rank 0.
     """
-    asked, plain = (
-        {replace(case, negotiated=False).key: case for case in lab.cases(negotiated=negotiated)}
-        for negotiated in (True, False)
-    )
+    plain = {case.key: case for case in lab.cases()}
+    asked = [(replace(c, negotiated=False).key, c) for c in lab.cases(negotiated=True)]
     rows: list[dict[str, Any]] = []
-    for case in (cases[key] for key in asked if key in plain for cases in (plain, asked)):
-        iterations_s = lab.runs.loc[lab.runs["case"] == case.key, "iteration_s"]
-        place = {"network": osf_name(case.network), "workers": case.workers}
-        how = {"slowest": case.straggler, "negotiated": case.negotiated}
-        times = {"iteration_s": iterations_s.mean()}
-        times["repeatability_s"] = mean_difference(iterations_s)
-        rows.append({**place, **how, **times, **lab.phases(case).mean()})
-    keys = ["network", "workers", "slowest", "negotiated"]
-    return pd.DataFrame(rows).sort_values(keys, ignore_index=True)
+    for case in (case for key, other in asked if key in plain for case in (plain[key], other)):
+        iterations_s = lab.rounds(case)["iteration_s"]
+        row = {"network": osf_name(case.network), "workers": case.workers}
+        row |= {"slowest": case.straggler, "negotiated": case.negotiated}
+        row |= {"iteration_s": iterations_s.mean()}
+        row |= {"repeatability_s": mean_difference(iterations_s), **lab.phases(case).mean()}
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values([*rows[0]][:4], ignore_index=True)
 
 
 # -- what planners gain --------------------------------------------------------------------------
@@ -249,20 +228,17 @@ def gains_in_regime() -> pd.DataFrame:
     that one. Columns: network, planner, over, gain, gain_low, gain_high.
     """
     lab, rows = Lab.load(REGIMES), []
-    by_network: dict[str, list[Case]] = {}
-    for case in lab.cases(plain=True):
-        by_network.setdefault(osf_name(case.network), []).append(case)
-    for network, cases in by_network.items():
-        factors = {case.plan: lab.factors(case) for case in cases}
-        first, names = cases[0], {case.ends: case.plan for case in cases}
-        cost = lab.calibration.of_case(first).cost
+    cases = pd.Series(lab.cases(plain=True))
+    for network, mine in cases.groupby([osf_name(case.network) for case in cases], sort=False):
+        first, factors = mine.iloc[0], {c.plan: lab.rounds(c)["factor"] for c in mine}
+        names, cost = {c.ends: c.plan for c in mine}, lab.calibration.of_case(first).cost
         for rule in dict.fromkeys(("adafusion", *RULES)):
-            ends = make_plan(rule, lab.workload(first), cost).ends
-            known = rule if rule in factors else names.get(";".join(map(str, ends)), "")
-            if known not in ("", CONSTANT):
-                gain = factors[known] / factors[CONSTANT] - 1
-                ranges = {"gain": gain.mean(), "gain_low": gain.min(), "gain_high": gain.max()}
-                rows.append({"network": network, "planner": rule, "over": CONSTANT, **ranges})
+            ends = ";".join(map(str, make_plan(rule, lab.workload(first), cost).ends))
+            name = rule if rule in factors else names.get(ends, CONSTANT)
+            if name != CONSTANT:
+                gain = factors[name] / factors[CONSTANT] - 1
+                row = {"network": network, "planner": rule, "over": CONSTANT, "gain": gain.mean()}
+                rows.append({**row, "gain_low": gain.min(), "gain_high": gain.max()})
     return pd.DataFrame(rows)
 
 
@@ -273,9 +249,117 @@ def gains_in_lab(runs: pd.DataFrame, over: str) -> pd.DataFrame:
     """
     frames = []
     for rule in (RIVAL, "exact"):
-        pairs = compare.paired(runs, rule)
-        pairs = pairs[pairs["other"] == over]
-        ranges = {"gain": "ratio", "gain_low": "lower", "gain_high": "upper"}
-        columns = {name: pairs[column] - 1 for name, column in ranges.items()}
-        frames.append(pairs[["network"]].assign(planner=rule, over=over, **columns))
+        pairs = compare.paired(runs, rule).query("other == @over")
+        ranges = (pairs[["ratio", "lower", "upper"]] - 1).set_axis(
+            ["gain", "gain_low", "gain_high"], axis=1
+        )
+        frames.append(pairs[["network"]].assign(planner=rule, over=over).join(ranges))
     return pd.concat(frames, ignore_index=True)
+
+
+# -- figures 9 and 10: real training, and each tensor's message ------------------------------------
+
+
+def fig09(trained: pd.DataFrame) -> pd.DataFrame:
+    """Return loss by epoch of each network, seed and set of images, also over ln(classes), a guess's.
+
+    trained : table ``convergence``; of trainings of several lengths the longest. ``paper_loss`` is the
+    printed loss in training, in the last epoch of the paper's two networks, ``paper`` such a share of it.
+    """
+    trained = trained[trained["epochs"] == trained["epochs"].max()]
+    frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
+    frame.insert(0, "network", trained["network"].map(VARIANTS))
+    frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
+    printed = {"published": claimed("osf-fig09-before"), "replaced": claimed("osf-fig09-after")}
+    last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")
+    stated = frame["network"].map(printed).where(last)
+    return frame.assign(paper=stated / math.log(PAPER_CLASSES), paper_loss=stated)
+
+
+def fig10(
+    collectives: pd.DataFrame,
+    tensors: pd.DataFrame,
+    network: str,
+    models: Sequence[str] = MODELS,
+) -> pd.DataFrame:
+    """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
+
+    collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost
+    has seen the size that it predicts. ``tensors`` of the result counts how many have that size;
+    ``repeated`` is the relative difference of the two runs at sizes that both have, else NaN;
+    ``paper_bandwidth_delay_bytes`` is the paper's threshold.
+
+    Raises UserError when no link has both.
+    """
+    before = {place: rows for place, rows in _all_reduces(collectives)}
+    frames = [
+        _errors(before[place], rows, models).assign(**dict(zip(LINK, place, strict=True)))
+        for place, rows in _all_reduces(tensors[tensors["network"] == network])
+        if place in before
+    ]
+    if not frames:
+        raise UserError(f"no link with all-reduces of {network}: run ddlkit measure tensors")
+    frame = pd.concat(frames, ignore_index=True)
+    counts = pd.Series(networks.parameters(network)).mul(4).value_counts()
+    frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
+    return frame.assign(paper_bandwidth_delay_bytes=KB * prose("osf")["fig10-bdp"])
+
+
+def _all_reduces(samples: pd.DataFrame) -> Any:
+    """Return all-reduces by link and ranks, without those that the machine's host disturbed."""
+    return undisturbed(samples[samples["collective"] == "all_reduce"]).groupby(LINK)
+
+
+def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Return errors of every model made from ``known``, at the sizes of ``rows``."""
+    workers = int(known["ranks"].iloc[0])
+    samples, unseen = (
+        tuple(part[["bytes", "seconds"]].to_numpy(float).T) for part in (known, rows)
+    )
+    threshold = osf.bandwidth_delay_bytes(osf.ring_from_ends(*samples, workers))
+    before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
+
+    def made(model: str, sizes: Any, seconds: Any) -> Any:
+        if model == "ring_all_reduce":
+            return osf.ring_from_ends(sizes, seconds, workers)
+        form = model.replace("BDP", f"{threshold:.0f}")
+        return fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0).cost
+
+    frames = []
+    for model in models:
+        sizes, errors = unseen_errors(partial(made, model), samples, unseen)
+        columns = {"model": model, "bytes": sizes.astype(int), "measured_s": measured.to_numpy()}
+        columns |= {"model_s": (1 + errors) * measured.to_numpy(), "error": errors}
+        columns["repeated"] = (before.reindex(measured.index) / measured - 1).to_numpy()
+        frames.append(pd.DataFrame(columns).assign(bandwidth_delay_bytes=threshold))
+    return pd.concat(frames, ignore_index=True)
+
+
+def decided(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return per link and side of the bandwidth-delay product whether its tensors tell Eq 18 from a line.
+
+    frame : of `fig10`. Columns: the best line and its median error per tensor, the better of Eq 18's two and
+    its error, how far the two runs differ at sizes that both have, and ``decided``: whether errors differ by
+    more. Elsewhere the machine changed between the two runs: that shows nothing.
+    """
+    small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map({True: "small", False: "large"})
+    sides = frame.assign(side=small, error=frame["error"].abs(), apart=frame["repeated"].abs())
+    rows: list[dict[str, Any]] = []
+    for (link, ranks, side), mine in sides.groupby([*LINK, "side"], sort=False):
+        each = mine.loc[mine.index.repeat(mine["tensors"])].groupby("model")["error"].median()
+        line, curve = (each[models].idxmin() for models in (LINE_MODELS, EQ18_MODELS))
+        row = {
+            "link": link,
+            "ranks": ranks,
+            "tensors": side,
+            "line": line,
+            "line_error": each[line],
+        }
+        row |= {"eq18": curve, "eq18_error": each[curve], "runs_differ": mine["apart"].median()}
+        rows.append({**row, "decided": abs(each[line] - each[curve]) > row["runs_differ"]})
+    return pd.DataFrame(rows)
+
+
+def below(network: str, size: float) -> float:
+    """Return the share of a network's tensors with fewer bytes (float32) than ``size``."""
+    return float(np.mean(4 * np.array(networks.parameters(network)) < size))

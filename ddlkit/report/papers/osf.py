@@ -29,7 +29,7 @@ from ddlkit.report.claims import (
     prose,
     recomputed,
 )
-from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
+from ddlkit.report.figures import osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import KEYS, Lab
 from ddlkit.store import network_named
 
@@ -357,7 +357,7 @@ def _cost_errors() -> dict[str, pd.DataFrame]:
         tensors = tensors[tensors["link"].str.startswith("lab:")]
         table = recording.table("collectives")
         costs = (*LINES, "piecewise:BDP")
-        found = osf_measured.fig10(table, tensors, "ResNet101", costs)
+        found = osf_lab.fig10(table, tensors, "ResNet101", costs)
         for link, rows in found.groupby("link"):
             rows = rows.loc[rows.index.repeat(rows["tensors"])]
             small = rows["bytes"] < rows["bandwidth_delay_bytes"]
