@@ -115,9 +115,9 @@ def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
 
 
 def test_what_osf_claims_stands_beside_the_gains_of_its_rule() -> None:
-    numbers = core_panels.fig11(source.open_campaign("", source.BEST).alone)
+    numbers = osf_lab.fig11(source.open_campaign("", source.BEST).alone)
     stated = numbers.dropna(subset="paper_gain_low")
-    assert set(stated["planner"]) == {core_panels.ADAFUSION} and set(stated["grade"]) == {"model"}
+    assert set(stated["planner"]) == {osf_lab.ADAFUSION} and set(stated["grade"]) == {"model"}
     assert set(stated["paper_gain_low"]) == {0.322, 0.09} and len(stated) == 10
 
 

@@ -6,7 +6,7 @@ names that begin so are columns of printed values. Titles state what the numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -26,19 +26,15 @@ from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, paper_table, prose
 from ddlkit.report.figures import osf_lab, osf_scaling
-from ddlkit.report.figures.osf_lab import BUFFERED, LAB, LINK, Lab
-from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO
+from ddlkit.report.figures.osf_lab import ADAFUSION, EXPENSIVE, LABS, LINK, buffer_name, rows_of
+from ddlkit.report.figures.osf_scaling import CONSTANT, TWO
 from ddlkit.report.plots.style import FAINT, SOFT, look, theme, time_unit
-from ddlkit.report.source import REGIMES, REGIMES_VGG, Source
+from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
-LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
-"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
 PLACES = {"": "cluster (model)", **{mark: f"lab, {links}" for mark, links in LABS.items()}}
 NO_FUSION_MB = 3e-4
 """Where no fusion stands on a logarithmic axis of buffers in MB: left of the smallest."""
-EXPENSIVE = ", dear start-ups"
-"""Behind a network's name in tables: over links with start-ups as expensive as on the cluster."""
 PICTURES = {
     "running": "while training",
     "training": "training images",
@@ -48,7 +44,6 @@ PICTURES = {
 DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]
 """osf claims something of the first two forms, each as it should be; the third knows every other size."""
 SIDES = {"small": "below", "large": "above"}
-ADAFUSION = "adafusion:repaired"
 SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]
 """Planners of osf's figure 11, each in its lane."""
 AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
@@ -67,33 +62,6 @@ def spelled(name: str) -> str:
     """Return a network of a table as figures spell it."""
     plain = name.removesuffix(EXPENSIVE)
     return network_title(plain) + (", expensive start-ups" if plain != name else "")
-
-
-def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of the model and of the lab, each named by its grade, one below the other."""
-    rows = [model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)]
-    return pd.concat(rows, ignore_index=True)
-
-
-def buffer_name(size: float) -> str:
-    """Return a buffer as a label, decimal as the paper's seem to be, "none" without one.
-
-    >>> buffer_name(25_000_000), buffer_name(0)
-    ('25 MB', 'none')
-    """
-    units = {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
-    return next((f"{size / unit:g} {name}" for name, unit in units.items() if size >= unit), "none")
-
-
-def _of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Return the rows in which columns have these values."""
-    return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
-
-
-def _in_labs(of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES) -> list[pd.DataFrame]:
-    """Return numbers over the lab's link and in the regime; ``look``: a name of LABS."""
-    names = zip(LABS, (LAB, regime), strict=True)
-    return [of(Lab.load(campaign)).assign(look=mark) for mark, campaign in names]
 
 
 def _ranges(low: pd.DataFrame, high: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
@@ -133,26 +101,6 @@ def fig02() -> tuple[Figure, pd.DataFrame]:
 # -- scaling factors -----------------------------------------------------------------------------
 
 
-def printed_errors() -> dict[str, tuple[float, float]]:
-    """Return the least and largest error in % that osf states of each formula (Section 3.2)."""
-    ends = {name: f"osf-fig03-{name.lower()}" for name in ("CSF", "OSF")}
-    return {name: (claimed(f"{one}-min"), claimed(f"{one}-max")) for name, one in ends.items()}
-
-
-def fig03() -> pd.DataFrame:
-    """Return factors without fusion on the cluster and errors in the lab, beside the printed ranges."""
-    model = osf_scaling.over(osf_scaling.fig03, ["network", "quantity"], ["model", "error"])
-    plain = osf_lab.unfused([Lab.load("campaign"), Lab.load(LAB)])
-    regime = osf_lab.unfused([Lab.load(REGIMES)])
-    frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
-    first = (frame["network"] == "VGG16") & (frame["quantity"] == "simulated")
-    frame["paper"] = np.where(first, claimed("osf-fig08-before"), np.nan)
-    for name, (low, high) in printed_errors().items():
-        rows = frame["quantity"] == ("CSF" if name == "CSF" else "OSF printed")
-        frame.loc[rows, ["paper_error_low", "paper_error_high"]] = [low / 100, high / 100]
-    return frame
-
-
 def draw03(frame: pd.DataFrame) -> Figure:
     """Draw factors on the cluster, and both formulas' errors there and in the lab."""
     formulas, lab = ["CSF", "OSF printed"], frame[frame["grade"] == "lab"]
@@ -168,8 +116,8 @@ def draw03(frame: pd.DataFrame) -> Figure:
         for end, last in there.items()
     ]
     dear = lab["network"].str.endswith(EXPENSIVE)
-    said = [f"{e.min():+.0%} to {e.max():+.0%}" for e in (lab["CSF"][dear], lab["CSF"][~dear])]
-    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*said)
+    errs = (f"{e.min():+.0%} to {e.max():+.0%}" for e in (lab["CSF"][dear], lab["CSF"][~dear]))
+    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errs)
     with plots.sheet(said, rows=2, height=6.8, height_ratios=[1, 2]) as (figure, (above, below)):
         factors = _ranges(
             *(wide[f"model_{end}"][["simulated", *formulas]] for end in ("low", "high"))
@@ -182,7 +130,7 @@ def draw03(frame: pd.DataFrame) -> Figure:
             for name in formulas
         }
         label = "error against the factor simulated on the cluster, measured in the lab [%]"
-        words = {"label": label, "printed": printed, "mirrored": True, "legend": ""}
+        words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True, "legend": ""}
         plots.intervals(below, ends[0].index, _ranges(*ends), **words)
         plots.heading(above, "(a) cluster, all settings that fit")
         plots.heading(
@@ -191,25 +139,17 @@ def draw03(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def fig04() -> pd.DataFrame:
-    """Return factors against the buffer, beside the largest errors that the text prints of ResNet-101."""
-    model = osf_scaling.over(osf_scaling.fig04, [*BUFFERED, "quantity"])
-    frame = graded(model, *_in_labs(osf_lab.fused))
-    for name, claim in (("CSF", "osf-fig04a-csf"), ("OSF printed", "osf-fig04a-osf")):
-        rows = (frame["network"] == "ResNet101") & (frame["quantity"] == name)
-        frame.loc[rows, "paper_error"] = claimed(claim) / 100
-    of_csf = frame["paper_error"].where(frame["quantity"] == "CSF")
-    return frame.assign(
-        paper_low=frame["model"] / (1 + of_csf), paper_high=frame["model"] / (1 - of_csf)
-    )
-
-
 def _over_buffer(ax: Axes, rows: pd.DataFrame, shown: list[str]) -> pd.DataFrame:
     """Draw factors by the buffer: modelled, the first with its range, and measured; return the former."""
     rows = rows.assign(mb=(rows["buffer_bytes"] / MB).where(rows["buffer_bytes"] > 0, NO_FUSION_MB))
     wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
     ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
-    words = {"xlabel": "buffer [MB]", "ylabel": "scaling factor", "log": "x", "legend": ""}
+    words: dict[str, Any] = {
+        "xlabel": "buffer [MB]",
+        "ylabel": "scaling factor",
+        "log": "x",
+        "legend": "",
+    }
     plots.lines(ax, wide["model"][shown], ends=ends, **words)
     for mark, links in LABS.items():
         at = rows[rows["look"] == mark]
@@ -219,7 +159,7 @@ def _over_buffer(ax: Axes, rows: pd.DataFrame, shown: list[str]) -> pd.DataFrame
 
 def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
     """Draw simulated, the formulas, measured; what the printed error leaves around CSF."""
-    wide = _of(frame, network="ResNet101").pivot_table("model", "buffer_bytes", "quantity")
+    wide = rows_of(frame, network="ResNet101").pivot_table("model", "buffer_bytes", "quantity")
     gains = wide[["simulated", "OSF printed"]].max() / wide.iloc[0] - 1
     said = "{simulated:.0%} as simulated, {OSF printed:.0%} by the printed equations".format(
         **gains
@@ -227,7 +167,7 @@ def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
     said = f"{spelled('ResNet101')}: the best buffer gains {said}"
     with plots.sheet(said, columns=2, height=3.3, sharey=True) as (figure, axes):
         for ax, network in zip(axes, TWO, strict=True):
-            rows = _of(frame, network=network)
+            rows = rows_of(frame, network=network)
             wide = _over_buffer(ax, rows[rows["buffer_bytes"] > 0], ["simulated", *formulas])
             low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
             label = f"paper: SF off CSF by {frame['paper_error'].max():.1%} at most"
@@ -238,38 +178,15 @@ def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
     return figure
 
 
-def fig06() -> pd.DataFrame:
-    """Return messages and factor against the buffer, where a message is a tensor, and 1 GB as printed.
-
-    ``paper``: what the printed gain or loss at 1 GB makes of the factor without fusion here.
-    """
-    model = osf_scaling.over(osf_scaling.fig06, [*BUFFERED, "quantity"], unit="tensor")
-    change = {"ResNet101": claimed("osf-fig06-resnet101"), "VGG16": -claimed("osf-fig06-vgg16")}
-    stated = model["network"].map(change) / 100
-    unfused = _of(model, quantity="SF", buffer_bytes=0).set_index("network")["model"]
-    at_1gb = (model["quantity"] == "SF") & (model["buffer_bytes"] == GB)
-    expected = (model["network"].map(unfused) * (1 + stated)).where(at_1gb)
-    frame = graded(model.assign(paper=expected), *_in_labs(osf_lab.fused))
-    return frame.assign(paper_change=stated.where(at_1gb))
-
-
-def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
-    """Return what 1 GB changes over no buffer: of figure 6 by model, paper, and measured by link."""
-    rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
-    factors = rows.assign(factor=rows["measured"].fillna(rows["model"]))
-    wide = factors.pivot_table("factor", rows["look"].fillna("model"), "buffer_bytes")
-    return {**(wide[GB] / wide[0] - 1).dropna(), "paper": rows["paper_change"].max()}
-
-
 def draw06(frame: pd.DataFrame) -> Figure:
     """Draw the messages above, below the factor: model with its range, measured, the printed change."""
     said = (
         "1 GB against no buffer, ResNet-101: {model:+.0%} by model, measured {regime:+.0%} with expensive "
         "start-ups and {measured:+.0%} with cheap ones, paper {paper:+.0%}"
-    ).format(**changes(frame, "ResNet101"))
+    ).format(**osf_lab.changes(frame, "ResNet101"))
     with plots.sheet(said, columns=2, rows=2, height=4.8, sharex=True) as (figure, axes):
         for (top, bottom), network in zip(axes.T, TWO, strict=True):
-            rows = _of(frame.replace({"quantity": {"SF": "model"}}), network=network)
+            rows = rows_of(frame.replace({"quantity": {"SF": "model"}}), network=network)
             wide = _over_buffer(bottom, rows, ["model"])
             counts = wide["model"][["all-reduces"]].set_axis(["model"], axis=1)
             plots.lines(top, counts, xlabel="", ylabel="all-reduces", log="xy", legend="")
@@ -282,33 +199,28 @@ def draw06(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def fig08() -> pd.DataFrame:
-    """Return factors of VGG-16 as published and replaced, beside what two places of the text print."""
-    labs = _in_labs(osf_lab.replaced, REGIMES_VGG)
-    frame = graded(osf_scaling.fig08(osf_scaling.setting()), *labs)
-    replaced = (frame["network"] == REPLACED) & frame["paper"].notna()
-    return frame.assign(paper_section_1=np.where(replaced, claimed("osf-fig08-intro"), np.nan))
-
-
 def draw08(frame: pd.DataFrame) -> Figure:
     """Draw factors by workers: the cluster by model, and the lab over both links, measured and by model."""
     lab = frame[frame["grade"] == "lab"].rename(columns={"model": "OSF", "csf": "CSF"})
     lab = lab.melt(["network", "workers", "look", "measured"], ["OSF", "CSF"], "quantity", "model")
     every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
-    end = _of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
+    end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
     ours = f"{end['model']['OSF']:.2f} with overlap, {end['model']['CSF']:.2f} by CSF"
     printed = f"paper {end['paper'].iloc[0]:g} and {end['paper_section_1'].iloc[0]:g}"
     said = f"{spelled(REPLACED)}, {WORKERS} workers: {ours}; {printed}"
     with plots.sheet(said, columns=3, height=3.4, sharey=True) as (figure, axes):
         for ax, (mark, place) in zip(axes, PLACES.items(), strict=True):
-            rows = _of(every, look=mark)
+            rows = rows_of(every, look=mark)
             wide = rows.pivot(index="workers", columns=["network", "quantity"], values="model")
             wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
             wide.columns = [f"{spelled(network)}, {quantity}" for network, quantity in wide]
             plots.lines(ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend="")
-            printed = {"paper": "paper, Section 4.1", "paper_section_1": "paper, Section 1"}
-            for size, (column, label) in zip((7, 4), printed.items(), strict=True):
-                plots.points(ax, rows["workers"], rows[column], "paper", label=label, size=size)
+            for section, (column, size) in {
+                "4.1": ("paper", 7),
+                "1": ("paper_section_1", 4),
+            }.items():
+                how: dict[str, Any] = {"label": f"paper, Section {section}", "size": size}
+                plots.points(ax, rows["workers"], rows[column], "paper", **how)
             plots.points(ax, rows["workers"], rows["measured"], "measured")
             ax.set_xticks(wide.index, wide.index)
             ax.set_ylim(0, 1.05)
@@ -326,7 +238,7 @@ def _phases(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
     shape = {"columns": len(TWO), "rows": len(places), "height": 7.0, "sharey": True}
     with plots.sheet(said, **shape) as (figure, axes):
         for ax, (place, network) in zip(axes.flat, product(places, TWO), strict=True):
-            rows = _of(frame, network=network, place=place)
+            rows = rows_of(frame, network=network, place=place)
             names = list(dict.fromkeys(rows["bar"]))
             values = ["model", "measured"][: 1 + rows["measured"].notna().any()]
             tables = rows.pivot(index="bar", columns="phase", values=values)
@@ -344,12 +256,6 @@ def _phases(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
     return figure
 
 
-def fig05(slow_rank: float) -> pd.DataFrame:
-    """Return communication time by phase and workers: the cluster by model, the printed share, the lab."""
-    model = osf_scaling.fig05(osf_scaling.setting(), slow_rank=slow_rank)
-    return graded(model, _of(osf_lab.phases(Lab.load(LAB)), buffer_bytes=0))
-
-
 def draw05(frame: pd.DataFrame) -> Figure:
     """Draw shares: the cluster with equal workers and with a slower one, and the lab beside its model."""
     lab, slow = frame["grade"] == "lab", frame["slowest"] > 1
@@ -357,34 +263,10 @@ def draw05(frame: pd.DataFrame) -> Figure:
     bars = frame["workers"].astype(str) + np.where(lab & slow, " slow", "")
     named = frame.assign(place=np.where(lab, PLACES["measured"], cluster), bar=bars)
     named = named.sort_values(["grade", "slowest", "workers"], ascending=[False, True, True])
-    rows = _of(frame[slow], grade="model", network="ResNet101", phase="NEGOTIATE")
+    rows = rows_of(frame[slow], grade="model", network="ResNet101", phase="NEGOTIATE")
     ends = [f"{rows['model'].iloc[k]:.0%} among {rows['workers'].iloc[k]}" for k in (0, -1)]
     said = f"One worker is slower: NEGOTIATE is {ends[0]}, {ends[1]}, of ResNet-101 (model)"
     return _phases(named, "workers", "share of communication [%]", said)
-
-
-def fig07() -> pd.DataFrame:
-    """Return communication time by phase and buffer, also over what it takes without, as printed."""
-    four = osf_lab.phases(Lab.load(LAB)).query("workers == 4")
-    slow = [osf_lab.phases(Lab.load(name), negotiated=False) for name in (REGIMES, REGIMES_VGG)]
-    regime = pd.concat(slow).query("workers == 4 and network in @TWO")
-    labs = {
-        "measured": four.sort_values("buffer_bytes", kind="stable"),
-        "regime": regime.sort_values(BUFFERED, kind="stable"),
-    }
-    rows = [
-        lab.assign(buffer=lab["buffer_bytes"].map(buffer_name), look=mark)
-        for mark, lab in labs.items()
-    ]
-    frame = graded(osf_scaling.fig07(osf_scaling.setting()), *rows)
-    case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
-    for column in ("seconds", "model_s", "measured_s"):
-        whole = frame[column].where(frame["buffer_bytes"] == 0).groupby(case).transform("sum")
-        frame[f"{column.removesuffix('_s')}_over_unfused"] = frame[column] / whole
-    stated = (frame["network"] == "VGG16") & (frame["buffer_bytes"] == GB)
-    stated &= frame["look"] != "measured"
-    grown = 1 + claimed("osf-fig07-vgg16") / 100
-    return frame.assign(paper_over_unfused=np.where(stated, grown, np.nan))
 
 
 def draw07(frame: pd.DataFrame) -> Figure:
@@ -438,7 +320,7 @@ def fig10(frame: pd.DataFrame) -> Figure:
         axes,
     ):
         for ax, (link, ranks) in zip(axes.flat, links, strict=True):
-            rows = _of(frame, link=link, ranks=ranks)
+            rows = rows_of(frame, link=link, ranks=ranks)
             errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[DRAWN]
             apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
             ax.fill_between(apart.index, -apart, apart, color=FAINT, label="two runs differ")
@@ -461,12 +343,12 @@ def as_replayed(
 ) -> tuple[Workload, pd.DataFrame]:
     """Return a network's compute as replayed over a link, and those replays; if none, its profile's."""
     place = {"origin": "replayed", "network": network, "link": link, "workers": workers}
-    runs = _of(tables.table("runs"), **place)
+    runs = rows_of(tables.table("runs"), **place)
     if runs.empty:
         return tables.profile(network).workload(), runs
     compute = runs[["profile_sha256", "dilation"]].iloc[0]
     workload = tables.workloads()[compute["profile_sha256"]]
-    return workload.scaled(compute["dilation"]), _of(runs, **compute)
+    return workload.scaled(compute["dilation"]), rows_of(runs, **compute)
 
 
 def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
@@ -487,7 +369,7 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     label = "gap to the best plan, at most [%]"
     plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
     left.set_ylim(0, HIGHEST)
-    words = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
+    words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
     plots.lines(right, means, **words, log="x", legend="")
     plots.shared_legend(figure, left)
     near = (f"{look(p).label} on {np.mean(wide[p] < 1):.0%}" for p in ("mg_wfbp", "ddp"))
@@ -497,28 +379,10 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, pd.concat(tables, ignore_index=True)
 
 
-def fig11(campaign: Source) -> pd.DataFrame:
-    """Return rows of `osf_scaling.fig11`, then gains over all settings that fit, and replayed, by grade.
-
-    campaign : replays of plans of one network beside each other, over the lab's link
-    What the paper prints of adaFusion's gains stands in ``paper_gain_low`` and ``paper_gain_high``.
-    """
-    gains = osf_scaling.over(osf_scaling.gains, ["planner", "over", "network"], ["gain"])
-    labs = osf_lab.gains_in_lab(campaign.table("runs"), "buffer:25MB"), osf_lab.gains_in_regime()
-    frame = osf_scaling.fig11(osf_scaling.setting())
-    numbers = pd.concat([frame, graded(gains, *labs)], ignore_index=True)
-    stated = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")
-    claims = {CONSTANT: "osf-fig11-constant", RIVAL: "osf-fig11-mgwfbp"}
-    for name, end in (("low", "min"), ("high", "max")):
-        printed = {over: claimed(f"{claim}-{end}") / 100 for over, claim in claims.items()}
-        numbers[f"paper_gain_{name}"] = numbers["over"].map(printed).where(stated)
-    return numbers
-
-
 def draw11(numbers: pd.DataFrame) -> Figure:
     """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
     best = numbers[numbers["grade"].isna()]
-    model, lab = _of(numbers, grade="model"), _of(numbers, grade="lab")
+    model, lab = rows_of(numbers, grade="model"), rows_of(numbers, grade="lab")
     lab = lab.assign(network=lab["network"].map(network_title) + ", " + lab["over"].str[7:])
     panels = {
         "scaling factor [%], best setting": best.assign(
@@ -528,7 +392,7 @@ def draw11(numbers: pd.DataFrame) -> Figure:
     for over, rows in model.groupby("over", sort=False):
         panels[f"gain over {look(str(over)).label} [%], settings that fit"] = rows
     panels["gain over that buffer [%], replayed"] = lab
-    own = _of(model, planner=ADAFUSION, over=CONSTANT)
+    own = rows_of(model, planner=ADAFUSION, over=CONSTANT)
     most, least = 100 * own["gain_high"].max(), 100 * own["paper_gain_low"].max()
     said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
     with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
@@ -537,7 +401,7 @@ def draw11(numbers: pd.DataFrame) -> Figure:
             ends = (wide[f"gain_{end}"].reindex(columns=SHOWN) for end in ("low", "high"))
             low, high = 100 * rows[["paper_gain_low", "paper_gain_high"]].max()
             printed = {"adaFusion": (low, high)} if low == low else {}
-            words = {"label": label, "printed": printed, "legend": ""}
+            words: dict[str, Any] = {"label": label, "printed": printed, "legend": ""}
             plots.intervals(ax, wide.index, _ranges(*ends), **words)
     return figure
 
@@ -560,7 +424,11 @@ def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
     if len(limited):
         shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
-        words = {"xlabel": "message size", "ylabel": "busbw over rate [%]", "log": "b"}
+        words: dict[str, Any] = {
+            "xlabel": "message size",
+            "ylabel": "busbw over rate [%]",
+            "log": "b",
+        }
         plots.lines(right, shares, **words, legend="")
         right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
         largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"

@@ -84,7 +84,7 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
         nx.draw_networkx_nodes(edges, place, tasks, ax=ax, **shape)
     nx.draw_networkx_labels(edges, place, {k: graph.name(k) for k in place}, font_size=6, ax=ax)
     words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
-    for task in np.flatnonzero(graph.rank <= 0):  # what all do in this column
+    for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
         (x, y), layer = place[task], int(graph.layer[task])
         kind = KINDS[graph.kind[task]]
         text = words.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")

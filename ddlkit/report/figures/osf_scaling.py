@@ -8,7 +8,7 @@ together. What the text says stands in a column ``paper``; most of its figures a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
@@ -74,10 +74,7 @@ def setting_search() -> SettingSearch:
 
 @lru_cache(maxsize=2)
 def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
-    """Return every setting that agrees with as many statements as that of the figures, the best first.
-
-    unit : "tensor" or "layer": of these only
-    """
+    """Return every setting that agrees with as many statements as that of the figures, the best first."""
     search = setting_search()
     mask = search.most(ANCHOR)
     order = np.argsort(search.miss[mask], kind="stable")
@@ -96,10 +93,7 @@ def over(
     values: Sequence[str] = ("model",),
     unit: str = "",
 ) -> pd.DataFrame:
-    """Return a figure at the best compatible setting, each of ``values`` with its range over all of them.
-
-    keys : columns that name a row; unit : as for `compatible`. New columns: ``<value>_low``, ``_high``.
-    """
+    """Return a figure at the best compatible setting, its ``values`` with ``_low`` and ``_high`` over all."""
     settings = compatible(unit)
     by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
     low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
@@ -108,7 +102,7 @@ def over(
 
 def _tidy(
     of: Callable[..., dict[str, float]],
-    cases: dict[str, Sequence[Any]],
+    cases: Mapping[str, Sequence[Any]],
     name: str = "quantity",
     value: str = "model",
 ) -> pd.DataFrame:
@@ -167,10 +161,7 @@ def fig02() -> dict[str, Timeline]:
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
-    """Return scaling factors of the five networks at 32 workers without fusion: simulated, and FORMULAS.
-
-    Columns: network, quantity, model, error (over the simulated one).
-    """
+    """Return scaling factors of the five networks at 32 workers without fusion: simulated, and FORMULAS."""
     cost = setting.cost()
 
     def factors(network: str) -> dict[str, float]:
@@ -183,10 +174,7 @@ def fig03(setting: PaperSetting) -> pd.DataFrame:
 
 
 def fig04(setting: PaperSetting) -> pd.DataFrame:
-    """Return the scaling factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired.
-
-    Columns: network, buffer_bytes, quantity, model.
-    """
+    """Return the scaling factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired."""
     cost = setting.cost()
 
     def factors(network: str, size: int) -> dict[str, float]:
@@ -202,10 +190,7 @@ def fig04(setting: PaperSetting) -> pd.DataFrame:
 
 
 def fig06(setting: PaperSetting) -> pd.DataFrame:
-    """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion).
-
-    Columns: network, buffer_bytes, quantity, model.
-    """
+    """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion)."""
     return _tidy(partial(_fused, setting), {"network": TWO, "buffer_bytes": (0, *BUFFERS)})
 
 
@@ -217,17 +202,16 @@ def _with_buffer(setting: PaperSetting, network: str, capacity: int) -> Any:
 
 def _fused(setting: PaperSetting, network: str, capacity: int) -> dict[str, float]:
     """Return the number of messages, and the scaling factor, with a fusion buffer (0: without)."""
-    fused, cost = _with_buffer(setting, network, capacity), setting.cost()
-    taken_s = cluster.fused_iteration_s(*fused, np.array([cost.alpha_s]), cost.beta_s_per_byte)[0]
-    factor = setting.compute_s(network) / taken_s
-    return {"all-reduces": float(len(fused[1].ends)), "SF": factor}
+    (workload, plan, waited_s), cost = _with_buffer(setting, network, capacity), setting.cost()
+    links = np.array([cost.alpha_s]), cost.beta_s_per_byte
+    taken_s = cluster.fused_iteration_s(workload, plan, waited_s, *links)[0]
+    return {"all-reduces": float(len(plan.ends)), "SF": setting.compute_s(network) / taken_s}
 
 
 def fig08(setting: PaperSetting) -> pd.DataFrame:
     """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
 
-    Model "OSF" overlaps, "CSF" sends everything afterwards. Columns: network, workers, quantity, model,
-    paper.
+    Model "OSF" overlaps, "CSF" sends everything afterwards.
     """
 
     def factors(network: str, workers: int) -> dict[str, float]:
@@ -260,10 +244,7 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
 
 
 def gains(setting: PaperSetting) -> pd.DataFrame:
-    """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP.
-
-    Columns: planner, over, network, gain.
-    """
+    """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP."""
     wide = fig11(setting).pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
     pairs = [(rule, other) for rule in RULES for other in (CONSTANT, RIVAL) if rule != other]
     ratios = {(rule, other): wide[rule] / wide[other] - 1 for rule, other in pairs}
@@ -274,10 +255,7 @@ def gains(setting: PaperSetting) -> pd.DataFrame:
 
 
 def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
-    """Return communication time by phase against workers without fusion, all equal and one slower.
-
-    Columns: network, workers, slowest, phase, seconds, model (its share), paper.
-    """
+    """Return communication time by phase against workers without fusion, all equal and one slower."""
     case = {"network": TWO, "workers": WORKER_COUNTS[1:], "slowest": (1.0, slow_rank)}
     frame = _shares(lambda network, workers, slow: _phases(setting, network, slow, workers), case)
     printed = frame[[*case, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
@@ -286,16 +264,13 @@ def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
 
 
 def fig07(setting: PaperSetting) -> pd.DataFrame:
-    """Return communication time by phase against the buffer at 32 workers, all equal and one slower.
-
-    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share).
-    """
+    """Return communication time by phase against the buffer at 32 workers, all equal and one slower."""
     sizes = (0, *cluster.BUFFERS)
     case = {"network": TWO, "buffer_bytes": sizes, "slowest": (1.0, SLOW_RANK)}
     return _shares(lambda name, size, slow: _phases(setting, name, slow, WORKERS, size), case)
 
 
-def _shares(of: Callable[..., dict[str, float]], case: dict[str, Sequence[Any]]) -> pd.DataFrame:
+def _shares(of: Callable[..., dict[str, float]], case: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     """Return seconds of each phase in each case, and as ``model`` its share of all communication."""
     frame = _tidy(of, case, "phase", "seconds")
     whole_s = frame.groupby([*case])["seconds"].transform("sum")
@@ -305,10 +280,7 @@ def _shares(of: Callable[..., dict[str, float]], case: dict[str, Sequence[Any]])
 def _phases(
     setting: PaperSetting, network: str, slowest: float, workers: int, size: int = 0
 ) -> dict[str, float]:
-    """Return seconds of each phase; an agreement takes one round trip to the coordinator.
-
-    That is the bandwidth-delay product over the link's rate.
-    """
+    """Return seconds of each phase; an agreement takes one round trip to the coordinator."""
     workload, plan, waited_s = _with_buffer(setting, network, size)
     agreed_s = prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
     how = {"waited_s": waited_s, "slowest": slowest, "negotiate_s": agreed_s}

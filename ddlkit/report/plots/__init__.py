@@ -88,9 +88,9 @@ def bars(
     bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
     for k, style in enumerate(looks([str(name) for name in table.columns])):
         at = middles if stacked else middles + width * (k - (columns - 1) / 2)
-        shape = {"color": style.color, "hatch": style.hatch, "label": style.label}
-        edge = {"edgecolor": "white", "linewidth": 0.3}
-        ax.bar(at, heights[:, k], width, bottoms[:, k], **shape, **edge)
+        drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
+        look = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
+        plt.setp(drawn.patches, linewidth=0.3, **look)
     if spread is not None:
         least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
         ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
@@ -112,7 +112,7 @@ def paired_bars(
     """
     first, *rest = panels
     names = [first, first, *rest, "", ""] if wide else [first, *rest, ""]
-    rows = [names[k : k + 2] for k in range(0, len(names), 2)]
+    rows: list[Any] = [names[k : k + 2] for k in range(0, len(names), 2)]
     heights = [2.2] * (len(rows) - 1) + [3.8 if wide else 2.2]
     figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
     axes = figure.subplot_mosaic(rows, height_ratios=heights)
@@ -152,8 +152,8 @@ def dots(
 def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
     """Draw panels of `dots` under each other: by heading the label of the axis and a table of cases."""
     lengths = [len(rows) + 3 for _, rows in panels.values()]
-    height, options = 0.22 * sum(lengths) + 0.5, {"squeeze": False, "height_ratios": lengths}
-    figure, axes = canvas(rows=len(panels), height=height, **options)
+    shape: dict[str, Any] = {"rows": len(panels), "height": 0.22 * sum(lengths) + 0.5}
+    figure, axes = canvas(**shape, squeeze=False, height_ratios=lengths)
     for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
         dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
         heading(ax, name)
@@ -166,8 +166,7 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
     by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
     rows, style = by_group.ngroup(), look("model")
     case_rows(ax, list(by_group.median().index), 0.0)
-    points = {"markersize": 4, "color": style.color, "alpha": 0.4}
-    ax.plot(by_group.obj, rows, style.marker, **points)
+    ax.plot(by_group.obj, rows, style.marker, markersize=4, color=style.color, alpha=0.4)
     medians = by_group.median()
     ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)
     ax.set_xlabel(label)
@@ -255,10 +254,10 @@ def intervals(
     """
     case_rows(ax, cases, reference)
     for (name, ends), hatch in zip((printed or {}).items(), ("...", "///"), strict=False):
-        shape = {"color": look(name if known(name) else "paper").color, "hatch": hatch}
         for sign in (1, -1)[: 1 + mirrored]:
-            span = sign * np.array(ends)
-            ax.axvspan(*span, zorder=0, alpha=0.16, linewidth=0, label=f"paper: {name}", **shape)
+            band = ax.axvspan(sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0)
+            color = look(name if known(name) else "paper").color
+            band.set(color=color, hatch=hatch, label=f"paper: {name}")
     step = 0.7 / len(ranges)
     for k, (style, places) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
@@ -385,8 +384,8 @@ def cost_forms(
     cost_fit(above, fits)
     errors = {form: pd.Series(*off[form][::-1]).abs() for form in fits if form in off}
     percent = 100 * pd.DataFrame(errors).clip(lower=LEAST_DRAWN)
-    label = {"xlabel": "message size", "ylabel": "error at held-out sizes [%]"}
-    lines(below, percent, **label, log="by", legend="")
+    label = "error at held-out sizes [%]"
+    lines(below, percent, xlabel="message size", ylabel=label, log="by", legend="")
     below.set_ylim(bottom=90 * LEAST_DRAWN)
     heading(above, f"chosen: {look(chosen).label}")
     above.set(xlabel="")

@@ -110,7 +110,8 @@ def looks(names: Sequence[str]) -> list[Style]:
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):
         style = look(name) if known(name) else Style(name, *_SERIES[place % len(_SERIES)])
         if known(name) and head in heads[:place]:
-            darker = to_hex([0.55 * part for part in to_rgb(style.color)])
+            red, green, blue = to_rgb(style.color)
+            darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
             style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True)
         styles.append(style)
     return styles
