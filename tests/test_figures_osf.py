@@ -157,15 +157,6 @@ def test_forms_are_told_apart_only_where_runs_differ_by_less() -> None:
         assert "paper: BDP 45 KB" in ax.get_legend_handles_labels()[1]
 
 
-def test_no_model_has_seen_the_size_that_it_predicts() -> None:
-    before = ring(BEFORE)
-    poisoned = before["bytes"] == 65536  # in both tables: its time must count for nothing there
-    spoiled = before.assign(seconds=before["seconds"].where(~poisoned, 10.0))
-    frames = (osf_lab.fig10(part, ring(TENSORS), "ResNet101") for part in (before, spoiled))
-    at_it = [frame[frame["bytes"] == 65536].set_index("model")["error"] for frame in frames]
-    pd.testing.assert_series_equal(*at_it)
-
-
 # -- replays and rules ------------------------------------------------------------------------
 
 

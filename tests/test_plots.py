@@ -6,10 +6,9 @@ import io
 import json
 import math
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from numpy.typing import NDArray
 from PIL import Image
@@ -108,34 +107,30 @@ def test_the_theme_is_left_behind_and_a_sheet_names_everything_once() -> None:
     plt.close(figure)
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_bars_are_as_high_as_the_table_says_in_a_unit_that_reads_well(
-    ax: Axes, stacked: bool
-) -> None:
+def test_bars_are_as_high_as_the_table_says_beside_or_upon_each_other(ax: Axes) -> None:
     table = pd.DataFrame({"measured": [2e-3, 3e-3], "model": [1e-3, np.nan]}, ["none", "single"])
-    ends = ("rounds", [2.5e-3, 4e-3], [3.5e-3, 9e-3])
-    how: dict[str, Any] = {"seconds": True, "stacked": stacked, "spread": ends}
-    plots.bars(ax, table, label="iteration time", **how)
-    groups = [container for container in ax.containers if isinstance(container, BarContainer)]
-    heights = [[bar.get_height() for bar in group] for group in groups]
-    assert np.allclose(heights, [[2, 3], [1, 0]])
-    assert groups[1][0].get_y() == (2 if stacked else 0)
-    lefts = sorted(bar.get_x() for group in groups for bar in group)
-    assert stacked or min(np.diff(lefts)) >= groups[0][0].get_width() * (1 - 1e-9)
-    assert [bar.get_hatch() for group in groups for bar in group] == ["", "", "///", "///"]
-    assert ax.get_ylabel() == "iteration time [ms]" and names(ax.xaxis) == ["none", "single"]
-    (spread,) = [line for line in ax.collections if isinstance(line, LineCollection)]
-    wanted = [[[0, 2.5], [0, 3.5]], [[1, 4], [1, 9]]]
-    assert np.allclose(np.array(spread.get_segments()), np.array(wanted))
-    low, high = ax.get_ylim()
-    assert low == 0 and high >= 9 and ax.get_legend() is not None
+    for stacked in (False, True):
+        ax.clear()
+        ends = ("rounds", [2.5e-3, 4e-3], [3.5e-3, 9e-3])
+        plots.bars(ax, table, label="iteration", seconds=True, stacked=stacked, spread=ends)
+        first, second = [bars for bars in ax.containers if isinstance(bars, BarContainer)]
+        heights = [[bar.get_height() for bar in group] for group in (first, second)]
+        assert np.allclose(heights, [[2, 3], [1, 0]])
+        assert second[0].get_y() == (2 if stacked else 0)
+        apart = second[0].get_x() - first[0].get_x()
+        assert apart == pytest.approx(0 if stacked else first[0].get_width())
+        assert [group[0].get_hatch() for group in (first, second)] == ["", "///"]
+        assert ax.get_ylabel() == "iteration [ms]" and names(ax.xaxis) == ["none", "single"]
+        (spread,) = [line for line in ax.collections if isinstance(line, LineCollection)]
+        wanted = [[[0, 2.5], [0, 3.5]], [[1, 4], [1, 9]]]
+        assert np.allclose(np.array(spread.get_segments()), np.array(wanted))
+        assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] >= 9
 
 
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
     plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
-    (group,) = [bars for bars in ax.containers if isinstance(bars, BarContainer)]
-    middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in group])
+    middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in ax.patches])
     assert np.allclose(ax.get_xticks(), middles.reshape(-1, 2).mean(axis=1))
     assert middles[1] - middles[0] < middles[2] - middles[1]
     assert names(ax.xaxis) == ["1 MB", "1 GB"] and ax.get_xlabel() == "model, lab"
@@ -223,16 +218,12 @@ def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) ->
     nodes = [group for group in ax.collections if isinstance(group, PathCollection)]
     circles, squares = (np.asarray(group.get_offsets()) for group in nodes)
     assert (len(circles), len(squares)) == (25, 11)  # circles compute, squares communicate
-    colors = np.concatenate([np.asarray(group.get_facecolor()) for group in nodes])
-    assert {to_hex(color) for color in colors.tolist()} == {"#f7d154", "#e8833a"}
     places = np.concatenate([circles, squares])
     gaps = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))[~np.eye(36, dtype=bool)]
     assert gaps.min() >= 1  # a column, or a row
     thick = [arrow for arrow in ax.patches if arrow.get_linewidth() > 1]
     assert len(thick) == len(schedule.critical_path) - 1
     assert len(ax.patches) - len(thick) == len(schedule.graph.edges)
-    words = {text.get_text() for text in ax.texts}
-    assert words >= {*(f"T{task}" for task in range(36)), "read", "copy", "forward\nlayer 3"}
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -317,19 +308,16 @@ def test_outputs_go_where_the_environment_says(
     assert outputs.read_summaries(tmp_path) == {"20_fit": kept}
 
 
-@pytest.mark.parametrize(
-    ("write", "name", "what", "message"),
-    [
-        (outputs.write_numbers, "../x", pd.DataFrame({"a": [1]}), "figure id '../x'"),
-        (outputs.write_numbers, "wb-x", pd.DataFrame({"a": []}), "is empty"),
-        (outputs.record_summary, "a", {"x": float("nan")}, "summary a, x is nan"),
-        (outputs.record_summary, "a", {"x": np.zeros(2)}, "x is array"),
-        (outputs.record_summary, "A b", {"x": 1}, "summary name 'A b'"),
-    ],
-)
-def test_what_cannot_be_reported_is_refused(
-    tmp_path: Path, write: Callable[..., Any], name: str, what: Any, message: str
-) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        write(name, what, tmp_path)
+def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
+    table = pd.DataFrame({"a": [1]})
+    for name, frame, message in (("../x", table, "figure id '../x'"), ("x", table[:0], "is empty")):
+        with pytest.raises(UserError, match=message):
+            outputs.write_numbers(name, frame, tmp_path)
+    for name, key, message in (
+        ("a", {"x": float("nan")}, "summary a, x is nan"),
+        ("a", {"x": np.zeros(2)}, "x is array"),
+        ("A b", {"x": 1}, "summary name 'A b'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            outputs.record_summary(name, key, tmp_path)
     assert not list(tmp_path.rglob("*.*"))

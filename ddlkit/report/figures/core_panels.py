@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
@@ -102,101 +101,71 @@ def fig02() -> tuple[Figure, pd.DataFrame]:
 
 
 def draw03(frame: pd.DataFrame) -> Figure:
-    """Draw factors on the cluster, and both formulas' errors there and in the lab."""
+    """Draw both formulas' errors on the cluster, in all settings that fit, and in the lab."""
     formulas, lab = ["CSF", "OSF printed"], frame[frame["grade"] == "lab"]
     wide = frame[frame["grade"] == "model"].pivot(index="network", columns="quantity")
-    wide = wide.loc[list(FIVE)].rename(index=spelled)
+    wide = wide.loc[list(FIVE)].rename(index=lambda name: f"{spelled(name)}, cluster")
     order = sorted(dict.fromkeys(lab["network"]), key=lambda n: (EXPENSIVE in n, n[:6], len(n)))
     spread = lab.groupby("network")[formulas].agg(["min", "max"]).loc[order].rename(index=spelled)
-    there = {"error_low": "min", "error_high": "max"}
-    ends = [
-        pd.concat(
-            [wide[end][formulas].add_suffix(", cluster", axis=0), spread.xs(last, axis=1, level=1)]
-        )
-        for end, last in there.items()
-    ]
+    spread.columns = spread.columns.swaplevel()
+    low = pd.concat([wide["error_low"][formulas], spread["min"]])
+    high = pd.concat([wide["error_high"][formulas], spread["max"]])
+    size = 100 * wide[["paper_error_low", "paper_error_high"]].max()
+    printed = {n: (size["paper_error_low", n], size["paper_error_high", n]) for n in formulas}
     dear = lab["network"].str.endswith(EXPENSIVE)
     errs = (f"{e.min():+.0%} to {e.max():+.0%}" for e in (lab["CSF"][dear], lab["CSF"][~dear]))
     said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errs)
-    with plots.sheet(said, rows=2, height=6.8, height_ratios=[1, 2]) as (figure, (above, below)):
-        factors = _ranges(
-            *(wide[f"model_{end}"][["simulated", *formulas]] for end in ("low", "high"))
-        )
-        plots.intervals(above, wide.index, factors, label="scaling factor [%]", legend="")
-        paper = 100 * wide["paper"]["simulated"]
-        plots.points(above, paper, np.arange(len(FIVE)), "paper", size=6)
-        printed = {
-            name: tuple(100 * wide[f"paper_error_{end}"][name].max() for end in ("low", "high"))
-            for name in formulas
-        }
+    with plots.sheet(said, height=5.0) as (figure, ax):
         label = "error against the factor simulated on the cluster, measured in the lab [%]"
-        words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True, "legend": ""}
-        plots.intervals(below, ends[0].index, _ranges(*ends), **words)
-        plots.heading(above, "(a) cluster, all settings that fit")
+        words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True}
+        plots.intervals(ax, low.index, _ranges(low, high), **words, legend="")
         plots.heading(
-            below, f"(b) there, and in {len(lab)} replayed cases; shaded: as the paper prints"
+            ax, f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints"
         )
     return figure
 
 
-def _over_buffer(ax: Axes, rows: pd.DataFrame, shown: list[str]) -> pd.DataFrame:
-    """Draw factors by the buffer: modelled, the first with its range, and measured; return the former."""
-    rows = rows.assign(mb=(rows["buffer_bytes"] / MB).where(rows["buffer_bytes"] > 0, NO_FUSION_MB))
-    wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
-    ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
-    words: dict[str, Any] = {
-        "xlabel": "buffer [MB]",
-        "ylabel": "scaling factor",
-        "log": "x",
-        "legend": "",
-    }
-    plots.lines(ax, wide["model"][shown], ends=ends, **words)
-    for mark, links in LABS.items():
-        at = rows[rows["look"] == mark]
-        plots.points(ax, at["mb"], at["measured"], mark, label=f"measured, {links}")
-    return wide
+def _by_buffer(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
+    """Draw factors by the buffer: modelled, the first with its range, measured, and what is printed."""
+    mb = (frame["buffer_bytes"] / MB).where(frame["buffer_bytes"] > 0, NO_FUSION_MB)
+    with plots.sheet(said, columns=len(TWO), height=3.4) as (figure, axes):
+        for ax, network in zip(axes, TWO, strict=True):
+            rows = rows_of(frame.assign(mb=mb), network=network)
+            wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
+            ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
+            words: dict[str, Any] = {"xlabel": "buffer [MB]", "ylabel": "scaling factor"}
+            plots.lines(ax, wide["model"][shown], ends=ends, **words, log="x", legend="")
+            for mark, links in LABS.items():
+                at = rows[rows["look"] == mark]
+                plots.points(ax, at["mb"], at["measured"], mark, label=f"measured, {links}")
+            if "paper" in wide:
+                plots.points(ax, wide.index, wide["paper"][shown[0]], "paper")
+            else:
+                low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
+                shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
+                ax.fill_between(wide.index, low, high, label="paper: as far from CSF", **shape)
+            ticks = {NO_FUSION_MB: "none", 0.01: "0.01", 1: "1", 100: "100", 1000: "1000"}
+            ax.set_xticks([*ticks], ticks.values())
+            plots.heading(ax, spelled(network))
+    return figure
 
 
 def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
     """Draw simulated, the formulas, measured; what the printed error leaves around CSF."""
     wide = rows_of(frame, network="ResNet101").pivot_table("model", "buffer_bytes", "quantity")
     gains = wide[["simulated", "OSF printed"]].max() / wide.iloc[0] - 1
-    said = "{simulated:.0%} as simulated, {OSF printed:.0%} by the printed equations".format(
-        **gains
-    )
-    said = f"{spelled('ResNet101')}: the best buffer gains {said}"
-    with plots.sheet(said, columns=2, height=3.3, sharey=True) as (figure, axes):
-        for ax, network in zip(axes, TWO, strict=True):
-            rows = rows_of(frame, network=network)
-            wide = _over_buffer(ax, rows[rows["buffer_bytes"] > 0], ["simulated", *formulas])
-            low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
-            label = f"paper: SF off CSF by {frame['paper_error'].max():.1%} at most"
-            shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0, "label": label}
-            ax.fill_between(wide.index, low, high, **shape)
-            ax.set_ylim(0, 1.05)
-            plots.heading(ax, spelled(network))
-    return figure
+    said = "{simulated:.0%} as simulated, {OSF printed:.0%} by the printed equations"
+    said = f"ResNet-101: the best buffer gains {said.format(**gains)}"
+    return _by_buffer(frame, ["simulated", *formulas], said)
 
 
 def draw06(frame: pd.DataFrame) -> Figure:
-    """Draw the messages above, below the factor: model with its range, measured, the printed change."""
+    """Draw the factor: by model with its range, measured, and what the printed change makes of it."""
     said = (
         "1 GB against no buffer, ResNet-101: {model:+.0%} by model, measured {regime:+.0%} with expensive "
         "start-ups and {measured:+.0%} with cheap ones, paper {paper:+.0%}"
     ).format(**osf_lab.changes(frame, "ResNet101"))
-    with plots.sheet(said, columns=2, rows=2, height=4.8, sharex=True) as (figure, axes):
-        for (top, bottom), network in zip(axes.T, TWO, strict=True):
-            rows = rows_of(frame.replace({"quantity": {"SF": "model"}}), network=network)
-            wide = _over_buffer(bottom, rows, ["model"])
-            counts = wide["model"][["all-reduces"]].set_axis(["model"], axis=1)
-            plots.lines(top, counts, xlabel="", ylabel="all-reduces", log="xy", legend="")
-            label = "paper: change at 1 GB"
-            plots.points(bottom, wide.index, wide["paper"]["model"], "paper", label=label)
-            ticks = {NO_FUSION_MB: "none", 0.01: "0.01", 1: "1", 100: "100", 1000: "1000"}
-            bottom.set_xticks([*ticks], ticks.values())
-            bottom.margins(y=0.18)
-            plots.heading(top, spelled(network))
-    return figure
+    return _by_buffer(frame.replace({"quantity": {"SF": "model"}}), ["model"], said)
 
 
 def draw08(frame: pd.DataFrame) -> Figure:
@@ -296,9 +265,11 @@ def draw09(frame: pd.DataFrame) -> Figure:
             value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
             plots.samples(ax, rows, **value, center="mean", percent=100, legend="")
             printed = rows.dropna(subset="paper").drop_duplicates("network")
-            for line, row in zip((paper.line, "-."), printed.itertuples(), strict=False):
+            for width, row in zip((1, 2), printed.itertuples(), strict=False):
                 label = f"paper, {row.network}: {row.paper_loss:g}"
-                ax.axhline(row.paper, color=paper.color, linestyle=line, linewidth=1, label=label)
+                ax.axhline(
+                    row.paper, color=paper.color, linestyle=":", linewidth=width, label=label
+                )
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
             plots.heading(ax, title)

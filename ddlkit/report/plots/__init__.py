@@ -107,7 +107,6 @@ def paired_bars(
 ) -> tuple[Figure, Axes]:
     """Draw pairs of stacked bars in seconds, two panels in a row; return the figure, and the last axes empty.
 
-    panels : by heading a table, and what `bars` says of its pairs
     wide : the first panel has a row of its own, and so have the axes, below all others
     """
     first, *rest = panels
@@ -142,7 +141,7 @@ def dots(
     if band is not None:
         half = np.abs(np.asarray(band[1], dtype=float))
         ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=band[0])
-    for style, name in zip(looks([str(name) for name in values]), values, strict=True):
+    for style, name in zip(looks([*map(str, values)]), values, strict=True):
         draw_markers(ax, values[name], rows, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
@@ -186,8 +185,6 @@ def heat_maps(
     """Draw heat maps by name, in so many ``columns``, on one colour scale: white is no difference, red worse.
 
     A number that may well be no difference stands in parentheses, and the default is framed.
-
-    height : of a row of panels, in inches; headings : what stands above each, else its name
     log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
     """
     columns = columns or len(panels)
@@ -247,9 +244,8 @@ def intervals(
     reference: float = 0.0,
     legend: str = "above",
 ) -> None:
-    """Draw a row per case, in it a thick line per series: name -> (n,) lows and (n,) highs.
+    """Draw a row per case, a thick line per series: (n,) lows and highs; markers at both, or at a third.
 
-    Markers stand at both ends, or at a third (n,) where there is one.
     printed : by name a range, shaded over all rows; ``mirrored``: it is one of sizes, of either sign
     """
     case_rows(ax, cases, reference)
@@ -289,8 +285,7 @@ def lines(
 ) -> None:
     """Draw a line per column against the index, with markers if points are few; NaN breaks a line.
 
-    ``log`` names the logarithmic axes as `set_log` does, ``legend`` a place as `add_legend`.
-
+    log : logarithmic axes as for `set_log`; legend : a place as for `add_legend`
     ends : lows and highs of all columns, or of the first, between which a ribbon lies behind the line
     """
     x = table.index.to_numpy(dtype=float)
@@ -341,8 +336,7 @@ def samples(
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = None) -> None:
     """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals.
 
-    fits : of messages, or of selections, of which those at one ``density`` are drawn; a density that was not
-    measured is a UserError
+    density : of selections; one that was not measured is a UserError
     """
     first, *_ = fits.values()
     (sizes, *rest), seconds = first.at, first.seconds
@@ -378,7 +372,7 @@ def cost_forms(
 ) -> Figure:
     """Draw forms fitted to the same messages: their times, and below their errors at held-out sizes.
 
-    fits : by form, of which one was ``chosen``; off : by form (k,) sizes left out and signed relative errors
+    off : by form (k,) sizes left out and signed relative errors
     """
     figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
     cost_fit(above, fits)

@@ -84,10 +84,7 @@ def sheet(said: str, **shape: Any) -> Iterator[tuple[Figure, Any]]:
 def save_figure(
     figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None, **options: Any
 ) -> Path:
-    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted; show it in a notebook.
-
-    The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
-    """
+    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG."""
     outputs.write_numbers(name, numbers, reports)
     path = write_png(figure, outputs.figure_files(name, reports)[0], **options)
     plt.close(figure)
@@ -182,10 +179,7 @@ def _entries() -> dict[str, catalog.Entry]:
 
 
 def caption(name: str, numbers: Path) -> str:
-    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers.
-
-    The link leads from where the notebook works. What is in no catalog has the link alone.
-    """
+    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
     entry = _entries().get(name)
     words = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
     link = escape(Path(os.path.relpath(numbers)).as_posix())
@@ -249,8 +243,7 @@ def number(value: Any, unit: str = "") -> str:
 def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
     """Return HTML of a table: units in its head, numbers right; folded if it is wide or long.
 
-    What the notebook has given a form of its own, as "+3.1%", stays.
-    name : of the catalog, with the path of its numbers; its caption then stands above the table
+    What the notebook has given a form of its own, as "+3.1%", stays. A table with ``numbers`` has a caption.
     """
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}
