@@ -46,15 +46,11 @@ SIDES = {"small": "below", "large": "above"}
 SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]
 """Planners of osf's figure 11, each in its lane."""
 AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
-HIGHEST = 50
-"""Of gaps in percent; a few are larger."""
-DENSITY = 0.001
-"""Of omgs's figure 2a."""
-NODES = 16
-"""Of omgs's figure 2b."""
+HIGHEST = 50  # of gaps in percent; a few are larger
+DENSITY = 0.001  # of omgs's figure 2a
+NODES = 16  # of omgs's figure 2b
 ROOM = 30  # times higher a logarithmic axis ends, for the legend
-FLOOR_FROM = 2**15
-"""Bytes of the smallest message whose floor is drawn."""
+FLOOR_FROM = 2**15  # bytes of the smallest message whose floor is drawn
 
 
 def spelled(name: str) -> str:
@@ -90,7 +86,7 @@ def fig01() -> tuple[Figure, pd.DataFrame, float]:
 
 def fig02() -> tuple[Figure, pd.DataFrame]:
     """Return osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
-    timelines, tensors = osf_scaling.fig02(), int(prose("osf")["fig02-buffer"])
+    timelines, tensors = osf_scaling.fig02()[-1], int(prose("osf")["fig02-buffer"])
     best = min(timelines, key=lambda name: timelines[name].duration_s)
     said = f"Shortest: {best}, {1e3 * timelines[best].duration_s:.1f} ms; the paper's buffer: {tensors}"
     figure, spans = _gantt(timelines, "plan", said)
@@ -395,12 +391,8 @@ def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
     if len(limited):
         shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
-        words: dict[str, Any] = {
-            "xlabel": "message size",
-            "ylabel": "busbw over rate [%]",
-            "log": "b",
-        }
-        plots.lines(right, shares, **words, legend="")
+        label = "busbw over rate [%]"
+        plots.lines(right, shares, xlabel="message size", ylabel=label, log="b", legend="")
         right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
         largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
         plots.heading(right, f"{largest} of the rate")
@@ -442,18 +434,15 @@ def omgs_fig02(
         for n in dict.fromkeys((nodes, NODES))
     }
     figure, axes = plots.canvas(columns=2, height=3.8)
+    paper = {"paper:γ, without ρ": gamma_s, "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s}
+    authors = {f"paper:code, {name.split('_')[1]} nodes": 1e3 * s for name, s in lines.items()}
+    for ax, printed_s in zip(axes, (paper, authors), strict=True):
+        plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
     plots.cost_fit(axes[0], {name: one.fit for name, one in selecting.items()}, density=DENSITY)
     plots.cost_fit(axes[1], {one.form: one for one in gathering})
-    paper = {"color": look("paper").color, "linestyle": look("paper").line, "linewidth": 1.2}
-    axes[0].plot(few, gamma_s, label="paper's γ, without ρ", **paper)
-    names = "paper's γ, with ρ (Eq 10)", f"authors' code, {NODES} nodes"
-    plots.points(axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label=names[0])
-    axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **paper)
-    plots.points(axes[1], few, 1e3 * lines[f"code_{NODES}_s"], "paper", size=4, label=names[1])
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {ring.cost.workers}"
     for ax, name in zip(axes, names, strict=True):
         ax.set_ylim(top=ROOM * ax.get_ylim()[1])
-        ax.legend(loc="upper left")
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     plots.title(figure, f"No formula has this step: {_largest_step(medians)}")

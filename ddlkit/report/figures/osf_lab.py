@@ -33,21 +33,12 @@ from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
 from ddlkit.report.figures import osf_scaling
-from ddlkit.report.figures.osf_scaling import (
-    CONSTANT,
-    FORMULAS,
-    RIVAL,
-    RULES,
-    TWO,
-    csf_of,
-    formulas,
-)
+from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of
 from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
 
 EQ7 = "alpha_beta:ends"
 """osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
-LAB = "campaign-osf"
-"""The campaign at 1 Gbit/s."""
+LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
 MODELS = (
@@ -64,8 +55,7 @@ EXPENSIVE = ", dear start-ups"
 ADAFUSION = "adafusion:repaired"
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
 LINK = ["link", "ranks"]
-PAPER_CLASSES = 1000
-"""Of ImageNet, on which the paper trains."""
+PAPER_CLASSES = 1000  # of ImageNet, on which the paper trains
 VARIANTS = {
     "vgg16_eighth": "published",
     "vgg16_eighth_replaced": "replaced",
@@ -140,12 +130,16 @@ def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
         if case.plan != "none":
             continue
         measured = lab.rounds(case)["factor"].mean()
-        factors = formulas(lab.workload(case), lab.calibration.of_case(case).others[EQ7])
+        factors = osf_scaling.formulas(
+            lab.workload(case), lab.calibration.of_case(case).others[EQ7]
+        )
         row = {"network": case.network, "workers": case.workers, "link": case.link}
         rows.append(
             {**row, "measured": measured, **{k: f / measured - 1 for k, f in factors.items()}}
         )
-    frame = pd.DataFrame(rows, columns=["network", "workers", "link", "measured", *FORMULAS])
+    frame = pd.DataFrame(
+        rows, columns=["network", "workers", "link", "measured", *osf_scaling.FORMULAS]
+    )
     return frame.sort_values(["network", "workers", "link"], ignore_index=True)
 
 
@@ -221,7 +215,7 @@ def gains_in_regime() -> pd.DataFrame:
     for network, mine in cases.groupby([osf_name(case.network) for case in cases], sort=False):
         first, factors = mine.iloc[0], {c.plan: lab.rounds(c)["factor"] for c in mine}
         names, cost = {c.ends: c.plan for c in mine}, lab.calibration.of_case(first).cost
-        for rule in dict.fromkeys(("adafusion", *RULES)):
+        for rule in dict.fromkeys(("adafusion", *osf_scaling.RULES)):
             ends = ";".join(map(str, make_plan(rule, lab.workload(first), cost).ends))
             name = rule if rule in factors else names.get(ends, CONSTANT)
             if name != CONSTANT:

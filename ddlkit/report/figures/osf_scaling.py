@@ -148,7 +148,7 @@ def fig01(setting: PaperSetting) -> dict[str, Timeline]:
     return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
 
 
-def fig02() -> dict[str, Timeline]:
+def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     """Return four equal tensors; waiting for the second pays, waiting for the last does not.
 
     Numbers chosen here (the paper draws none): times in ``FIG02_BACKWARD_S``, 4 MB per tensor.
@@ -157,7 +157,8 @@ def fig02() -> dict[str, Timeline]:
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
     plans = {name: make_plan(spec, workload, cost) for name, spec in FIG02_PLANS.items()}
-    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    timelines = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    return workload, cost, timelines
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
