@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -24,8 +25,9 @@ from ddlkit.core.fit import fit
 from ddlkit.core.timeline import KINDS
 from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
-from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
+from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, levels, schedule
 from ddlkit.papers.dag.training import Gpus, s_sgd, what_if
+from ddlkit.report.plots.style import INK, SOFT, theme
 from ddlkit.store import files
 
 FIXED = 10.0
@@ -56,6 +58,40 @@ def tasks(found: Schedule) -> pd.DataFrame:
         "critical": np.isin(np.arange(graph.n), found.critical_path),
     }
     return pd.DataFrame(columns)
+
+
+@theme()
+def draw_tasks(ax: Axes, schedule: Schedule) -> None:
+    """Draw a graph as dag Fig 1 does: a column a step, a row a GPU, messages below; thick: critical path.
+
+    Circles compute, squares communicate.
+    """
+    import networkx as nx
+
+    graph, path = schedule.graph, schedule.critical_path
+    column, gpus = levels(graph), int(graph.rank.max()) + 1
+    rows = np.where(graph.rank < 0, (gpus - 1) / 2, graph.rank)  # what is of all, in the middle
+    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
+    rows[below.index] = gpus + below.groupby(below).cumcount()
+    place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
+    edges, thin = graph.to_networkx(), {"ax": ax, "node_size": 250, "arrowsize": 6}
+    nx.draw_networkx_edges(edges, place, edge_color=SOFT, width=0.5, **thin)
+    chain = nx.DiGraph(list(zip(path, path[1:], strict=False)))
+    nx.draw_networkx_edges(chain, place, edge_color=INK, width=1.8, **thin)
+    for computes, marker, color in ((True, "o", "#f7d154"), (False, "s", "#e8833a")):
+        tasks = np.flatnonzero(graph.computes == computes).tolist()
+        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "node_size": 250}
+        nx.draw_networkx_nodes(edges, place, tasks, ax=ax, **shape)
+    nx.draw_networkx_labels(edges, place, {k: graph.name(k) for k in place}, font_size=6, ax=ax)
+    words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
+    for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
+        (x, y), layer = place[task], int(graph.layer[task])
+        kind = KINDS[graph.kind[task]]
+        text = words.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")
+        high = y - 0.75 if kind == "all_reduce" else 0.55
+        ax.text(x, high, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
+    ax.axis("off")
+    ax.margins(0.04, 0.1)
 
 
 def table6() -> LayerTrace:

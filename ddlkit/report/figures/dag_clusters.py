@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.link import ranks_per_node, read_link
@@ -27,6 +28,7 @@ from ddlkit.papers.dag.cluster import (
 )
 from ddlkit.papers.dag.training import Gpus, period_s
 from ddlkit.papers.search import SettingSearch, Stated, settle
+from ddlkit.report import plots
 from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.figures.osf_lab import Lab
 
@@ -256,3 +258,65 @@ def effects() -> pd.DataFrame:
         rows.append((one.name, one.low, one.high, left.low, left.high, left.with_it, *shares))
     columns = ["effect", "from", "to", "low", "high", "others", "settings", "compatible"]
     return pd.DataFrame(rows, columns=columns)
+
+
+# -- drawn ---------------------------------------------------------------------------------------
+
+ROLES = {"K80": "slow", "V100": "fast"}
+"""How a cluster looks."""
+
+
+def draw(bars: pd.DataFrame) -> Figure:
+    """Draw Fig 2 or 3, rows of `figures`: a line over all settings, a marker at the most central one."""
+    rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
+    names, most = list(rows["framework"].unique()), rows["gpus"].max()
+    over = "one GPU" if most == PER_MACHINE else f"one machine of {PER_MACHINE} GPUs"
+    best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
+    spans = ", ".join(f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples())
+    said = (
+        f"Speedups of 4 in the most central setting: {spans}; paper {rows['paper'].max():g} at most"
+    )
+    shape = {"columns": rows["network"].nunique(), "rows": rows["cluster"].nunique()}
+    with plots.sheet(said, **shape, height=4.3, sharex=True, sharey=True) as (figure, axes):
+        panels = rows.groupby(["cluster", "network"], sort=False)
+        for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
+            ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
+            ranges = {f"{n} GPUs": tuple(of[end] for end in ends) for n, of in reversed([*sizes])}
+            plots.intervals(ax, names, ranges, label=f"speedup over {over}", legend="")
+            paper = panel.loc[panel["gpus"] == most, "paper"]
+            plots.points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5)
+            plots.heading(ax, f"{network}, {cluster}")
+            ax.set(xlim=(0, 4.3), xticks=range(5))
+            ax.label_outer()
+    return figure
+
+
+def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
+    """Draw Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
+
+    In the lab a line is the mean error that the paper prints about the prediction, a marker what was
+    measured, but for cases that were left out.
+    """
+    printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
+    upper, lower = (over_linear(table).replace({"network": SPELLED}) for table in (model, lab))
+    lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
+    errors = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
+    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(*errors)
+    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
+        for above, below, network in zip(*axes, printed.index, strict=True):
+            of, label = upper[upper["network"] == network], "speedup over linear [%]"
+            wide = of.pivot(index="gpus", columns="cluster").rename(columns=ROLES)
+            ends, words = (wide["model_low"], wide["model_high"]), {"log": "x", "legend": ""}
+            plots.lines(above, wide["model"], ends=ends, xlabel="GPUs", ylabel=label, **words)
+            above.set_xticks(wide.index, wide.index)
+            above.set_ylim(0, 112)
+            plots.heading(above, f"{network}, model")
+            rows = lower[lower["network"] == network]
+            wide = rows.pivot(index="case", columns="cluster").loc[[*dict.fromkeys(rows["case"])]]
+            told, share = wide["model"], printed[network] / 100
+            seen = wide["measured"].mask(wide["limited"].astype(bool))
+            ranges = {r: (told[r] * (1 - share), told[r] * (1 + share), seen[r]) for r in told}
+            plots.intervals(below, wide.index, ranges, label=label, reference=100, legend="")
+            plots.heading(below, f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
+        axes[1, 0].set_ylabel("lab: nodes x ranks of each")
+    return figure
