@@ -30,7 +30,6 @@ from ddlkit.report.claims import (
     recomputed,
 )
 from ddlkit.report.figures import omgs as figures
-from ddlkit.report.figures import omgs_convergence
 
 THRESHOLD = 8192
 """Elements from which MGS-SGD sends (omgs V-D)."""
@@ -374,8 +373,8 @@ def _learned() -> Result:
 
     Networks of which not every method was trained with three seeds take no part.
     """
-    frame = omgs_convergence.complete(omgs_convergence.fig03())
-    ratios, scores = omgs_convergence.ratios(frame), omgs_convergence.final(frame)
+    frame = figures.complete(figures.fig03())
+    ratios, scores = figures.ratios(frame), figures.final(frame)
     each = "; ".join(
         f"{network} {ratios[network].min():.2f} to {ratios[network].max():.2f}, sent "
         f"{scores.loc[(network, 'OMGS'), 'sends']:.0f} times "
