@@ -69,8 +69,8 @@ def trained(share: float = 0.0) -> pd.DataFrame:
     """Iterations of a machine that is the model, but lasts longer by a share; rounds have other speeds."""
     rows = []
     known, speeds = sharing_model.known_resources(messages(), kernels()), (1.0, 1.02, 0.97, 1.1)
-    profiles = itertools.product([profile(*case) for case in itertools.product(NETWORKS, (2, 4))])
-    for (one,), (repeat, slower), name in itertools.product(profiles, enumerate(speeds), TRAINED):
+    profiles = [profile(*case) for case in itertools.product(NETWORKS, (2, 4))]
+    for one, (repeat, slower), name in itertools.product(profiles, [*enumerate(speeds)], TRAINED):
         work = one.workload().scaled(slower)
         told = sharing_model.shared(work, ("ddp", LINK, name), known)
         assert told is not None
@@ -161,21 +161,22 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
 
 def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     printed = paper_table("sharing", "fig02")
-    grid = sharing.figure2({})["paper, 25 MB"].grid
+    grid = sharing.maps(sharing.figure2({}), 1.0)["Paper, 25 MB"].grid
     for row in printed.itertuples():
         assert grid.loc[row.blocks, row.threads] == row.relative_time
-    names = [*WAYS, "t2-own-normal", "t1-free-normal-omp2"]
+    names = [*WAYS, "t2-own-normal", "t1-free-normal-omp2", TRAINED[-1]]
     rows = pd.DataFrame({"configuration": names, "ratio": range(len(names))})
-    table = sharing.as_grid(rows, "ratio")
-    assert table.notna().to_numpy().sum() == len(names)
-    for row in rows.itertuples():
-        threads, _, rest = str(row.configuration).partition("-")
-        assert table.loc[rest, threads] == row.ratio
-    rests = ["idle", "nice10", "normal", "raised"]
-    assert [*table.index] == [f"free-{n}" for n in rests] + ["own-normal", "free-normal-omp2"]
-    assert sorted(["2x64", "1x512", "1x64+2x64", "1x64"], key=sharing.least_first) == [
-        "1x64", "1x512", "2x64", "1x64+2x64"
-    ]  # fmt: skip
+    table = sharing.cells("here", rows, "ratio")
+    told = table["column"] + "-" + table["row"]
+    assert dict(zip(told, table["value"], strict=True)) == dict(
+        zip(names[:-1], range(6), strict=True)
+    )
+    order = ["free-idle", "free-nice10", "free-normal", "free-raised", "own-normal"]
+    assert table["row"].tolist() == [*order, "free-normal-omp2"]
+    panel = sharing.maps(table, 1.0)["here"]
+    assert panel.default == ("normal", "t2") and panel.grid.loc["normal", "t2"] == 2
+    shapes = ["2x64", "1x512", "1x64+2x64", "1x64"]
+    assert sorted(shapes, key=sharing.least_first) == ["1x64", "1x512", "2x64", "1x64+2x64"]
 
 
 def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
@@ -200,12 +201,14 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 
 
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
-    for figure in (sharing.figure2, sharing.figure4, sharing.figure8):
-        panels = figure({})
-        numbers = sharing.numbers(panels)
-        assert set(numbers["panel"]) == set(panels) and numbers["value"].notna().all()
-    again = sharing.figure8({})["paper"].grid
-    assert again[DEFAULT].eq(0).all() and again.shape == throughput().shape
+    for table in (sharing.figure2({}), *sharing.figure3({}), sharing.figure4({})):
+        assert table["value"].notna().all() and table["default"].any()
+    again = sharing.figure8({})
+    assert (
+        len(again) == throughput().count().sum() and (again["value"][again["default"]] == 0).all()
+    )
+    (panel,) = sharing.maps(again, 0.0).values()
+    assert panel.default == (None, DEFAULT) and panel.grid.shape == throughput().shape
 
 
 def test_slowdowns_explain_what_is_fitted_and_what_is_not() -> None:
@@ -271,12 +274,12 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
     store.save_table(beside_stand_in(), tmp_path, "sharing-x", schema="sharing", command=["made"])
     one_gpu = gpu_own.one_gpu(str(tmp_path))
     rates = ["stand-in, full speed", "stand-in, 10 GB/s"]
-    gains, grid = sharing.figure4(one_gpu), sharing.figure8(one_gpu)
-    assert set(gains) - set(sharing.figure4({})) == set(rates)
+    gains, grid = (sharing.maps(of(one_gpu), 0.0) for of in (sharing.figure4, sharing.figure8))
+    assert set(gains) - set(sharing.maps(sharing.figure4({}), 0.0)) == {*rates}
     for name, shape in itertools.product(rates, SHAPES):
         gain = 100 * (took_s(32, (2, 256)) / took_s(32, shape) - 1)
         assert gains[name].grid.loc[shape] == pytest.approx(gain)
-        assert grid[name].grid.loc["vgg16, 32", f"{shape[0]}x{shape[1]}"] == pytest.approx(gain)
+        assert grid[name].grid.loc["VGG-16, 32", f"{shape[0]}x{shape[1]}"] == pytest.approx(gain)
         assert gains[name].default == (2, 256) and not gains[name].unsure().any()
     for figure in (sharing.figure6, sharing.figure7):
         bars = {name: parts for name, parts in figure(one_gpu).items() if name.startswith("here")}

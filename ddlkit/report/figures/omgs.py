@@ -9,7 +9,7 @@ selections as this machine has them. Sixteen ranks share two cores here.
 
 What figure 3 compares was fixed before anything was recorded. The score of a training is that of what it
 never saw, after its last epoch: the share that is right or, for a text, 1/perplexity, the mean probability of
-the right word. Of a network and method it is the mean over seeds; the spread is the largest less the smallest.
+the right word. Of a network and method it is the mean over seeds; the spread is the largest less the least.
 """
 
 from __future__ import annotations

@@ -27,18 +27,13 @@ from ddlkit.report.source import open_sharing
 
 Tables = Mapping[str, pd.DataFrame]
 """What was measured, by KINDS; what was not is missing."""
-Panels = dict[str, Panel]
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
 DEFAULTS = ("t2-free-normal", DEFAULT)  # of gloo, two threads; of the paper's NCCL, two blocks
 LARGE_BYTES = 25_000_000  # figure 2's message, which is sent in parts: every thread has some
-OURS = (
-    "resnet18",
-    "resnet18_64",
-)  # of figures 4 to 6, on a GPU; on a processor with small pictures
+OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processor, small pictures
 SIMULATED = "V100S, simulated"
 SEEN = {"threads": ["taken_threads"], "cores": ["taken_cores"]}  # where controls are read back
 SEEN |= {"priority": ["taken_policy", "taken_nice"]}
-_SHAPE = r"\d+x\d+"  # blocks x threads
 
 
 def recorded(data: str = "") -> Tables:
@@ -116,49 +111,30 @@ def least_first(name: str) -> tuple[int, ...]:
     return bool(last), bool(words[4]), *place
 
 
-def as_grid(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return configurations of one group by their parts: "2x256" in row 2, "t2-free-idle" in column "t2"."""
-    rows = one_group(rows)
-    names = rows["configuration"].str
-    if names.fullmatch(_SHAPE).all():
-        shape = names.split("x", expand=True).astype(int)
-        rows = rows.assign(blocks=shape[0], threads=shape[1])
-        return rows.pivot(index="blocks", columns="threads", values=value)
-    parts = names.partition("-")
-    rows = rows.assign(threads=parts[0], rest=parts[2])
-    grid = rows.pivot(index="rest", columns="threads", values=value).rename_axis(index="")
-    return grid.loc[sorted(grid.index, key=least_first)]
+def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
+    """Return a heat map, a row a number: panel, row, column, value, lower, upper, default, order.
 
-
-def panel(rows: pd.DataFrame, value: str, index: str = "", neutral: float = 0.0) -> Panel:
-    """Return the heat map of ``value`` by configuration's parts, or by ``index`` and configuration."""
-    default, names = default_of(rows), [name for name in (value, *ENDS) if name in rows]
+    In rows is ``index``, in columns the configuration; without an index one of one group stands by its parts:
+    "2x256" in row 2, "t2-free-idle" in column "t2".
+    """
+    rows = rows if index else one_group(rows)
+    names = rows["configuration"]
+    parts = names.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
     if index:
-        order = sorted(set(rows["configuration"]), key=least_first)
-        wide = rows.pivot(index=index, columns="configuration").rename_axis(index="")
-        grids = [wide[name][order].rename_axis(columns="") for name in names]
-        framed: Any = (None, default) if default else None
-    else:
-        grids = [as_grid(rows, name) for name in names]
-        threads, _, rest = default.partition("-")
-        framed = (2, 256) if default == DEFAULT else (rest, threads)
-    return Panel(grids[0], framed, *(grids[1:] or (None, None)), neutral)
+        parts = pd.DataFrame({"row": rows[index], "column": names})
+    elif not names.str.startswith("t").any():
+        parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
+    ends = {end: rows[end] if end in rows else np.nan for end in ENDS}
+    of = {"panel": panel, "value": rows[value], **ends, "default": names == default_of(rows)}
+    place = pd.factorize(rows[index])[0] if index else 0
+    table = parts.assign(**of, place=place, order=names.map(least_first)).dropna(subset="value")
+    table = table.sort_values(["place", "order"], ignore_index=True)
+    return table[["panel", "row", "column", "value", *ENDS, "default", "order"]]
 
 
-def numbers(panels: Panels) -> pd.DataFrame:
-    """Return what heat maps show, a row a number: panel, row, column, value, lower, upper."""
-    tables = []
-    for name, each in panels.items():
-        grids = {"value": each.grid, "lower": each.lower, "upper": each.upper}
-        long = {
-            what: grid.rename_axis(index="row", columns="column").stack()
-            for what, grid in grids.items()
-            if grid is not None
-        }
-        table = pd.concat(long, axis=1).dropna(subset="value").reset_index()
-        tables.append(table.assign(panel=name).astype({"row": str, "column": str}))
-    columns = ["panel", "row", "column", "value", *ENDS]
-    return pd.concat(tables, ignore_index=True).reindex(columns=columns)
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `cells` as a figure's CSV has them."""
+    return table.drop(columns=["default", "order"])
 
 
 # -- the figures ---------------------------------------------------------------------------------
@@ -185,49 +161,54 @@ def _paper(name: str) -> pd.DataFrame:
     return rows.assign(configuration=sharing_model.configurations(rows))
 
 
-def figure2(tables: Tables) -> Panels:
-    """Return time of an all-reduce over the default's: the paper's, and by link what was measured."""
-    panels = {"paper, 25 MB": panel(_paper("fig02"), "relative_time")}
+def _gains() -> pd.DataFrame:
+    """Return figure 8's gains over the default: configuration, gain, case ("AlexNet, 16"), network, batch."""
+    rows = (
+        sharing_model.gains(throughput())
+        .rename_axis("configuration", axis=1)
+        .stack()
+        .rename("gain")
+    )
+    rows = rows.reset_index()
+    return rows.assign(case=rows["network"] + ", " + rows["batch"].astype(str))
+
+
+def figure2(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of an all-reduce's time over the default's: the paper's, and by link as measured."""
+    maps = [cells("paper, 25 MB", _paper("fig02"), "relative_time")]
     for link, rows in _links(tables, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
         if default_of(rows):
             ratios = summed(over_default(rows, "seconds", []), ["configuration"], "ratio")
-            panels[link] = panel(ratios, "ratio", neutral=1.0)
-    return panels
+            maps.append(cells(link, ratios, "ratio"))
+    return pd.concat(maps, ignore_index=True)
 
 
-def figure3(tables: Tables) -> tuple[Panels, Panels]:
-    """Return time of kernels beside messages over that alone: the paper's, and by link what was measured."""
-    paper = {
-        str(kernel).replace("_", " "): panel(group, "slowdown")
-        for kernel, group in _paper("fig03").groupby("kernel", sort=False)
-    }
-    ours = {}
-    for link, rows in _links(tables, "kernels"):
-        rows = rows.assign(ratio=rows["kernel_beside_s"] / rows["kernel_alone_s"])
-        ratios = summed(rows, ["kernel", "configuration"], "ratio")
-        ours[link] = panel(ratios, "ratio", "kernel", 1.0)
-    return paper, ours
+def figure3(tables: Tables) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return `cells` of kernels' time beside messages over that alone: as they are kept, and as drawn."""
+    rows = _paper("fig03").replace("_", " ", regex=True)
+    paper = [cells(str(name), of, "slowdown") for name, of in rows.groupby("kernel", sort=False)]
+    ours = []
+    for link, own in _links(tables, "kernels"):
+        own = own.assign(ratio=own["kernel_beside_s"] / own["kernel_alone_s"])
+        ratios = summed(own, ["kernel", "configuration"], "ratio")
+        ours.append(cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
+    drawn = pd.concat([cells("paper", rows, "slowdown", "kernel"), *ours], ignore_index=True)
+    return pd.concat([*paper, *ours], ignore_index=True), drawn
 
 
-def across(paper: Panels) -> Panels:
-    """Return grids of blocks and threads as one: a row each, a column a configuration."""
-    grid = pd.DataFrame({name: each.grid.stack() for name, each in paper.items()}).T
-    grid.columns = [f"{blocks}x{threads}" for blocks, threads in grid.columns]
-    return {"paper": Panel(grid, (None, DEFAULT), neutral=1.0)}
-
-
-def figure4(tables: Tables) -> Panels:
-    """Return ResNet-18's gain in throughput over the default, in per cent, at the batch with most rows."""
-    printed = sharing_model.gains(throughput()).loc[RESNET].rename("gain")
-    panels = {
-        "paper, fig 4": panel(_paper("fig04"), "gain_percent"),
-        "paper, fig 8": panel(printed.rename_axis("configuration").reset_index(), "gain"),
-    }
+def figure4(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of ResNet-18's gain in throughput in per cent, at the batch with most rows."""
+    every = _gains()
+    again = every[(every["network"] == RESNET[0]) & (every["batch"] == RESNET[1])]
+    maps = [
+        cells("paper, fig 4", _paper("fig04"), "gain_percent"),
+        cells("paper, fig 8", again, "gain"),
+    ]
     for link, rows in _links(tables, "iterations"):
         if len(gains := _of_resnet(rows)):
-            panels[link] = panel(gains, "gain")
-    return panels
+            maps.append(cells(link, gains, "gain"))
+    return pd.concat(maps, ignore_index=True)
 
 
 def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -235,22 +216,20 @@ def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
     return gains[gains["batch"] == gains["batch"].value_counts().idxmax()] if len(gains) else gains
 
 
-def figure8(tables: Tables) -> Panels:
-    """Return gain over the default of every network and batch under every configuration, in per cent.
+def figure8(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of every network and batch's gain over the default, in per cent.
 
     Measured ones by link with several networks, of configurations that were measured in half of the cases.
     """
-    printed = sharing_model.gains(throughput())
-    printed.index = [f"{network}, {batch}" for network, batch in printed.index]
-    panels = {"paper": Panel(printed, (None, DEFAULT))}
+    maps = [cells("paper", _gains(), "gain", "case")]
     for link, rows in _links(tables, "iterations"):
         gains = throughputs(plain(rows))
         gains = gains.assign(case=gains["network"] + ", " + gains["batch"].astype(str))
         shares = gains.groupby("configuration")["case"].nunique() / gains["case"].nunique()
         if gains["network"].nunique() > 1:
             often = gains[gains["configuration"].map(shares) >= 0.5]
-            panels[link] = panel(often, "gain", "case")
-    return panels
+            maps.append(cells(link, often.sort_values("case"), "gain", "case"))
+    return pd.concat(maps, ignore_index=True)
 
 
 def figure5(tables: Tables) -> list[dict[str, Timeline]]:
@@ -390,31 +369,31 @@ def shown(name: Any) -> Any:
     return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-def named(panels: Panels) -> Panels:
-    """Return the same panels, rows and columns in the words of readers."""
+def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Panel]:
+    """Return heat maps of `cells` by heading, in the words of readers.
+
+    between : in a heading between where gains are from and how many of them, or of their intervals, are beyond
+        no gain
+    """
     drawn = {}
-    for name, each in panels.items():
-        grid, lower, upper = (
-            table if table is None else table.rename(index=shown, columns=shown)
-            for table in (each.grid, each.lower, each.upper)
-        )
-        default = each.default and (shown(each.default[0]), shown(each.default[1]))
-        drawn[name] = Panel(grid, default, lower, upper, each.neutral)
+    for name, rows in table.groupby("panel", sort=False):
+        says = shown(name)
+        if between:
+            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
+            says += f"{between}{(low > 0).sum()} of {len(rows)} better, {(high < 0).sum()} worse"
+        rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
+        order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
+        axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
+        wide = rows.pivot(index="row", columns="column", values=["value", *ENDS])
+        grids = [
+            wide[end].astype(float).loc[order].rename_axis(index=axes[0], columns=axes[1])
+            for end in ("value", *ENDS)
+        ]
+        default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
+        framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
+        ends = grids[1:] if rows["lower"].notna().any() else [None, None]
+        drawn[says] = Panel(grids[0], framed, *ends, neutral)
     return drawn
-
-
-def better(panels: Panels, between: str = ": ") -> dict[str, str]:
-    """Return by panel how many gains are beyond no gain, where there are intervals beyond these."""
-    says = {}
-    for name, each in panels.items():
-        lower, upper = (each.grid if end is None else end for end in (each.lower, each.upper))
-        n, wins = int(each.grid.count().sum()), int((lower > 0).sum().sum())
-        text = f"up to +{each.grid.max().max():.0f}%"
-        if each.lower is not None:
-            luck = f" ({0.025 * n:.1f} each by luck)" if between == ": " else ""
-            text = f"{int((upper < 0).sum().sum())} worse{luck}"
-        says[name] = f"{shown(name)}{between}{wins} of {n} better, {text}"
-    return says
 
 
 def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
