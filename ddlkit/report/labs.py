@@ -41,8 +41,7 @@ def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
     startup_s = rows.groupby(keys)["seconds"].median()
     labs = pd.MultiIndex.from_frame(cases[["link", "workers", "collective"]])
     messages = cases["ends"].astype(str).str.count(";") + 1
-    share = messages.to_numpy() * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
-    return share.rename("startup_share")
+    return messages * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
 
 
 def waking(echoes: pd.DataFrame) -> float:
@@ -73,12 +72,10 @@ def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFram
     for kind, law in (("tbf", None), ("emulated", woken)):
         alike = [lab for lab in labs if kind_of(lab.link) == (kind, law is not None)]
         for lab, ring in zip(alike, Rings(alike, cores, waking=law).held_out, strict=False):
-            named, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)
-            slope = wire_s_per_byte("all_reduce", lab.workers, named.rate_bits_per_s, named.framing)
-            bytes_s = lab.bytes * slope
-            decides = np.select(
-                [bytes_s < least_s / 2, bytes_s > 2 * least_s], ["start-up", "bytes"], "knee"
-            )
+            link, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)
+            wire = wire_s_per_byte("all_reduce", lab.workers, link.rate_bits_per_s, link.framing)
+            few, many = lab.bytes * wire < least_s / 2, lab.bytes * wire > 2 * least_s
+            decides = np.select([few, many], ["start-up", "bytes"], "knee")
             row = {"kind": kind, "link": lab.link, "ranks": lab.workers, "decides": decides}
             row |= {"bytes": lab.bytes, "measured_s": lab.seconds, "predicted_s": predicted_s}
             frames.append(pd.DataFrame({**row, "error": predicted_s / lab.seconds - 1}))
@@ -118,17 +115,12 @@ def textbook(ranks: int) -> dict[str, tuple[int, float]]:
     }
 
 
-# -- drawn ---------------------------------------------------------------------------------------
-
-
 def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors of ROLES on the iteration and, below, on exposed communication: a column per kind.
+    """Return errors of TRIVIAL models on the iteration and, below, on exposed communication, by kind.
 
     kinds : title -> rows of `accuracy.validate`
     """
-    figure, axes = plots.canvas(
-        len(kinds), 2, height=5.0, sharex="row", layout="constrained", squeeze=False
-    )
+    figure, axes = plots.canvas(len(kinds), 2, height=5.0, sharex="row", squeeze=False)
     whats = {"": "iteration", "_exposed": "exposed communication"}
     for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
         for ax, (kind, what) in zip(column, whats.items(), strict=True):

@@ -108,9 +108,10 @@ def figures() -> pd.DataFrame:
     """
     rows = []
     sizes = {2: [Gpus(1, n) for n in (1, 2, 4)], 3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)]}
-    for figure, *case in product(sizes, CLUSTERS, NETWORKS, STRATEGIES):
+    for figure, cluster, network, framework in product(sizes, CLUSTERS, NETWORKS, STRATEGIES):
+        case = cluster, network, framework
         for gpus in sizes[figure]:
-            rows.append((figure, *case, gpus.n, *_speedups((*case,), gpus, sizes[figure][0])))
+            rows.append((figure, *case, gpus.n, *_speedups(case, gpus, sizes[figure][0])))
     columns = ["figure", "cluster", "network", "framework", "gpus"]
     frame = pd.DataFrame(rows, columns=[*columns, *MODEL])
     decoded = (frame["network"] == "AlexNet") & frame["framework"].isin(DECODERS)
@@ -145,8 +146,14 @@ def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
     one_s, copied_s = setting.reads_s(*case, Gpus()), BATCH[network] * setting.copy_s
     alone_s = 1.5 * setting.backward_s(cluster, network)
     together_s = alone_s + setting.sent_s(*case, gpus)[1]
-    machines = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
-    return speedup(lambda y: y * one_s, copied_s, alone_s, together_s, **machines)
+    return speedup(
+        lambda y: y * one_s,
+        copied_s,
+        alone_s,
+        together_s,
+        machines=gpus.machines,
+        gpus_per_machine=gpus.per_machine,
+    )
 
 
 def fig04_lab(campaign: str = LAB) -> pd.DataFrame:

@@ -18,11 +18,8 @@ from ddlkit.report.source import Source, machine_of
 
 Panels = dict[str, tuple[str, pd.DataFrame]]
 """By heading, which says what is found, the label of an axis and a table: a row a case, a column a series."""
-WHO = {
-    "standin": "stand-in",
-    "nccl_one_gpu": "two ranks of NCCL on one GPU",
-    "copy_engine": "copy engine",
-}
+WHO = {"standin": "stand-in", "copy_engine": "copy engine"}
+WHO |= {"nccl_one_gpu": "two ranks of NCCL on one GPU"}
 _WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,7 @@ NETWORKS = {
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
 KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
-SHOWN = ("TopK", "MGS", "OMGS", "exact")
-"""Algorithms of figure 4 that are drawn: LAGS-SGD takes several times as long; the paper leaves it out."""
+SHOWN = ("TopK", "MGS", "OMGS", "exact")  # in figure 4; LAGS-SGD takes several times as long
 
 
 def fig01() -> dict[str, Timeline]:
@@ -89,12 +89,12 @@ def fig01() -> dict[str, Timeline]:
 
 def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
     """Draw the timelines of `fig01` below each other; titles say how much longer they are than TopK-SGD."""
-    whole_s = timelines["TopK-SGD"].duration_s
-    figure, axes = plots.canvas(rows=len(timelines), height=6.4)
-    names = [name + " on a link 4 times as fast" * (name == "P-SGD") for name in timelines]
-    off = [f"{line.duration_s / whole_s - 1:+.0%}" for line in timelines.values()]
-    titles = map(": ".join, zip(names, off, strict=True))
-    plots.gantt(axes, dict(zip(titles, timelines.values(), strict=True)))
+    whole_s, titled = timelines["TopK-SGD"].duration_s, {}
+    for name, line in timelines.items():
+        where = " on a link 4 times as fast" if name == "P-SGD" else ""
+        titled[f"{name}{where}: {line.duration_s / whole_s - 1:+.0%}"] = line
+    figure, axes = plots.canvas(rows=len(titled), height=6.4)
+    plots.gantt(axes, titled)
     return figure
 
 
@@ -133,17 +133,17 @@ def savings() -> pd.DataFrame:
     """Return by network what OMGS-SGD saves of TopK-SGD's iteration.
 
     saved_s : as printed; most_saved_s : the most that any layer times allow at the published costs, with as
-    many messages as printed; most_speedup : s1 with that saved
+        many messages as printed; most_speedup : s1 with that saved
     """
     rows = {}
     for network, stated in printed().iterrows():
         cost, units = cost_of(str(network)), scanned(str(network))["units"].unique()
-        bound = partial(most_saved_s, str(network), cost, int(stated["messages"]))
-        most_s, topk_s = max(bound(each) for each in units), stated["topk_s"]
+        count, topk_s = int(stated["messages"]), stated["topk_s"]
+        most_s = max(most_saved_s(str(network), cost, count, each) for each in units)
         speedup = topk_s / (topk_s - most_s) if topk_s > most_s else math.inf
-        rows[network] = (topk_s - stated["omgs_s"], most_s, speedup)
-    columns = ["saved_s", "most_saved_s", "most_speedup"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        saved_s = {"saved_s": topk_s - stated["omgs_s"], "most_saved_s": most_s}
+        rows[network] = {**saved_s, "most_speedup": speedup}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def setting(network: str) -> Setting:
@@ -190,20 +190,38 @@ def replayed(campaign: Source) -> pd.DataFrame:
 def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
     """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms.
 
-    What found the plan of another was not played: it is planned again, as before they were played.
+    What found the plan of another was not played: it is planned again, as before they were played. Computing
+    was waited out, selections too: what was measured of it is what was exposed.
     """
     row = played[played["density"] < 1].iloc[0]
     case, network = Case.from_row(row), NETWORKS[row["network"]]
-    workload = campaign.workloads()[case.profile_sha256].scaled(case.dilation)
+    known, selections = campaign.workloads(), campaign.selections()
+    workload = known[case.profile_sha256].scaled(case.dilation)
     stretch = workload.compute_s / setting(network).compute_s
-    gather, times = costs.of_case(case).cost, campaign.selections()[case.selection_sha256]
+    gather, times = costs.of_case(case).cost, selections[case.selection_sha256]
     assert isinstance(gather, SparseGather)
-    cost = SparseGather(
-        gather.gather, case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
+    cost = replace(
+        gather, density=case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
     )
+    backward_s = float(workload.backward_s.sum())
+    computed_s = [
+        float(computed(Case.from_row(each), known, selections).backward_s.sum())
+        for each in played.to_dict("records")
+    ]
+    seconds = {
+        "forward": workload.forward_s,
+        "backward": backward_s,
+        "selection": np.array(computed_s) - backward_s,
+        "exposed": played["measured_exposed_communication_s"],
+        "update": workload.update_s,
+        "iteration": played["measured_iteration_s"],
+        "predicted": played[f"{OURS}_iteration_s"],
+    }
     # Two digits: a start-up as a campaign asks for it, less the rounding of a dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
-    whole = _parts(played, campaign, stretch).assign(network=network, startup_s=startup_s)
+    messages = played["ends"].str.count(";") + 1
+    whole = played.assign(**{name: each / stretch for name, each in seconds.items()})
+    whole = whole.assign(network=network, startup_s=startup_s, messages=messages)
     sparse = whole[whole["density"] < 1]
     named = [whole[whole["density"] == 1].assign(algorithm=DENSE)]
     for algorithm, spec in PLANS.items():
@@ -213,31 +231,6 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
             rows = sparse[sparse["ends"] == ends]
         named.append(rows.assign(algorithm=algorithm))
     return pd.concat(named)
-
-
-def _parts(played: pd.DataFrame, campaign: Source, stretch: float) -> pd.DataFrame:
-    """Return PLAYED, iteration, and what was predicted of it, one row per case, over the lab's stretch.
-
-    Computing was waited out, selections too: what was measured of it is what was exposed.
-    """
-    known, times = campaign.workloads(), campaign.selections()
-    rows = []
-    for row in played.to_dict("records"):
-        case = Case.from_row(row)
-        plain = known[case.profile_sha256].scaled(case.dilation)
-        backward_s = float(plain.backward_s.sum())
-        seconds = {
-            "forward": plain.forward_s,
-            "backward": backward_s,
-            "selection": float(computed(case, known, times).backward_s.sum() - backward_s),
-            "exposed": row["measured_exposed_communication_s"],
-            "update": plain.update_s,
-            "iteration": row["measured_iteration_s"],
-            "predicted": row[f"{OURS}_iteration_s"],
-        }
-        messages = len(case.ends.split(";"))
-        rows.append({**row, "messages": messages, **{k: s / stretch for k, s in seconds.items()}})
-    return pd.DataFrame(rows)
 
 
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
@@ -398,13 +391,8 @@ def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
 
 # -- what was learned ----------------------------------------------------------------------------
 
-LABELS = {
-    "dense": "dense",
-    "topk": "TopK",
-    "lags": "LAGS",
-    "omgs": "OMGS",
-    "exact": "exact merging",
-}
+LABELS = {"dense": "dense", "topk": "TopK", "lags": "LAGS", "omgs": "OMGS"}
+LABELS |= {"exact": "exact merging"}
 """Method as recorded -> as in figures, in their order; a schedule stands behind its method."""
 TEXT = "lstm_sentences"
 LEARNED = {

@@ -20,7 +20,7 @@ from ddlkit.core.doubt import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import gpu_own, sharing_model
-from ddlkit.report.figures.sharing_model import CELL, PARTS, RESNET
+from ddlkit.report.figures.sharing_model import PARTS, RESNET
 from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.source import open_sharing
@@ -32,6 +32,7 @@ DEFAULTS = ("t2-free-normal", DEFAULT)  # of gloo, two threads; of the paper's N
 LARGE_BYTES = 25_000_000  # figure 2's message, which is sent in parts: every thread has some
 OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processor, small pictures
 SIMULATED = "V100S, simulated"
+CELL = ["network", "batch", "plan", "link"]
 SEEN = {"threads": ["taken_threads"], "cores": ["taken_cores"]}  # where controls are read back
 SEEN |= {"priority": ["taken_policy", "taken_nice"]}
 
@@ -124,7 +125,7 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         parts = pd.DataFrame({"row": rows[index], "column": names})
     elif not names.str.startswith("t").any():
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
-    ends = {end: rows[end] if end in rows else np.nan for end in ENDS}
+    ends = {end: rows.get(end, np.nan) for end in ENDS}
     of = {"panel": panel, "value": rows[value], **ends, "default": names == default_of(rows)}
     place = pd.factorize(rows[index])[0] if index else 0
     table = parts.assign(**of, place=place, order=names.map(least_first)).dropna(subset="value")
@@ -372,8 +373,7 @@ def shown(name: Any) -> Any:
 def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Panel]:
     """Return heat maps of `cells` by heading, in the words of readers.
 
-    between : in a heading between where gains are from and how many of them, or of their intervals, are beyond
-        no gain
+    between : in a heading between where gains are from and how many, or their intervals, are beyond no gain
     """
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
@@ -391,8 +391,8 @@ def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Pa
         ]
         default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
         framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
-        ends = grids[1:] if rows["lower"].notna().any() else [None, None]
-        drawn[says] = Panel(grids[0], framed, *ends, neutral)
+        lower, upper = grids[1:] if rows["lower"].notna().any() else (None, None)
+        drawn[says] = Panel(grids[0], framed, lower, upper, neutral)
     return drawn
 
 

@@ -1,25 +1,18 @@
-"""The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3, and real training.
+"""The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3.
 
 Figure 2 says how long an all-reduce takes under each of 16 configurations, figure 3 how much longer kernels
 take beside it. In an iteration, what is computed beside messages takes longer (`core.link`). Unknown are what
 a network computes, the time of an all-reduce of 25 MB, and which share of figure 3's slowdown training
 feels: kernels there run beside messages without end. They are fitted on batches 16 and 64 of figure 8; its
 batches 32 and 128, and figure 4, are predicted.
-
-Of real training nothing is fitted: a configuration's messages, and what kernels and messages take from each
-other, were timed without any network. Judged is the final grid (examples/sharing_steady.yml) on networks that
-were held out before anything was recorded (22 November 2026); what lay before is in docs/studies.md. DDP's
-copies into buckets count there, and no message is faster than its link's rate: one timed alone finds what a
-rested link has saved.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,17 +20,14 @@ from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core import plan
-from ddlkit.core.cost import AlphaBeta, Table
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.link import Link, one_by_one, wire_s_per_byte
-from ddlkit.core.resources import Resources, Shared
+from ddlkit.core.link import Link, one_by_one
 from ddlkit.core.timeline import COMPUTE
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.model.predictor import make_plan
 from ddlkit.report import source
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
-from ddlkit.report.source import Source
 
 Floats = NDArray[np.float64]
 FITTED = (16, 64)  # batches of figure 8 that the unknowns are fitted on; the others are judged
@@ -46,10 +36,6 @@ RESNET = ("ResNet-18", 32)  # network and batch of figures 4 and 5
 PARTS = ["computation only", "overlap", "communication only"]
 FIT_MODELS = ["both", "none"]
 """Slowdowns of compute and of messages; no slowdown."""
-NOT_HELD_OUT = ("resnet18_64", "vgg16_cifar")
-MODELS = ["none", "term", "no overlap"]
-"""No slowdown; slowdowns as measured with kernels; messages begin when compute is done."""
-CELL = ["network", "batch", "plan", "link"]
 
 
 # -- the paper's grid ----------------------------------------------------------------------------
@@ -283,97 +269,3 @@ def printed() -> pd.DataFrame:
             model_s = np.array(parts_s(network, 64, name))[quantities[quantity]]
             rows.append((network, name, quantity, value, sum(1e3 * model_s)))
     return pd.DataFrame(rows, columns=["network", "configuration", "quantity", "paper", "model"])
-
-
-# -- real training -------------------------------------------------------------------------------
-
-
-def known_resources(
-    messages: pd.DataFrame, kernels: pd.DataFrame
-) -> dict[tuple[str, str], Resources]:
-    """Return by link and configuration what it costs, takes and loses: medians over rounds and kernels.
-
-    All that a kernel lost is lost while messages are under way. A link without a rate limits no message.
-    """
-    took_s, alone_s = kernels["kernel_beside_s"], kernels["kernel_alone_s"]
-    overlap_s = kernels["overlap_share"] * took_s
-    kept_s = (overlap_s - (took_s - alone_s)).clip(lower=0)
-    terms: dict[str, Any] = {
-        "slowdown": overlap_s / kept_s.where(overlap_s > 0) - 1,
-        "message_slowdown": kernels["messages_beside_s"] / kernels["messages_alone_s"] - 1,
-    }
-    finite = pd.DataFrame(terms).replace([np.inf, -np.inf], np.nan)
-    slowed = finite.groupby([kernels["link"], kernels["configuration"]]).median()
-    known = {}
-    for key, rows in messages[messages["parts"] == 1].groupby(["link", "configuration"]):
-        medians = rows.groupby("bytes")["seconds"].median()
-        if key in slowed.dropna().index and len(medians) > 1:
-            sizes, (ranks, rate) = (
-                medians.index.to_numpy(float),
-                rows[["ranks", "link_bits_per_s"]].iloc[0],
-            )
-            slope = wire_s_per_byte("all_reduce", int(ranks), rate) if rate else 0.0
-            table = Table(sizes, np.maximum(medians.to_numpy(), slope * sizes))
-            known[key] = Resources(key[1], table, *slowed.loc[key].clip(lower=0).tolist())
-    return known
-
-
-def shared(
-    workload: Workload, key: tuple[str, str, str], known: Mapping[tuple[str, str], Resources]
-) -> Shared | None:
-    """Return the iteration by plan, link and configuration, one or "hidden+last"; None if it is unknown."""
-    spec, link, configuration = key
-    hidden, _, last = configuration.partition("+")
-    names = [(link, name.partition("-omp")[0]) for name in (hidden, last) if name]
-    if any(name not in known for name in names):
-        return None
-    sent = make_plan(spec, workload)
-    # Messages under way at once: one for each thread of gloo, one by NCCL.
-    at_once = np.full(len(sent.ends), int(hidden[1]) if hidden[0] == "t" else 1)
-    given = [known[names[0]]] * len(sent.ends)
-    if last:
-        given[-1], at_once[-1] = known[names[1]], at_once[-1] + 1
-    return Shared(workload, sent, tuple(given), at_once)
-
-
-def training(here: Source) -> pd.DataFrame:
-    """Return a row each held-out configuration, a column each of MODELS: median relative error of its rounds.
-
-    A round's no-communication baseline is the mean of its iterations with empty messages just before, and of
-    those before the configuration that follows; the last one of a round has only its own.
-    """
-    known = known_resources(here.table("sharing_messages"), here.table("sharing_kernels"))
-    # Iterations with buckets that nobody sends, and without: half of their difference is each way.
-    copies = here.table("sharing_copies")
-    each_s = (copies["bucketed_s"] - copies["alone_s"]) / copies["bytes"] / 2
-    copied = each_s.groupby(copies["network"]).median().clip(lower=0)
-    works = {(each.network, each.batch): each.workload() for each in here.profiles().values()}
-    periods, errors = here.rounds("sharing_periods"), []
-    after_s = periods.groupby([*CELL, "repeat"], sort=False)["empty_s"].shift(-1)
-    periods["base_s"] = (periods["empty_s"] + after_s.fillna(periods["empty_s"])) / 2
-    for (network, batch, *key), rounds in periods.groupby([*CELL, "configuration"], sort=False):
-        if network in NOT_HELD_OUT or (network, batch) not in works:
-            continue
-        work, copy_s = works[network, batch], float(copied.get(network, 0.0))
-        terms = [
-            shared(
-                work.scaled((base_s - 2 * copy_s * float(work.bytes.sum())) / work.compute_s),
-                key,
-                known,
-            )
-            for base_s in rounds["base_s"]
-        ]
-        if terms[0] is not None:
-            copying = (replace(term, copy_s_per_byte=copy_s) for term in terms if term)
-            predicted_s = [_by_model(*each) for each in zip(copying, rounds["base_s"], strict=True)]
-            ratios = np.array(predicted_s) / rounds["iteration_s"].to_numpy()[:, None]
-            errors.append(np.median(ratios, axis=0) - 1)
-    return pd.DataFrame(errors, columns=MODELS)
-
-
-def _by_model(term: Shared, base_s: float) -> list[float]:
-    """Return seconds of an iteration by each of MODELS."""
-    sizes = term.plan.group_bytes(term.workload).tolist()
-    sent_s = sum(float(way.cost(n)) for way, n in zip(term.given, sizes, strict=True))
-    free = tuple(replace(way, slowdown=0.0, message_slowdown=0.0) for way in term.given)
-    return [replace(term, given=free).iteration_s, term.iteration_s, base_s + sent_s]
