@@ -185,18 +185,16 @@ def test_start_ups_count_the_smallest_message_once_for_each_message() -> None:
     assert share.tolist() == pytest.approx([0.4, 0.2, 0.1])
 
 
-@pytest.mark.parametrize("woken", [0.0, 0.3])
-def test_labs_that_follow_the_law_are_told_by_it(woken: float) -> None:
-    """Held out, between sizes where nothing is fitted, and recorded later; slower ones are not."""
+def test_labs_that_follow_the_law_are_told_by_it() -> None:
     tbf = [("lab:1gbit", 4), ("lab:500mbit", 8), ("lab:1gbit", 2)]
-    known = pd.concat([made(LABS, waking=woken), made(tbf)])
-    table = labs.held_out(known, 2, woken)
+    known = pd.concat([made(LABS, waking=0.3), made(tbf)])
+    table = labs.held_out(known, 2, 0.3)
     assert set(table["kind"]) == {"tbf", "emulated"} and len(table) == 8 * SIZES.size
     assert table["error"].abs().groupby([table["kind"], table["link"]]).median().max() < labs.WELL
     one = table[(table["link"] == "lab:500mbit")].sort_values("bytes")
     assert [*dict.fromkeys(one["decides"])] == ["start-up", "knee", "bytes"]
     with pytest.raises(UserError, match="no lab of equal links"):
-        labs.held_out(known.assign(link="loopback"), 2, woken)
+        labs.held_out(known.assign(link="loopback"), 2, 0.3)
 
 
 def test_what_echoes_tell_of_waking_is_found() -> None:
@@ -214,12 +212,11 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
     woken = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
     said = again.table("predicted").query("model == 'woken'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)
-    places = [
-        (str(link), int(ranks)) for link, ranks in zip(said["link"], said["ranks"], strict=True)
-    ]
-    known = transferred(many.table("collectives"), {*places}, many.cores("collectives"), woken)
-    for (link, ranks, quantity), own in said.groupby(["link", "ranks", "quantity"]):
-        there, sizes = known.between(str(link), int(ranks)), own["bytes"].to_numpy(float)
+    groups = said.astype({"ranks": int, "bytes": float}).groupby(["link", "ranks", "quantity"])
+    places = {(str(link), int(ranks)) for link, ranks, _ in groups.groups}
+    known = transferred(many.table("collectives"), places, many.cores("collectives"), woken)
+    for (link, ranks, quantity), own in groups:
+        there, sizes = known.between(str(link), int(ranks)), own["bytes"].to_numpy()
         now = there.cost(sizes)
         if quantity != "message" and there.noise is not None:
             low, high = interval(there.noise.factors(sizes, 2000))
