@@ -168,6 +168,7 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
         assert gains[name].grid.loc[shape] == pytest.approx(gain)
         assert grid[name].grid.loc["VGG-16, 32", f"{shape[0]}x{shape[1]}"] == pytest.approx(gain)
         assert gains[name].default == (2, 256) and not gains[name].unsure().any()
+    assert len(sharing.figure5(one_gpu)) == 1, "no spans of a GPU"
     for figure in (sharing.figure6, sharing.figure7):
         bars = {name: parts for name, parts in figure(one_gpu).items() if name.startswith("here")}
         assert set(bars) == {f"here, {name}" for name in rates}

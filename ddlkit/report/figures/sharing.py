@@ -244,18 +244,19 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
         f"V100S, {role}: {name}": model.iteration(*RESNET, name).timeline()
         for role, name in names.items()
     }
-    groups, measured = [simulated], tables.get("spans", pd.DataFrame(columns=CELL))
-    for link, rows in _links(tables, "iterations"):
+    groups = [simulated]
+    for link, rows in _links(tables, "iterations") if "spans" in tables else ():
         gains = one_group(_of_resnet(rows[rows["repeat"] % 2 == 1]))
         if link.startswith("emulated") or gains.empty:
             continue
         best = gains.loc[gains["gain"].idxmax(), "configuration"]
         ways = default_of(gains), best, min(gains["configuration"], key=least_first)
+        measured = tables["spans"]
         own = measured[(measured[CELL] == gains.iloc[0][CELL].tolist()).all(axis=1)]
         first = own.drop_duplicates([*CELL, "configuration", "task", "rank"])  # of several sessions
         spans = {
             name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
-            for name, each in (first.groupby("configuration") if len(first) else ())
+            for name, each in first.groupby("configuration")
         }
         if {*ways} <= spans.keys():
             pairs = zip(roles, ways, strict=True)
