@@ -20,7 +20,7 @@ import torch
 import smi
 from ddlkit import store
 from ddlkit.report import plots
-from ddlkit.report.figures import gpu_own, sharing_measured
+from ddlkit.report.figures import gpu_own, sharing
 from ddlkit.report.source import Source
 from ddlkit.run.measure import standin
 from ddlkit.run.sessions import MEASURED, preflight
@@ -112,10 +112,10 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(rehearsed: Pa
 def test_figures_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
     """However little it is: one network, one round, no default for the stand-in."""
     here = gpu_own.one_gpu(str(rehearsed))
-    assert here is not None and here.has("iterations", "kernels")
-    beside = sharing_measured.figure3(here)[1]
-    assert {"stand-in, full speed", "copy engine"} <= set(beside)
-    figures = [getattr(sharing_measured, f"figure{number}")(here) for number in range(1, 9)]
+    assert {"iterations", "kernels"} <= here.keys()
+    beside = set(sharing.figure3(here)[0]["panel"])
+    assert {"stand-in, full speed", "copy engine"} <= beside
+    figures = [getattr(sharing, f"figure{number}")(here) for number in range(1, 9)]
     assert all(len(figure) for figure in figures)
     drawn = gpu_own.panels(Source((rehearsed,)))
     axes = {label for label, _ in drawn.values()}
