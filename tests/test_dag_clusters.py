@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.papers.dag import cluster as clusters
 from ddlkit.papers.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.papers.dag.training import Gpus, period_s, s_sgd
+from ddlkit.papers.dag.graph import Gpus, period_s, s_sgd, schedule
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.figures import dag_clusters
 

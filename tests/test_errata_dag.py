@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.papers import dag, networks, osf
-from ddlkit.papers.dag.training import Gpus, period_s
+from ddlkit.papers.dag.graph import Gpus, period_s
 from ddlkit.report.claims import paper_table, prose
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")

@@ -16,8 +16,7 @@ from ddlkit.core.plan import FusionPlan, make_plan, none
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES
+from ddlkit.papers.osf import PHASES, cluster
 from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
 from strategies import random_workload

@@ -27,7 +27,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.breakdown import of_timeline
+from ddlkit.papers.osf import of_timeline
 from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network, replay

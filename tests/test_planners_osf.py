@@ -16,9 +16,8 @@ from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import FusionPlan, buffer, make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.papers import audit, networks, osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES, breakdown, of_timeline
-from ddlkit.papers.search import Stated, settle
+from ddlkit.papers.audit import Stated, settle
+from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
 from ddlkit.report.figures import osf_scaling
 from strategies import costs, plans, random_workload, workloads
 

@@ -36,8 +36,9 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.core.workload import Workload
-from ddlkit.papers.dag import STRATEGIES, IterationTimes, tasks
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag import STRATEGIES, IterationTimes
+from ddlkit.papers.dag.graph import Gpus, s_sgd
+from ddlkit.papers.dag.graph import schedule as scheduled
 from ddlkit.report import outputs, plots
 from ddlkit.report.panels import Panel
 from ddlkit.report.plots import speedups
@@ -242,7 +243,7 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
 
 def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) -> None:
     times = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.full(3, 1.5), 0.5)
-    schedule = tasks.schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
+    schedule = scheduled(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
     speedups.task_graph(ax, schedule)
     nodes = [one for one in ax.collections if isinstance(one, PathCollection)]
     assert [np.shape(one.get_offsets())[0] for one in nodes] == [

@@ -36,37 +36,36 @@ REPLACED = {
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):
-    """A formula with a name and parameters: keyword-only fields say what it holds for."""
+    """A formula with a name and parameters, numbers or vectors: keyword-only fields say what it holds for."""
 
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
         for name in parameters(type(self)):
             value = getattr(self, name)
-            real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not real or not np.isfinite(value):
-                raise UserError(
-                    f"{self.form} cost: {name} is {shown(value)}: must be a finite number"
-                )
+            if isinstance(value, (list, np.ndarray)):
+                value = np.array(value, dtype=float)
+                value.setflags(write=False)
+                object.__setattr__(self, name, value)
+            elif not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
+                raise self.wrong(f"{name} is {shown(value)}: must be a finite number")
+            if not np.all(np.isfinite(value)):
+                raise self.wrong(f"{name} is {shown(value)}: must be a finite number")
+
+    def wrong(self, what: str) -> UserError:
+        """Return the error that says what is wrong with a parameter."""
+        return UserError(f"{self.form} cost: {what}")
+
+    def check(self, right: Any, what: str) -> None:
+        """Raise a UserError that says ``what`` must be, unless that is right."""
+        if not right:
+            raise self.wrong(what)
 
     def to_dict(self) -> dict[str, Any]:
         """Return, JSON-ready, ``form``, its unit-named parameters, and what it holds for."""
         values = {f.name: getattr(self, f.name) for f in _described(type(self))}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
-
-    def _freeze(self, *names: str) -> None:
-        """Make the named fields read-only float vectors of one common length."""
-        arrays = [np.array(getattr(self, name), dtype=float) for name in names]
-        if any(
-            a.ndim != 1 or a.shape != arrays[0].shape or not np.all(np.isfinite(a)) for a in arrays
-        ):
-            raise UserError(
-                f"{self.form} cost: {' and '.join(names)} must be lists of equal length, all finite"
-            )
-        for name, array in zip(names, arrays, strict=True):
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
 
 
 F = TypeVar("F", bound=Form)
@@ -111,8 +110,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         raise UserError(f"{kind.form} cost: {error}") from error
     for name in parameters(kind):
         value = getattr(cost, name)
-        if isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST):
-            raise UserError(f"{kind.form} cost: {name} is beyond {MOST:g}: nobody means that")
+        beyond = isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST)
+        cost.check(not beyond, f"{name} is beyond {MOST:g}: nobody means that")
     return cost
 
 
@@ -159,18 +158,13 @@ class MessageCost(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_use()
-
-    def _check_use(self) -> None:
-        """Raise a UserError for what cannot be a number of workers, a collective or an algorithm."""
         workers = self.workers
         whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
         if workers is not None and not (whole and 1 <= workers <= MOST_WORKERS):
             what = f"must be a whole number from 1 to {MOST_WORKERS}"
-            raise UserError(f"{self.form} cost: workers is {shown(workers)}: {what}")
+            raise self.wrong(f"workers is {shown(workers)}: {what}")
         for name, value in (("collective", self.collective), ("algorithm", self.algorithm or "")):
-            if not isinstance(value, str):
-                raise UserError(f"{self.form} cost: {name} is {shown(value)}: must be a name")
+            self.check(isinstance(value, str), f"{name} is {shown(value)}: must be a name")
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
@@ -239,12 +233,9 @@ class AlphaBeta(MessageCost):
                 "algorithm 'ring' and its workers, and both numbers are at least 2"
             )
         steps = (workers - 1) / (self.workers - 1)
-        return replace(
-            self,
-            alpha_s=self.alpha_s * steps,
-            beta_s_per_byte=self.beta_s_per_byte * steps * self.workers / workers,
-            workers=workers,
-        )
+        slope = self.beta_s_per_byte * steps * self.workers / workers
+        alpha_s = self.alpha_s * steps
+        return replace(self, alpha_s=alpha_s, beta_s_per_byte=slope, workers=workers)
 
 
 SMALL = 4 * KIB
@@ -264,14 +255,13 @@ class Table(MessageCost):
     seconds: Floats
 
     def __post_init__(self) -> None:
-        self._check_use()
-        self._freeze("bytes", "seconds")
-        if self.bytes.size < 2 or np.any(np.diff(self.bytes) <= 0) or self.bytes[0] <= 0:
-            raise UserError(
-                f"{self.form} cost: bytes must be at least 2 sizes, above zero and increasing"
-            )
-        if not np.all(self.seconds > 0):
-            raise UserError(f"{self.form} cost: every time in seconds must be above zero")
+        super().__post_init__()
+        sizes, seconds = np.atleast_1d(self.bytes), np.atleast_1d(self.seconds)
+        alike = sizes.ndim == 1 and sizes.shape == seconds.shape
+        self.check(alike, "bytes and seconds must be lists of equal length, all finite")
+        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
+        self.check(rising, "bytes must be at least 2 sizes, above zero and increasing")
+        self.check(np.all(seconds > 0), "every time in seconds must be above zero")
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
@@ -324,10 +314,8 @@ class Piecewise(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold_bytes <= 0:
-            raise UserError(
-                f"piecewise cost: threshold_bytes is {self.threshold_bytes}: must be above zero"
-            )
+        above = self.threshold_bytes > 0
+        self.check(above, f"threshold_bytes is {self.threshold_bytes}: must be above zero")
 
     def _seconds(self, sizes: Floats) -> Floats:
         small = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
@@ -349,12 +337,11 @@ class Segments(MessageCost):
     beta_s_per_byte: Floats
 
     def __post_init__(self) -> None:
-        self._check_use()
-        self._freeze("alpha_s", "beta_s_per_byte")
-        breaks = np.asarray(self.breaks_bytes, dtype=float)
-        object.__setattr__(self, "breaks_bytes", breaks)
-        if breaks.shape != (self.alpha_s.size - 1,) or not np.all(np.diff(breaks) > 0):
-            raise UserError("segments cost: k pieces need k-1 increasing breaks_bytes")
+        super().__post_init__()
+        breaks, alpha_s, beta = map(np.atleast_1d, (getattr(self, n) for n in parameters(Segments)))
+        fitting = alpha_s.shape == beta.shape == (breaks.size + 1,)
+        rising = fitting and np.all(np.diff(breaks) > 0)
+        self.check(rising, "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte")
 
     def _seconds(self, sizes: Floats) -> Floats:
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")

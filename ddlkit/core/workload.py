@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,6 +131,9 @@ class Workload:
         return cls(forward_s, times, sizes, elements, names, names, update_s)
 
 
+_PROFILED = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
+
+
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
     """Measured times of one network on one device, in *forward order*, one row a tensor.
@@ -219,6 +222,27 @@ class LayerProfile:
         if element_bytes < 1:
             raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
         return replace(self, gradient_bytes=self.parameters * element_bytes)
+
+    def resized(self, factors: Mapping[str, float]) -> LayerProfile:
+        """Return it with layers or tensors, by name, so many times as large: in time and bytes.
+
+        Raises UserError for a name that it does not have, and a factor that is not above 0.
+        """
+        factor = np.ones(len(self.tensor))
+        for name, times in factors.items():
+            named = [name in pair for pair in zip(self.layer, self.tensor, strict=True)]
+            if not any(named):
+                some = ", ".join(dict.fromkeys(self.layer[:3]))
+                raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
+            if not 0 < times < np.inf:
+                raise UserError(
+                    f"layer {name}: cannot be {times:g} times as large: use a number > 0"
+                )
+            factor[named] *= times
+        columns = {name: factor * getattr(self, name) for name in _PROFILED}
+        for name in ("parameters", "gradient_bytes"):
+            columns[name] = np.maximum(1, np.rint(columns[name])).astype(int)
+        return replace(self, **columns)
 
     def workload(self) -> Workload:
         """The profile in ready order: the exact reverse of forward order."""

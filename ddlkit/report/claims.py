@@ -21,7 +21,7 @@ import pandas as pd
 from ddlkit import papers, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import ORIGINS
-from ddlkit.papers.search import SettingSearch
+from ddlkit.papers.audit import SettingSearch
 from ddlkit.store import files, readers
 from ddlkit.store.files import own_yaml
 from ddlkit.store.sheet import Sheet, read_sheet

@@ -22,10 +22,10 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import Floats
 from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
-from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd, what_if
+from ddlkit.papers.dag.graph import Gpus, Schedule, TaskGraph, changed, s_sgd, schedule
 from ddlkit.store import files
 
 FIXED = 10.0
@@ -45,7 +45,7 @@ def tasks(found: Schedule) -> pd.DataFrame:
     """
     graph = found.graph
     columns = {
-        "task": [graph.name(task) for task in range(graph.n)],
+        "task": [f"T{task}" for task in range(graph.n)],
         "kind": [KINDS[kind] for kind in graph.kind],
         "layer": graph.layer,
         "rank": graph.rank,
@@ -77,11 +77,11 @@ def fixed(trace: LayerTrace) -> LayerTrace:
 
 def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]]) -> pd.DataFrame:
     """Return a row as it is and one a change: iteration_s, speedup, limited_by, each resource's share."""
-    rows = {}
+    rows, before_s = {}, schedule(graph).period_s
     for name, change in {"as it is": (), **changes}.items():
-        changed = what_if(graph, change)
-        limits = changed.after.limits()
-        times = {"iteration_s": changed.after.period_s, "speedup": changed.speedup}
+        after = schedule(changed(graph, change))
+        limits = after.limits()
+        times = {"iteration_s": after.period_s, "speedup": before_s / after.period_s}
         rows[name] = {**times, "limited_by": next(iter(limits), ""), **limits}
     return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
 

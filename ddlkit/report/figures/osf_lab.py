@@ -22,7 +22,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import plan_of
-from ddlkit.papers.osf.breakdown import breakdown, of_timeline
+from ddlkit.papers.osf import breakdown, of_timeline
 from ddlkit.papers.osf.cluster import osf_name
 from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.units import GB, MB
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES
+from ddlkit.papers.osf import PHASES, cluster
 from ddlkit.papers.osf.cluster import REPLACED, WORKERS
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed

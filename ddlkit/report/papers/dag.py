@@ -18,8 +18,7 @@ from ddlkit.papers.dag.cluster import (
     PER_MACHINE,
     layer_bytes,
 )
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report.claims import (
     Evidence,
     Result,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.timeline import KINDS
-from ddlkit.papers.dag.tasks import Schedule, levels
+from ddlkit.papers.dag.graph import Schedule
 from ddlkit.report.figures.dag_clusters import SPELLED, lab_errors, over_linear, printed_errors
 from ddlkit.report.plots import intervals, lines, points, ribbon
 from ddlkit.report.plots.shown import canvas, heading, title
@@ -31,7 +31,7 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
     import networkx as nx
 
     graph, path = schedule.graph, schedule.critical_path
-    drawn, column, gpus = graph.to_networkx(), levels(graph), int(graph.rank.max()) + 1
+    drawn, column, gpus = graph.to_networkx(), graph.levels(), int(graph.rank.max()) + 1
     rows = np.where(
         graph.rank < 0, (gpus - 1) / 2, graph.rank
     )  # what is of all ranks, in the middle
@@ -51,7 +51,7 @@ def task_graph(ax: Axes, schedule: Schedule) -> None:
         widths = [1.8 if task in path else 0.5 for task in tasks]
         shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "label": label}
         nx.draw_networkx_nodes(drawn, place, tasks, 250, ax=ax, linewidths=widths, **shape)
-    names = {task: graph.name(task) for task in range(graph.n)}
+    names = {task: f"T{task}" for task in range(graph.n)}
     nx.draw_networkx_labels(drawn, place, names, font_size=6, ax=ax)
     words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
     for task, (x, y) in place.items():
