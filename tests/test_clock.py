@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import median_interval
 from ddlkit.run.instruments import clock
 from ddlkit.run.instruments.clock import Budget, Marks, measure, measure_interleaved, timed
 

@@ -115,25 +115,22 @@ def test_group_ends_is_its_recursion_over_every_scenario() -> None:
             assert ends_s[row, k] == pytest.approx(end_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("prune", [True, False])
 @pytest.mark.parametrize("spec", ["none", "buffer:1MB", "single"])
-def test_linear_scenarios_equal_one_prediction_each(prune: bool, spec: str) -> None:
+def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
     rng = np.random.default_rng(1)
     workload = random_workload(rng, 161)
     plan = planning.make_plan(spec, workload)
     scale, alpha_s, beta = (
-        rng.uniform(0.1, 10, 200),
-        10 ** rng.uniform(-6, -1, 200),
-        10 ** rng.uniform(-12, -7, 200),
+        rng.uniform(0.1, 10, 5000),
+        10 ** rng.uniform(-6, -1, 5000),
+        10 ** rng.uniform(-12, -7, 5000),
     )
-    fast = LinearScenarios.of(workload, plan, prune=prune).iteration_s(
-        scale, alpha_s, beta, out_rows=64
-    )
+    fast = LinearScenarios.of(workload, plan).iteration_s(scale, alpha_s, beta)
     slow = [
         predict(workload.scaled(s), plan, AlphaBeta(a, b)).iteration_s
-        for s, a, b in zip(scale, alpha_s, beta, strict=True)
+        for s, a, b in zip(scale[::50], alpha_s[::50], beta[::50], strict=True)
     ]
-    np.testing.assert_allclose(fast, slow, rtol=1e-9)
+    np.testing.assert_allclose(fast[::50], slow, rtol=1e-9)
 
 
 def test_negative_cost_and_foreign_plan_are_refused() -> None:

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import GlooRing
+from ddlkit.core.fit import interval
 from ddlkit.core.iteration import group_ends
-from ddlkit.core.link import bus_factor, read_link
+from ddlkit.core.link import GlooRing, bus_factor, read_link
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model import Calibration
 from ddlkit.model.calibration import Communication

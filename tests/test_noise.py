@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.core.doubt import interval
+from ddlkit.core.fit import interval
 from ddlkit.model.noise import Drift, Noise, Sessions
 
 TWO = np.repeat([1e3, 1e6], 4)

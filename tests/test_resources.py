@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core import plan, resources
+from ddlkit.core import iteration as resources
+from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, predict
+from ddlkit.core.iteration import Iteration, Resources, Shared, predict
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
 
 TENTHS = st.integers(0, 20).map(lambda k: k / 10)
@@ -107,12 +106,3 @@ def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
     assert all(
         best.iteration_s < Shared(work, sent, (way,) * 3).iteration_s for way in (frugal, rich)
     )
-
-
-def test_no_choice_and_a_wrong_number_are_refused() -> None:
-    work = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
-    only = Resources("only", AlphaBeta(0.0, 1.0))
-    with pytest.raises(UserError, match="none to choose from"):
-        resources.jointly(work, [])
-    with pytest.raises(UserError, match="1 resources for 2 messages"):
-        Shared(work, plan.none(work), (only,))

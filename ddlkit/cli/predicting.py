@@ -247,7 +247,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return communication at a cost that is given as JSON, and how that was measured."""
-    from ddlkit.core.fit import costs_from_dict
+    from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured

@@ -30,11 +30,7 @@ class FusionPlan:
     least_s: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if (
-            not self.ends
-            or self.ends[0] < 1
-            or any(b <= a for a, b in zip(self.ends, self.ends[1:], strict=False))
-        ):
+        if not self.ends or any(b <= a for a, b in zip((0, *self.ends), self.ends, strict=False)):
             raise UserError(
                 f"plan {self.planner!r}: group ends {self.ends[:6]}... must increase from above 0"
             )
@@ -134,7 +130,7 @@ def ddp(workload: Workload) -> FusionPlan:
 
 
 def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """The plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
+    """Return the plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
 
     Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
     minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
@@ -161,19 +157,13 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
-    """The plan with the shortest iteration where messages are selected first, and its certificate.
+    """Return the plan with the shortest iteration where messages are selected first, and its certificate.
 
     The certificate is the least time that any plan takes, in seconds of an iteration, found by two searches
-    that meet (`ddlkit.core.pareto`). At worst exponential; the tensors of a network take half a second.
+    that meet. At worst exponential; the tensors of a network take half a second.
 
     Raises UserError for more than MOST_SELECTED tensors.
     """
-    found = pareto.best(_selected_groups(workload, cost))
-    return FusionPlan("exact", found.ends), found.least_s + workload.update_s
-
-
-def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
-    """What each group takes to be selected and sent. Raises UserError for more than MOST_SELECTED tensors."""
     if workload.n > MOST_SELECTED:
         raise UserError(
             f"plan exact of {workload.n} tensors that are selected: at most {MOST_SELECTED}, since every "
@@ -183,7 +173,8 @@ def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
     selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
     sending_s = _of_groups(workload, cost, cost.form, every)
-    return pareto.Groups(ready_s, selecting_s, sending_s)
+    ends, least_s = pareto.best(pareto.Groups(ready_s, selecting_s, sending_s))
+    return FusionPlan("exact", ends), least_s + workload.update_s
 
 
 AT_ONCE = 2**20

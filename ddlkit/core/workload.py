@@ -171,13 +171,12 @@ class LayerProfile:
         peak_flops_per_s: float,
         utilisation: float,
         layer: Sequence[str] | None = None,
-        bytes_per_parameter: int = 4,
     ) -> LayerProfile:
-        """A profile by count instead of clock: work over the rate at which a device does it (osf Eqs 4-6).
+        """Return a profile by count instead of clock: work over a device's rate (osf Eqs 4-6), in float32.
 
         forward is M C / (c pi) and backward twice that, so that all takes 3 sum(M C) / (c pi).
         Symbols: M = batch, C = sample_flops (n,), the forward FLOP of one sample (2 per multiply-add),
-        pi = peak_flops_per_s, c = utilisation, s = bytes_per_parameter. The update takes no time.
+        pi = peak_flops_per_s, c = utilisation. The update takes no time.
 
         Raises UserError for a batch below 1, a peak rate that is not above zero, a utilisation
         outside (0, 1], no FLOP at all, and as every profile does.
@@ -191,20 +190,10 @@ class LayerProfile:
         flops = np.asarray(sample_flops, float) * batch
         if not np.any(flops):
             raise UserError("no tensor has any FLOP: count them, or measure the layers")
-        forward_s = flops / (utilisation * peak_flops_per_s)
-        counts = np.asarray(parameters)
-        return cls(
-            network=network,
-            device="estimated",
-            batch=batch,
-            tensor=tuple(tensor),
-            layer=tuple(tensor if layer is None else layer),
-            parameters=counts,
-            gradient_bytes=counts * bytes_per_parameter,
-            forward_s=forward_s,
-            backward_s=2 * forward_s,
-            flops=flops,
-        )
+        forward_s, counts = flops / (utilisation * peak_flops_per_s), np.asarray(parameters)
+        names = tuple(tensor), tuple(tensor if layer is None else layer)
+        columns = counts, counts * 4, forward_s, 2 * forward_s, flops
+        return cls(network, "estimated", batch, *names, *columns)
 
     @property
     def sha256(self) -> str:

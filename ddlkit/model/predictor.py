@@ -18,8 +18,8 @@ from ddlkit import papers
 from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.doubt import LEVEL, interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, Planner

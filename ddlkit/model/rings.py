@@ -1,4 +1,4 @@
-"""gloo's ring law (`ddlkit.core.gloo_ring`) fitted to labs: to one lab's own sizes, and for other labs.
+"""gloo's ring law (`ddlkit.core.link`) fitted to labs: to one lab's own sizes, and for other labs.
 
 *Own law*: a table runs straight from one size to the next, gloo's ring does not. So the law is fitted to the
 lab's own medians, and what it misses there is kept, smoothed over neighbouring sizes, as single medians
@@ -21,8 +21,7 @@ import pandas as pd
 
 from ddlkit.core.cost import Samples, Table
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import GlooRing, ring_s
-from ddlkit.core.link import STEPS, Named, read_link
+from ddlkit.core.link import STEPS, GlooRing, Named, read_link, ring_s
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import (

@@ -20,8 +20,8 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import interval
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.core.units import parse_bits_per_s

@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.fit import Fit, Judged
+from ddlkit.core.fit import Fit
 from ddlkit.core.link import FRAMING
+from ddlkit.core.sparse import SelectionCost
 from ddlkit.core.units import KB, format_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.cluster import FIVE
@@ -237,7 +238,9 @@ def _largest_step(medians: pd.DataFrame) -> str:
 
 
 def omgs_fig02(
-    selecting: Mapping[str, Judged], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
+    selecting: Mapping[str, Fit[SelectionCost]],
+    gathering: Sequence[Fit[MessageCost]],
+    measured: pd.DataFrame,
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
     """Selecting and gathering against size, their fits, and what omgs prints of both.
 
@@ -265,7 +268,7 @@ def omgs_fig02(
     plots.points(
         axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label="paper's γ, with ρ (Eq 10)"
     )
-    plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
+    plots.cost_fit(axes[0], *selecting.values(), density=DENSITY)
     axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
     label, of_16_s = f"authors' code, {NODES} nodes", 1e3 * lines[f"code_{NODES}_s"]
     plots.points(axes[1], few, of_16_s, "paper", size=4, label=label)

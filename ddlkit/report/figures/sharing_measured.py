@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ddlkit.core.doubt import median_interval
+from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import sharing_paper

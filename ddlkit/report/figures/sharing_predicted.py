@@ -22,8 +22,8 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.cost import Table
+from ddlkit.core.iteration import Resources, Shared
 from ddlkit.core.link import wire_s_per_byte
-from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import forecast_case, make_plan
 from ddlkit.report import accuracy
