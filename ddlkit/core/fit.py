@@ -52,7 +52,7 @@ SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Chords.form, Tabl
 SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.form)
 """Between which AUTO chooses for selections."""
 AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
-"""Forms whose error is at most so many times the least, or more by rounding, are as good: the simplest wins."""
+"""Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
 THROUGH_ALL = (Chords.form, Table.form)
 """Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
 such a form is off by there is once what it will be if times scatter, and four times if they bend."""

@@ -28,7 +28,7 @@ from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication, undisturbed
 from ddlkit.model.predictor import plan_of
-from ddlkit.model.rings import RingLab, Rings, kind_of, ring_labs
+from ddlkit.model.rings import RingLab, held_out_rings, ring_labs
 from ddlkit.report.accuracy import mean_difference
 
 WELL = 0.03
@@ -85,9 +85,8 @@ def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFram
         raise UserError("no lab of equal links to extrapolate from: record examples/labs.yml")
     frames = []
     for engine, law in (("tbf", None), ("emulated", woken)):
-        alike = [lab for lab in labs if kind_of(lab.link) == (engine, law is not None)]
-        rings = Rings(alike, cores, waking=law)
-        for lab, ring in zip(alike, rings.held_out, strict=False):
+        alike = [lab for lab in labs if lab.kind == (engine, law is not None)]
+        for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
             row = {"kind": engine, "link": lab.link, "ranks": lab.workers, "decides": _decides(lab)}
             row |= {"bytes": lab.bytes, "measured_s": lab.seconds, "predicted_s": ring(lab.bytes)}
             frames.append(pd.DataFrame({**row, "error": ring(lab.bytes) / lab.seconds - 1}))
