@@ -154,8 +154,6 @@ def test_workloads_have_the_networks_bytes_and_times() -> None:
         assert workload.forward_s == pytest.approx(0.1)
         if network != cluster.REPLACED:
             assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
-    with pytest.raises(UserError, match="unit"):
-        cluster.workload("VGG16", 0.3, "byte")
 
 
 @pytest.mark.parametrize("capacity", [0, 10**6, 10**9])

@@ -12,11 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import pytest
-from ddlkit.core.resources import Resources
 
 from ddlkit import store
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.iteration import packed
+from ddlkit.core.iteration import Resources, packed
 from ddlkit.core.link import wire_s_per_byte
 from ddlkit.core.workload import LayerProfile
 from ddlkit.report.claims import paper_table, prose

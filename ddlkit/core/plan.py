@@ -37,26 +37,26 @@ class FusionPlan:
 
     @property
     def n(self) -> int:
-        """Number of tensors."""
+        """Return the number of tensors."""
         return self.ends[-1]
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """First tensor of each group."""
+        """Return the first tensor of each group."""
         return (0, *self.ends[:-1])
 
     @property
     def slices(self) -> list[slice]:
-        """The tensors of each group, in ready order."""
+        """Return the tensors of each group, in ready order."""
         return [slice(a, b) for a, b in zip(self.starts, self.ends, strict=True)]
 
     def group_bytes(self, workload: Workload) -> Ints:
-        """(G,) bytes of each group. Raises UserError when the plan is of another workload."""
+        """Return (G,) bytes of each group. Raises UserError when the plan is of another workload."""
         self._check(workload)
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
-        """(G,) time at which the last gradient of each group is ready."""
+        """Return (G,) the time at which the last gradient of each group is ready."""
         self._check(workload)
         return workload.ready_s[np.array(self.ends) - 1]
 
@@ -67,29 +67,29 @@ class FusionPlan:
             )
 
     def forward_groups(self) -> list[list[int]]:
-        """Groups and members in ready order, each tensor by its index in forward order from 0."""
+        """Return groups and members in ready order, each tensor by its index in forward order from 0."""
         return [[self.n - 1 - i for i in range(s.start, s.stop)] for s in self.slices]
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
-        """JSON-ready: planner, groups in forward-order indices, predicted iteration."""
+        """Return it JSON-ready: planner, groups in forward-order indices, predicted iteration."""
         groups = self.forward_groups()
         return {"planner": self.planner, "groups": groups, "iteration_s": iteration_s}
 
 
 def none(workload: Workload) -> FusionPlan:
-    """Every gradient travels alone."""
+    """Return the plan in which every gradient travels alone."""
     return FusionPlan("none", tuple(range(1, workload.n + 1)))
 
 
 def single(workload: Workload) -> FusionPlan:
-    """All gradients travel in one message after backward."""
+    """Return the plan of one message after backward."""
     return FusionPlan("single", (workload.n,))
 
 
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """A group closes before it would exceed the buffer (osf Eq 12); a larger tensor travels alone.
+    """Return groups that close before they exceed the buffer (osf Eq 12); a larger tensor travels alone.
 
     It also closes when the next gradient takes ``timeout_s`` or longer to become ready. A plan says what
     travels together, not when it leaves: a scheduler that finds this out by waiting leaves later.
@@ -113,7 +113,7 @@ DDP_BUCKET_BYTES = 25 * units.MIB
 
 
 def ddp(workload: Workload) -> FusionPlan:
-    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
+    """Return PyTorch's buckets: one closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
 
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
     (2, 4)
@@ -186,7 +186,7 @@ MOST_SELECTED = 2_000
 def _of_groups(
     workload: Workload, seconds: Callable[[Floats], Any], what: str, lasts: range
 ) -> Floats:
-    """(len(lasts), n) ``seconds`` by bytes, of the group from each first tensor (column) to a last one."""
+    """Return (len(lasts), n) ``seconds`` by bytes, of the group from each first tensor to a last one."""
     total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
     rows, columns = np.tril_indices(len(lasts), lasts.start, workload.n)
     price = np.zeros((len(lasts), workload.n))
@@ -275,7 +275,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
+    """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2 or numbers[0] < 0:
         raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS, whole numbers from 0")
@@ -295,14 +295,14 @@ planner("exact", look=("#00588f", "*", "-", "xxx"))(
 
 
 def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
-    """The cost itself. Raises UserError when there is none."""
+    """Return the cost itself. Raises UserError when there is none."""
     if cost is None:
         raise UserError(f"planner {planner!r} needs a message cost: give --cost")
     return cost
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """The plan that ``spec`` names: "none", "buffer:25MB", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
+    """Return the plan that ``spec`` names: "none", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
     "random:SEED:GROUPS", or one that ddlkit.papers registers.
 
     Raises UserError for an unknown planner or variant, or one that needs a cost when none is given.

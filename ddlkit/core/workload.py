@@ -81,21 +81,21 @@ class Workload:
 
     @property
     def n(self) -> int:
-        """Number of gradient tensors."""
+        """Return the number of gradient tensors."""
         return len(self.tensor)
 
     @property
     def ready_s(self) -> Floats:
-        """(n,) time at which each gradient is ready, counted from the start of the iteration."""
+        """Return (n,) the time at which each gradient is ready, counted from the start of the iteration."""
         return self.forward_s + np.cumsum(self.backward_s)
 
     @property
     def compute_s(self) -> float:
-        """Forward, backward and update: the iteration of a single worker."""
+        """Return seconds of forward, backward and update: the iteration of a single worker."""
         return float(self.ready_s[-1]) + self.update_s
 
     def scaled(self, factor: float) -> Workload:
-        """The same workload on a machine ``factor`` times slower (time dilation)."""
+        """Return the workload on a machine ``factor`` times slower (time dilation)."""
         if not factor > 0:
             raise UserError(f"time dilation factor is {factor}: must be above zero")
         return replace(
@@ -106,7 +106,7 @@ class Workload:
         )
 
     def accumulated(self, batches: int) -> Workload:
-        """As many micro-batches whose gradients are summed up, and sent beside the last one's backward only.
+        """Return micro-batches whose gradients are summed up, and sent beside the last one's backward only.
 
         What PyTorch's DDP does within ``no_sync``: all before the last backward counts as forward.
         """
@@ -124,7 +124,7 @@ class Workload:
         n_bytes: Sequence[int] | Ints,
         update_s: float = 0.0,
     ) -> Workload:
-        """A workload of float32 gradients without names: for teaching examples and tests."""
+        """Return a workload of float32 gradients without names: for teaching examples and tests."""
         sizes = np.asarray(n_bytes, dtype=np.int64)
         names = tuple(f"t{i}" for i in range(sizes.size))
         times, elements = np.asarray(backward_s, float), np.maximum(sizes // 4, 1)
@@ -197,7 +197,7 @@ class LayerProfile:
 
     @property
     def sha256(self) -> str:
-        """Hash of all that a prediction depends on: names, sizes and times to the last bit."""
+        """Return the hash of all that a prediction depends on: names, sizes and times to the last bit."""
         digest = hashlib.sha256()
         for names in ((self.network, self.device, str(self.batch)), self.tensor, self.layer):
             digest.update("\0".join(names).encode())
@@ -207,7 +207,7 @@ class LayerProfile:
         return digest.hexdigest()
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
-        """The same profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
+        """Return the profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
         if element_bytes < 1:
             raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
         return replace(self, gradient_bytes=self.parameters * element_bytes)
@@ -234,7 +234,7 @@ class LayerProfile:
         return replace(self, **columns)
 
     def workload(self) -> Workload:
-        """The profile in ready order: the exact reverse of forward order."""
+        """Return the profile in ready order: the exact reverse of forward order."""
         return Workload(
             forward_s=float(self.forward_s.sum()),
             backward_s=self.backward_s[::-1],
