@@ -133,5 +133,3 @@ def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) 
 def test_no_lane_is_refused() -> None:
     with pytest.raises(UserError, match="0 messages in flight"):
         Link(0)
-    with pytest.raises(UserError, match="a slowdown of -0.1"):
-        Link(slowdown=np.array([0.2, -0.1]))

@@ -209,11 +209,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, **use: Any) -> Fit[Any]
     *at, times = _checked(rows)
     why, held, messages = "", None, len(rows) == 2
     if form == AUTO:
-        forms, otherwise = (SIMPLE_FIRST, AlphaBeta.form)
-        if not messages:
-            forms, otherwise = (SELECTIONS_SIMPLE_FIRST, Scan.form)
-        every = unseen_by_form(forms, *at, times)
-        form, why = chosen_because(every, otherwise)
+        every = unseen_by_form(SIMPLE_FIRST if messages else SELECTIONS_SIMPLE_FIRST, *at, times)
+        form, why = chosen_because(every, AlphaBeta.form if messages else Scan.form)
         held = every.get(form)
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
@@ -415,7 +412,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOu
     where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
     at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
-    return HeldOut(at_bytes, _near(sizes[left_out], inner, at_bytes), *ends, apart)
+    return HeldOut(at_bytes, _near(sizes[left_out], inner, at_bytes), ends[0], ends[1], apart)
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -395,7 +395,8 @@ def jointly(
         before = {first: fronts[first] for first in firsts}
         ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
         kept = undominated(ways.end_s, -ways.work_s)
-        fronts[end] = _Front(*(column[kept] for column in ways))
+        columns: list[Any] = [column[kept] for column in ways]
+        fronts[end] = _Front(*columns)
     state = int(np.argmin(fronts[n].end_s))
     cuts, given, end = [], [], n
     while end:

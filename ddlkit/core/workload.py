@@ -191,9 +191,8 @@ class LayerProfile:
         if not np.any(flops):
             raise UserError("no tensor has any FLOP: count them, or measure the layers")
         forward_s, counts = flops / (utilisation * peak_flops_per_s), np.asarray(parameters)
-        names = tuple(tensor), tuple(tensor if layer is None else layer)
-        columns = counts, counts * 4, forward_s, 2 * forward_s, flops
-        return cls(network, "estimated", batch, *names, *columns)
+        layers, times = tuple(tensor if layer is None else layer), (forward_s, 2 * forward_s, flops)
+        return cls(network, "estimated", batch, tuple(tensor), layers, counts, counts * 4, *times)
 
     @property
     def sha256(self) -> str:

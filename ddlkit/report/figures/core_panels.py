@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit
 from ddlkit.core.link import FRAMING
-from ddlkit.core.sparse import SelectionCost
 from ddlkit.core.units import KB, format_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf.cluster import FIVE
@@ -238,9 +237,7 @@ def _largest_step(medians: pd.DataFrame) -> str:
 
 
 def omgs_fig02(
-    selecting: Mapping[str, Fit[SelectionCost]],
-    gathering: Sequence[Fit[MessageCost]],
-    measured: pd.DataFrame,
+    selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
     """Selecting and gathering against size, their fits, and what omgs prints of both.
 
