@@ -36,23 +36,6 @@ def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(data: st.DataO
     assert 0 < found.scaling_factor <= 1 + 1e-12 or found.compute_s == 0
 
 
-@given(st.data(), st.integers(2, 4))
-def test_messages_that_share_the_link_end_between_one_at_a_time_and_the_link_alone(
-    data: st.DataObject, lanes: int
-) -> None:
-    workload, cost = data.draw(workloads()), data.draw(costs())
-    plan = data.draw(plans(workload.n))
-    shared = predict(workload, plan, cost, Link(lanes))
-    slack = 1e-9 * (1 + shared.iteration_s)
-    assert shared.iteration_s <= predict(workload, plan, cost).iteration_s + slack
-    assert shared.iteration_s >= workload.compute_s - slack
-    alone = predict(workload, planning.make_plan("single", workload), cost)
-    if len(plan.ends) == 1:
-        assert shared.iteration_s == pytest.approx(alone.iteration_s)
-    draws = Iteration(workload, plan, cost, Link(lanes)).draws([cost, cost], np.ones((2, 1)))
-    assert draws == pytest.approx([shared.iteration_s] * 2)
-
-
 @given(st.data(), st.floats(0, 1e-7))
 def test_copies_lengthen_an_iteration_by_at_most_both_ways(
     data: st.DataObject, s_per_byte: float

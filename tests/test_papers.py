@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import doctest
-import inspect
-import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -105,25 +101,6 @@ def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float)
     assert ring(3e5) == pytest.approx(seconds[3])
     if overhead_s > 1e-6 * seconds[-1]:  # else it drowns in the rounding of the largest message
         assert osf.bandwidth_delay_bytes(ring) == pytest.approx(rate * 2 * step_s, rel=1e-3)
-
-
-@pytest.mark.parametrize(("paper", "last"), [(osf, 18), (dag, 6), (omgs, 25)])
-def test_every_equation_is_a_function_that_cites_it(paper: ModuleType, last: int) -> None:
-    documented = [inspect.getdoc(function) or "" for _, function in inspect.getmembers(paper)]
-    cited = {
-        number
-        for text in documented
-        for listed in re.findall(rf"{paper.__name__.split('.')[-1]} Eqs? ([\d, -]+)", text)
-        for number in _numbers(listed)
-    }
-    assert cited >= set(range(1, last + 1))
-
-
-def _numbers(listed: str) -> Iterator[int]:
-    """The numbers of "3, 8-10"."""
-    for part in listed.strip(" ,-").split(","):
-        first, _, end = part.strip().partition("-")
-        yield from range(int(first), int(end or first) + 1)
 
 
 def test_every_paper_has_its_folder_and_is_cited() -> None:

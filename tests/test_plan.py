@@ -112,9 +112,11 @@ def test_exact_asks_for_each_group_of_516_tensors_once(monkeypatch: pytest.Monke
     [
         ("greedy", "unknown planner 'greedy'"),
         ("buffer:0", "must be above zero"),
+        ("buffer:1MB:0s", "timeout"),
+        ("buffer:1MB:soon", "soon"),
         ("buffer:25Mb", "unit 'Mb'"),
-        ("buffer:25 parsecs", "use B, KB"),
         ("exact", "needs a message cost"),
+        ("adafusion:best", "adafusion:repaired"),
         ("cuts:3,2", "must increase"),
         ("cuts:a", "whole numbers"),
         ("cuts:99", "must increase"),

@@ -75,21 +75,6 @@ def test_buffer_with_timeout_sends_what_the_repaired_equation_sends(
     assert plan.group_bytes(workload).tolist() == sent[sent > 0][::-1].tolist()
 
 
-@pytest.mark.parametrize(
-    "spec, word",
-    [
-        ("adafusion:best", "adafusion:repaired"),
-        ("mg_wfbp:100MB", "mg_wfbp:osf"),
-        ("buffer:1MB:0s", "timeout"),
-        ("buffer:0:5ms", "above zero"),
-        ("buffer:1MB:soon", "soon"),
-    ],
-)
-def test_bad_specs_are_one_clear_error(spec: str, word: str) -> None:
-    with pytest.raises(UserError, match=word):
-        make_plan(spec, even(3, 0.1), AlphaBeta(1e-3, 1e-9))
-
-
 # ---------------------------------------------------------------- bound
 
 

@@ -227,11 +227,11 @@ def predicted_times(
     iteration, link = ours.iteration, ours.iteration.link
     bare = replace(iteration, link=Link(link.in_flight, link.software))
     costs = {OWN: iteration.cost, **others}
-    rows = dict.fromkeys(MODELS, (math.nan, math.nan)) | {OURS: times(ours.prediction)}
+    rows = dict.fromkeys(TRIALS, (math.nan, math.nan))
     for name, trial in TRIALS.items():
         if trial.cost in costs:
             rows[name] = times(trial.formula(replace(bare, cost=costs[trial.cost])))
-    return rows
+    return {**rows, OURS: times(ours.prediction)}
 
 
 def times(prediction: Prediction) -> tuple[float, float]:
