@@ -173,7 +173,7 @@ class MessageCost(Form):
 
     @property
     def selects(self) -> bool:
-        """Whether it takes compute time to make a message, so that what is computed next is delayed."""
+        """Return whether making a message takes compute time, which delays what is computed next."""
         return False
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -255,7 +255,7 @@ class Table(MessageCost):
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
-        """Logarithms of bytes and of seconds."""
+        """Return logarithms of bytes and of seconds."""
         return np.log(self.bytes), np.log(self.seconds)
 
     def _seconds(self, sizes: Floats) -> Floats:

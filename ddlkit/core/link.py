@@ -124,6 +124,8 @@ class Link:
             begin_s, software_s, wire_s = columns
             slowed = self.slowdown, self.message_slowdown
             return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
+        if not all(np.isfinite(column).all() for column in columns):
+            raise UserError("messages on a link: every time must be finite")
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
             played = self._shared(*(column[scenario].tolist() for column in columns))
@@ -143,7 +145,7 @@ class Link:
     def _shared(
         self, ready_s: list[float], software_s: list[float], wire_s: list[float]
     ) -> tuple[list[float], list[float]]:
-        """Event by event: a message is ready, is admitted, has moved its bytes, or has done its software."""
+        """Return both event by event: messages get ready, are admitted, have moved, have done software."""
         starts_s, ends_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
         wire: dict[int, float] = {}  # what messages under way still need of the link
         software: dict[int, float] = {}  # and of the processor

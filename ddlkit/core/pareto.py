@@ -76,18 +76,18 @@ class Front(NamedTuple):
 
     @property
     def corner(self) -> tuple[float, float]:
-        """The least of both; infinite where there is no point."""
+        """Return the least of both; infinite where there is no point."""
         return (float(self.one[0]), float(self.other[-1])) if len(self.one) else (np.inf, np.inf)
 
     def least(self, one: Floats, other: Floats) -> Floats:
-        """(m,) how early iterations end that go on from ``self`` with the points of the mirrored problem."""
+        """Return (m,) how early iterations end that go on from here with points of the mirrored problem."""
         turn = (self.one - self.other).searchsorted(one - other)
         late, early = np.empty((2, len(self.one) + 1))
         late[:-1], late[-1], early[1:], early[0] = self.one, np.inf, self.other, np.inf
         return np.minimum(late[turn] + other, early[turn] + one)
 
     def parts(self, width: int) -> Ints:
-        """Where up to ``width`` parts begin whose points lie close together: in one, or in the other."""
+        """Return where up to ``width`` parts begin whose points lie close together in one or the other."""
         apart = np.minimum(self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]).cumsum()
         part = np.minimum(apart * (width / apart[-1]), width - 1).astype(int)
         begins = np.empty(len(self.one), bool)
@@ -123,7 +123,7 @@ def best(groups: Groups) -> tuple[tuple[int, ...], float]:
 
 
 def _passes() -> Iterator[tuple[int, int, bool]]:
-    """Of which side, of how many points, and whether a bound: prefixes and suffixes take turns, without end.
+    """Yield which side, of how many points, whether a bound: prefixes and suffixes in turn, without end.
 
     Before each bound of the prefixes but the first there is a pass for a plan.
     """
@@ -144,7 +144,7 @@ def _fronts(
     *,
     bound: bool = True,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """(n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
+    """Return (n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
 
     What cannot end by ``limit_s`` is left out; where that is all, the plan is (). Where points become one,
     it leads to that of them which may end first.
@@ -185,7 +185,7 @@ def _fronts(
 
 
 def _least_of_each(values: Floats, begins: Ints) -> Ints:
-    """(k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
+    """Return (k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
     part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(values)))
     # What leads to one plan may differ by rounding.
     least = (values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)).nonzero()[0]
@@ -195,7 +195,7 @@ def _least_of_each(values: Floats, begins: Ints) -> Ints:
 
 
 def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
-    """Group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
+    """Return group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
     state, ends = len(first) - 1, []
     while first[state]:
         ends.append(int(first[state]))

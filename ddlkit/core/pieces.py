@@ -156,7 +156,7 @@ Fitter = Callable[..., dict[str, Any]]
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
+    """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, others 0."""
     names = parameters(kind)
 
     def fitter(*columns: Floats) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
 
 
 def _full_grid(kind: type[Form]) -> Fitter:
-    """Of a table: medians at each point, which must make a full grid."""
+    """Return how a table is fitted: medians at each point, which must make a full grid."""
 
     def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
@@ -190,7 +190,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
 
 
 def _line(how: str) -> Fitter:
-    """One of LINES, or "1.2e-8": that many seconds a byte are given, and the smallest message adds its time.
+    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time.
 
     In seconds the largest messages decide, where a line's slope shows; so a start-up below zero may come out:
     then it is zero and the slope alone is fitted. Raises UserError for any other ``how``.
@@ -224,7 +224,7 @@ def _line(how: str) -> Fitter:
 
 
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
-    """With the threshold that is given, or else with the one of least loss."""
+    """Return parameters with the threshold that is given, or else with the one of least loss."""
     designs: tuple[Design, ...] = (log2, lambda sizes: straight(sizes)[:, ::-1])
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
@@ -242,7 +242,7 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
 
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-    """As many pieces as the sizes can carry, at most PIECES; they need not join."""
+    """Return as many pieces as the sizes can carry, at most PIECES; they need not join."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
     designs = (straight,) * pieces
     breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)

@@ -226,7 +226,7 @@ class Planner:
 
     @property
     def free_text(self) -> bool:
-        """Whether ``make`` reads what stands after the colon itself."""
+        """Return whether ``make`` reads what stands after the colon itself."""
         return not self.variants and any(":" in example for example in self.examples)
 
 

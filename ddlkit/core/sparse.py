@@ -78,7 +78,7 @@ class SparseGather(MessageCost):
 
     @property
     def selects(self) -> bool:
-        """Whether it is known what selecting takes."""
+        """Return whether it is known what selecting takes."""
         return self.selecting is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:

@@ -183,14 +183,14 @@ def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int
 
 
 def _cifar_vgg16() -> Iterator[Layer]:
-    """13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
+    """Yield 13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
     for layer in _convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
         yield Layer((*layer.tensors, layer.tensors[1], layer.tensors[1]), layer.multiply_adds)
     yield dense(512, 10)
 
 
 def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
-    """A two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
+    """Return a two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
 
     Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
     1500 units and untied words are the large network of Zaremba et al. (2014).

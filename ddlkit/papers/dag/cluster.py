@@ -95,7 +95,7 @@ class Setting:
     varies: Any
 
     def backward_s(self, cluster: str, network: str, n: int = 1) -> Any:
-        """Of one GPU's batch; of the slowest of ``n`` (their expected value, by Blom's approximation)."""
+        """Return seconds of one GPU's batch; of the slowest of ``n``, expected (Blom's approximation)."""
         slowest = 1.0 + self.varies * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
@@ -106,7 +106,7 @@ class Setting:
         return own_s * slowest
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """Start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
+        """Return start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
         known, n = CLUSTERS[cluster], gpus.n
         if n == 1:
             return 0.0, 0.0
@@ -125,7 +125,7 @@ class Setting:
         return slower * start_s, slower * by_rate * wire
 
     def sent_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """What all layers' messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
+        """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
 
         The longest of the ways through: a layer's gradient, then all messages that are left by then.
         """
@@ -141,7 +141,7 @@ class Setting:
         return whole_s, reduce(np.maximum, ways)
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
-        """Until all machines have read an iteration's batches, which they do side by side."""
+        """Return seconds until all machines have read an iteration's batches, which they do side by side."""
         stored = JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
         together = gpus.machines * self.disk_bytes_per_s
         if cluster == "K80":
@@ -150,7 +150,7 @@ class Setting:
         return gpus.n * BATCH[network] * stored / together
 
     def decode_s(self, cluster: str, network: str) -> Any:
-        """Of one GPU's batch, where a framework decodes."""
+        """Return seconds of one GPU's batch, where a framework decodes."""
         faster = self.gold_faster if cluster == "V100" else 1.0
         return BATCH[network] / (self.decoded_per_s * faster)
 
@@ -174,7 +174,7 @@ class Setting:
     def times(
         self, cluster: str, network: str, framework: str, gpus: Gpus
     ) -> tuple[IterationTimes, float, Gpus]:
-        """Of a setting of numbers: the tasks' times, that of decoding, and the GPUs, maybe with one NFS."""
+        """Return of a setting of numbers the tasks' times, that of decoding, and the GPUs."""
         start_s, per_byte = self.message(cluster, framework, gpus)
         backward_s = self.backward_s(cluster, network, gpus.n) * layer_shares(network)
         sent_s = start_s + per_byte * layer_bytes(network)
@@ -189,13 +189,13 @@ class Setting:
 
 @cache
 def layer_bytes(network: str) -> Ints:
-    """(L,) gradients in single precision, forward order."""
+    """Return (L,) bytes of gradients in single precision, forward order."""
     return np.array([4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])])
 
 
 @cache
 def layer_shares(network: str) -> Floats:
-    """(L,) of the network's FLOP, forward order."""
+    """Return (L,) shares of the network's FLOP, forward order."""
     flops = np.array([layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float)
     return flops / flops.sum()
 
@@ -305,7 +305,7 @@ def _waiting(setting: Setting) -> dict[str, Any]:
 
 
 def _four_machines(bars: Bars) -> dict[str, Any]:
-    """What is said of no network in particular is taken of a framework's mean over the three."""
+    """Return the rest: what is said of no network is taken of a framework's mean over the three."""
 
     def of(cluster: str, *networks: str) -> dict[str, Any]:
         return {
@@ -332,7 +332,7 @@ def _four_machines(bars: Bars) -> dict[str, Any]:
 
 
 def _rank(efficiency: Mapping[str, Any], name: str) -> Any:
-    """1 plus how many frameworks scale better."""
+    """Return 1 plus how many frameworks scale better."""
     own = efficiency[name] * (1 + TIED)
     others = (np.asarray(value) for other, value in efficiency.items() if other != name)
     return 1.0 + reduce(np.add, [(other > own).astype(np.int8) for other in others])

@@ -140,7 +140,7 @@ class Instance:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Return L."""
         return self.elements.size
 
     def selection_s(self, elements: ArrayLike) -> Floats:

@@ -86,7 +86,7 @@ class Setting:
 
 @cache
 def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
-    """Elements of the tensors in ready order; shares of the backward by multiply-adds, and by layer."""
+    """Return elements of tensors in ready order; shares of the backward by multiply-adds, and by layer."""
     listed = tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
     total = sum(layer.multiply_adds for layer in listed)
     rows = [

@@ -377,7 +377,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 
 def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> FusionPlan:
-    """The plan of a rule that decides tensor by tensor, in ready order."""
+    """Return the plan of a rule that decides tensor by tensor, in ready order."""
     sizes, ready_s = workload.bytes.tolist(), workload.ready_s.tolist()
     ends: list[int] = []
     free_s, filled = 0.0, float(sizes[0])
