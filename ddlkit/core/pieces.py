@@ -156,7 +156,7 @@ Fitter = Callable[..., dict[str, Any]]
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, others 0."""
+    """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, else 0."""
     names = parameters(kind)
 
     def fitter(*columns: Floats) -> dict[str, Any]:
