@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf planners_osf verdicts",
+    "searches": "book errata_osf figures_osf gate planners_osf verdicts",
     "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""

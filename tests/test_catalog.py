@@ -72,10 +72,8 @@ def test_every_figure_that_a_claim_names_is_in_the_catalog() -> None:
     [
         ("id", "fig1", "catalog entry fig1: id"),
         ("columns", ["guess"], "wb-test: columns"),
-        ("hardware", None, "wb-test: hardware is None: must be what it needs"),
         ("minutes", "two", "wb-test: minutes is 'two': must be a number"),
         ("grade", "good", "wb-test: grade is 'good': must be one of gpu, lab"),
-        ("tolerance", {"error": {"mean": 0.1}}, "wb-test: tolerance"),
         ("status", "soon", "wb-test: status is 'soon': must be one of done, planned"),
     ],
 )
@@ -85,7 +83,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: Any, message:
 
 
 def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="wb-test: .*'colour' was unexpected"):
+    with pytest.raises(UserError, match="wb-test: colour is unknown"):
         load(tmp_path, {**GOOD, "colour": "red"})
     with pytest.raises(UserError, match="wb-test: id appears twice"):
         load(tmp_path, GOOD, GOOD)

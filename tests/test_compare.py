@@ -29,48 +29,40 @@ def test_slowdown_is_beside_over_alone() -> None:
     assert (row["blocks"], row["overlap_share"]) == (2, 1.0)
 
 
-def test_c_and_a_hosts_share_are_of_each_profile(tmp_path: Path) -> None:
-    """Achieved over the largest measured rate; a time to issue is made up for one of two profiles."""
+def test_c_is_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
     where = {"device": "cpu", "precision": "fp32", "kernel": "product", "sample": 0}
     seconds = {64: 2 * 64**3 / 1e9, 128: 2 * 128**3 / 4e9}
     peaks = pd.DataFrame([{**where, "side": n, "seconds": s} for n, s in seconds.items()])
     save(tmp_path, "peaks", "cpu", peaks)
-    paths = store.list_tables(source.default_recording(), "layers-resnet18-*.csv")
-    for path in paths:
-        save(tmp_path, "layers", path.stem, store.load_table(path, "layers"))
-    speeds = compare.layer_speeds({"here": Source((tmp_path,))}, "resnet18")
-    assert len(speeds) == len(paths) > 1 and "issue_share" not in speeds
-    layers = store.load_table(paths[0], "layers")
+    path = store.list_tables(source.default_recording(), "layers-resnet18-*.csv")[0]
+    layers = store.load_table(path, "layers")
+    save(tmp_path, "layers", path.stem, layers)
+    (row,) = compare.steps(Source((tmp_path,))).to_dict("records")
     compute_s = layers["forward_s"].sum() + layers["backward_s"].sum()
-    row = speeds.iloc[0]
-    assert row["gflop_per_s"] == pytest.approx(3 * layers["flops"].sum() / compute_s / 1e9)
-    assert row["c"] == pytest.approx(row["gflop_per_s"] * 1e9 / 4e9)
-    assert row["samples_per_s"] < row["batch"] / compute_s
-    samples = store.load_table(paths[0].with_name(paths[0].name.replace("layers", "samples")))
-    once = samples[samples["quantity"] == "unhooked_iteration"].assign(quantity="issue")
-    save(tmp_path, "samples", "one", pd.concat([samples, once.assign(seconds=once["seconds"] / 4)]))
-    speeds = compare.layer_speeds({"here": Source((tmp_path,))}, "resnet18")
-    assert speeds["issue_share"].dropna().tolist() == [pytest.approx(0.25)]
+    assert row["rate"] == pytest.approx(3 * layers["flops"].sum() / compute_s)
+    assert row["c"] == pytest.approx(row["rate"] / 4e9) and row["network"] == "resnet18"
 
 
 def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
-    """A step's is c, found another way; a network that was not profiled has none."""
+    """A network that was not profiled has no steps."""
     recorded = source.recordings("peaks")
     table = compare.kernel_shares(recorded, ["resnet18", "no such network"])
-    step = table["kernel"] == "step of ResNet-18"
-    rows, steps = table[~step], table[step].set_index(["machine", "precision"])["share"]
-    assert rows["share"].between(0, 1, inclusive="right").all()
-    assert {*rows["unit"]} == {"FLOP/s", "B/s"}
-    speeds = compare.layer_speeds(recorded, "resnet18").query("ranks == 1")
-    assert len(steps) == len(speeds) > 0
-    for row in speeds.to_dict("records"):
-        assert steps[row["machine"], row["precision"]] == pytest.approx(row["c"])
+    assert {*table["unit"]} == {"FLOP/s", "B/s"}
+    steps = table[table["kernel"] == "step of ResNet-18"]
+    assert table["share"].drop(index=steps.index).between(0, 1, inclusive="right").all()
+    profiled = [
+        each for each in recorded.values() if "resnet18" in {*compare.steps(each)["network"]}
+    ]
+    assert len(steps) >= len(profiled) > 0
+    for row in steps.to_dict("records"):
+        rows = compare.steps(recorded[row["machine"]]).query("network == 'resnet18' and ranks == 1")
+        rates = rows.set_index("precision")["rate"].groupby(level=0).median()
+        assert row["rate"] == rates[row["precision"]]
+        assert row["share"] == pytest.approx(row["rate"] / row["peak"])
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.1, "worth it"), (1.0, "not worth it"), (0.9, "slower")]
-)
-def test_pairs_recover_a_ratio_under_drift(factor: float, verdict: str) -> None:
+@pytest.mark.parametrize("factor", [1.1, 1.0, 0.9])
+def test_pairs_recover_a_ratio_under_drift(factor: float) -> None:
     rng, rows = np.random.default_rng(3), []
     place = {"network": "n", "link": "lab:1gbit", "workers": 4}
     for repeat in range(20):
@@ -79,6 +71,6 @@ def test_pairs_recover_a_ratio_under_drift(factor: float, verdict: str) -> None:
             iteration_s = drift * scale * math.exp(rng.normal(0, 0.002))
             rows.append({**place, "plan": plan, "repeat": repeat, "iteration_s": iteration_s})
     (row,) = compare.paired(pd.DataFrame(rows), "exact").to_dict("records")
-    assert row["pairs"] == 20 and row["verdict"] == verdict
+    assert row["pairs"] == 20 and row["upper"] - row["lower"] < 0.01
     assert row["ratio"] == pytest.approx(factor, rel=0.005)
     assert row["lower"] <= row["ratio"] <= row["upper"]

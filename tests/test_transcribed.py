@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
@@ -28,28 +28,21 @@ def seal(folder: Path) -> Path:
 
 @pytest.mark.parametrize("paper", claims.PAPERS)
 def test_every_transcription_is_sealed_as_it_is(paper: str, tmp_path: Path) -> None:
-    copy = tmp_path / paper
-    shutil.copytree(PAPERS / paper, copy)
+    copy = Path(shutil.copytree(PAPERS / paper, tmp_path / paper))
     assert seal(copy).read_text() == (PAPERS / paper / readers.SUMS).read_text()
-    if shutil.which("sha256sum"):
-        command = ["sha256sum", "--check", "--quiet", readers.SUMS]
-        assert subprocess.run(command, cwd=copy, capture_output=True).returncode == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(data=st.data())
-def test_one_changed_byte_is_one_error_that_names_the_file(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.mktemp("papers")
-    path = folder / "tab.csv"
-    path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
-    seal(folder)
-    original = bytearray(readers.read_transcribed(path))
-    original[data.draw(st.integers(0, len(original) - 1))] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(original)
-    with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
-        readers.read_transcribed(path)
+def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) -> None:
+    with TemporaryDirectory() as name:
+        path = Path(name, "tab.csv")
+        path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
+        seal(path.parent)
+        changed = bytearray(readers.read_transcribed(path))
+        changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(changed)
+        with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
+            readers.read_transcribed(path)
 
 
 def test_what_was_never_transcribed_or_listed_is_refused(tmp_path: Path) -> None:

@@ -269,16 +269,13 @@ def scores(predicted: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 # -- goals, which were set before the data --------------------------------------------------------
 
 
-def largest_error_over_repeatability(cases: pd.DataFrame) -> float:
-    """Return the largest, over all cases, of the error over twice what the case itself repeats to."""
-    return float((cases["model_error"].abs() / (2 * cases["repeatability"])).max())
-
-
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "median_error": lambda cases: cases[f"{OURS}_error"].abs().median(),
     "median_exposed_error": lambda cases: cases[f"{OURS}_exposed_error"].abs().median(),
     "median_transferred_error": lambda cases: cases[f"{CARRIED}_error"].abs().median(),
-    "largest_error_over_repeatability": largest_error_over_repeatability,
+    "largest_error_over_repeatability": lambda cases: (
+        cases[f"{OURS}_error"].abs() / (2 * cases["repeatability"])
+    ).max(),
     "within": lambda cases: cases[f"{OURS}_error"].abs().le(WITHIN).mean(),
     "coverage": lambda cases: cases["inside"].mean(),
     "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),

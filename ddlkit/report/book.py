@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -117,64 +116,52 @@ def run(
     timeout_s: float = TIMEOUT_S,
     at_once: int = 1,
 ) -> list[bool]:
-    """Run notebooks in their order; executed copies go to ``executed``, figures to ``reports``.
+    """Run notebooks, ``at_once`` at a time; copies go to ``executed``, figures to ``reports``.
 
-    ``at_once``: how many may be at work at a time. Those with a parameter ``data`` get it; exercises are
-    answered by their own solutions. What an earlier run made of the same inputs, packages and Python is kept,
-    whole or not at all. ``timeout_s`` is per notebook. Progress, with times, goes to stderr. However the call
-    ends, no process outlives it. Returns which were kept.
+    Those with a parameter ``data`` get it; exercises are answered by their own solutions. What an earlier run
+    made of the same inputs, packages and Python is kept, whole or not at all. However
+    the call ends, no process outlives it; the first notebook that fails ends those beside it. Returns which
+    were kept.
 
-    Raises UserError for a notebook that fails (naming it, the cell and the exception), for one that takes too
-    long, and where too few files may be open.
+    Raises UserError for a notebook that fails (naming it, the cell and the exception) or takes longer than
+    ``timeout_s``, and where too few files may be open.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < FILES:
         few = f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
         raise UserError(f"{few}: ulimit -n {FILES}")
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
-    common = [*_installed(), _digest(package, *map(_files, inputs))]
+    common = [*_installed(), _digest(package, *map(_files, inputs)), data]
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
             cells = [cell.source for cell in read(notebook).cells]
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
             others = _digest([*earlier, exercises.SOLUTIONS / notebook.name])
-            state = hashlib.sha256(json.dumps([*common, data, others, *cells]).encode()).hexdigest()
+            state = hashlib.sha256(json.dumps([*common, others, *cells]).encode()).hexdigest()
             name = f"book: [{number}/{len(chosen)}] {notebook.stem}"
             runs.append(_Run(notebook, data, executed, reports, state, name, folder / str(number)))
         kept = [run.is_kept() for run in runs]
-        _finish(
-            deque(run for run, there in zip(runs, kept, strict=True) if not there),
-            at_once,
-            timeout_s,
-        )
+        waiting = [run for run, there in zip(runs, kept, strict=True) if not there]
+        working: list[_Run] = []
+        try:
+            while waiting or working:
+                while waiting and len(working) < at_once:
+                    working.append(waiting.pop(0))
+                    working[-1].start()
+                time.sleep(LOOK_S)
+                working = [run for run in working if not run.is_done(timeout_s)]
+        finally:
+            for run in working:
+                run.end()
     return kept
-
-
-def _finish(waiting: deque[_Run], at_once: int, timeout_s: float) -> None:
-    """Do them all; the first that fails ends those beside it, and so does what interrupts."""
-    working: list[_Run] = []
-    try:
-        while waiting or working:
-            if waiting and len(working) < at_once:
-                working.append(waiting.popleft())
-                working[-1].start()
-            time.sleep(LOOK_S)
-            for run in [*working]:
-                if run.is_done(timeout_s):
-                    working.remove(run)
-    finally:
-        for run in working:
-            run.end()
 
 
 @dataclass
 class _Run:
-    """One notebook to run; ``state`` is the hash of all that it is made of.
+    """One notebook to run; ``state`` is the hash of all that it is made of, ``place`` where it writes.
 
     A note beside its executed copy has the state, how long it took, and the hashes of all that it wrote.
-
-    place : directory of all that it writes until it is done
     """
 
     notebook: Path
@@ -202,13 +189,13 @@ class _Run:
         """Return whether all that an earlier run of the same made is there, and tell how long that took."""
         try:
             note = json.loads(self._note.read_text(encoding="utf-8"))
-            made = all(_digest([self._path(n)], names=False) == h for n, h in note["made"].items())
-            kept, seconds = made and note["state"] == self.state, float(note["seconds"])
+            made = {name: _digest([self._path(name)], names=False) for name in note["made"]}
+            if made != note["made"] or note["state"] != self.state:
+                return False
+            self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
-        if kept:
-            self._tell(f"kept, ran in {units.format_seconds(seconds)}")
-        return kept
+        return True
 
     def start(self) -> None:
         """Begin a process that runs it by `execute`, and ends when this one does."""
@@ -218,7 +205,7 @@ class _Run:
         paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
         own = {outputs.REPORTS_VARIABLE: f"{self.place}/reports", exercises.SOLVED_VARIABLE: "1"}
         environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), str(self.data)]
+        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), self.data]
         pipe, self.begun_s = subprocess.PIPE, time.monotonic()
         with open(self.place / "said", "wb") as said:
             self.process = subprocess.Popen(
@@ -233,10 +220,12 @@ class _Run:
             return False
         written, name = self.place / "reports", self.notebook.name
         files = {path.relative_to(written).as_posix(): path for path in _files(written)}
+        files = files if status == 0 else {}  # of what failed only the copy is of use
         if (copy := self.place / COPY).is_file():
             files[name] = copy
-        for each, path in files.items() if status == 0 else [(name, copy)] if name in files else []:
-            if _digest([self._path(each)], names=False) != _digest([path], names=False):
+        made = {each: _digest([path], names=False) for each, path in files.items()}
+        for each, path in files.items():
+            if _digest([self._path(each)], names=False) != made[each]:
                 atomic_write(self._path(each), path.read_bytes())
         if status != 0:
             said = (self.place / "said").read_text(encoding="utf-8", errors="replace").split("\n")
@@ -244,7 +233,6 @@ class _Run:
             if status is None:
                 what = f"took longer than {units.format_seconds(timeout_s)}: it was ended"
             raise UserError(f"notebook {name}: {what} (see {self._path(name)})")
-        made = {each: _digest([path], names=False) for each, path in files.items()}
         note = {"state": self.state, "seconds": seconds, "made": made}
         store.atomic_write_text(self._note, json.dumps(note, indent=1) + "\n")
         self._tell(f"done in {units.format_seconds(seconds)}")
@@ -252,12 +240,13 @@ class _Run:
 
     def end(self) -> None:
         """End its process and its kernel, if they are there."""
-        if self.process is not None:
-            with suppress(psutil.NoSuchProcess):
-                for kernel in psutil.Process(self.process.pid).children(recursive=True):
-                    kernel.kill()
-            self.process.kill()
-            self.process.communicate()
+        if self.process is None:
+            return
+        with suppress(psutil.NoSuchProcess):
+            for kernel in psutil.Process(self.process.pid).children(recursive=True):
+                kernel.kill()
+        self.process.kill()
+        self.process.communicate()
 
 
 def execute(notebook: str, data: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.report import claims, outputs
 from ddlkit.store.files import own_yaml
 
-_SCHEMA = own_yaml(Path(__file__).with_name("figures.schema.yml").read_text(encoding="utf-8"))
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
+GRADES = ("gpu", "lab", "loopback", "model", "transcribed")
 MOST_OWN = 18
 """Figures of the workbook's own, at most."""
 BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
@@ -71,27 +71,41 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(listed, list) or not listed:
         raise UserError(f"{path}: must be a list of entries")
-    entries = [_entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)]
+    entries = tuple(
+        _entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)
+    )
     (twice, times), *_ = Counter(entry.id for entry in entries).most_common(1)
     if times > 1:
         raise UserError(f"catalog entry {twice}: id appears twice: give each its own")
-    return tuple(entries)
+    return entries
 
 
 def _entry(item: Any, where: str) -> Entry:
-    """Return an entry of what YAML read. Raises UserError naming the field that is not as the schema says."""
-    import jsonschema  # takes longer to import than all else here
-
+    """Return an entry of what YAML read. Raises UserError naming the field that is not as it must be."""
     if not isinstance(item, dict) or not isinstance(item.get("id"), str):
         raise UserError(f"{where}: has no id")
-    for error in jsonschema.Draft202012Validator(_SCHEMA).iter_errors(item):
-        what, path = error.message, error.path
-        if path:
-            wanted = _SCHEMA["properties"][path[0]]["description"]
-            what = f"{path[0]} is {item[path[0]]!r}: must be {wanted}"
-        raise UserError(f"catalog entry {item['id']}: {what}")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
-    return Entry(**values)
+    where = f"catalog entry {item['id']}"
+    allowed = {field.name for field in fields(Entry)}
+    if wrong := sorted({*item} - allowed | {*_REQUIRED} - {*item}):
+        raise UserError(f"{where}: {wrong[0]} is unknown, or is missing")
+    entry = Entry(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+    for field, (wanted, holds) in _RULES.items():
+        if not holds(value := getattr(entry, field)):
+            raise UserError(f"{where}: {field} is {value!r}: must be {wanted}")
+    return entry
+
+
+_REQUIRED = ("id", "caption", "notebook", "columns", "grade")
+_RULES: dict[str, tuple[str, Any]] = {
+    "id": (
+        "<paper>-figNN, <paper>-tabN or wb-<name>",
+        re.compile(r"[a-z]+-(fig\d\d|tab\d)$|wb-").match,
+    ),
+    "columns": ("some of paper, model, measured", {"paper", "model", "measured"}.issuperset),
+    "grade": (f"one of {', '.join(GRADES)}", GRADES.__contains__),
+    "minutes": ("a number", lambda minutes: isinstance(minutes, int | float)),
+    "status": ("one of done, planned", ("done", "planned").__contains__),
+}
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
@@ -167,18 +181,6 @@ def count_shown(cells: Sequence[Any]) -> Counter[str]:
     return counts
 
 
-def expected_minutes(cells: Sequence[Any]) -> float:
-    """Return the minutes that reading executed cells takes at the PACE of all notebooks."""
-    return BEGIN + sum(PACE[what] * count for what, count in count_shown(cells).items())
-
-
-def count_lines(cells: Sequence[Any]) -> int:
-    """Return the lines of code, without blank ones, imports, and parameters that the book put in."""
-    own = (c for c in cells if "injected-parameters" not in c.metadata.get("tags", ()))
-    code = (_IMPORT.sub("", cell.source) for cell in own if cell.cell_type == "code")
-    return sum(bool(line.strip()) for source in code for line in source.splitlines())
-
-
 def find_long(executed: Sequence[Path]) -> list[str]:
     """Return where executed notebooks take longer to read than they may or say, one line each."""
     import nbformat
@@ -186,11 +188,13 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     course, lines, problems = 0.0, 0, []
     for path in executed:
         cells = nbformat.read(str(path), as_version=4).cells
-        takes, limit = expected_minutes(cells), LONGER.get(path.stem[:2], LIMIT)
-        lines += count_lines(cells)
+        takes = BEGIN + sum(PACE[what] * count for what, count in count_shown(cells).items())
+        own = (c for c in cells if "injected-parameters" not in c.metadata.get("tags", ()))
+        code = (_IMPORT.sub("", cell.source) for cell in own if cell.cell_type == "code")
+        lines += sum(bool(line.strip()) for source in code for line in source.splitlines())
         course += takes * (path.stem[:2] != REFERENCE)
         said = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
-        if takes > limit:
+        if takes > (limit := LONGER.get(path.stem[:2], LIMIT)):
             problems.append(f"{path.stem} takes {takes:.1f} minutes, limit {limit:g}")
         if said and takes > int(said[1]) + 0.5:  # it says so in whole minutes
             problems.append(f"{path.stem} takes {takes:.1f} minutes, says {said[1]}")
@@ -209,11 +213,12 @@ def listing(entries: Sequence[Entry]) -> str:
         + textwrap.shorten(e.caption, 60, placeholder=" …")
         for e in entries
     ]
-    papers = [e for e in entries if e.paper != "workbook"]
-    tables, done = sum("-tab" in e.id for e in papers), sum(e.status == "done" for e in entries)
-    total = f"{len(papers) - tables} figures and {tables} tables of the papers"
-    own = len(entries) - len(papers)
-    return "\n".join([*lines, f"{total}, {own} of this workbook; {done} of {len(entries)} done"])
+    own, done = (
+        sum(e.paper == "workbook" for e in entries),
+        sum(e.status == "done" for e in entries),
+    )
+    total = f"{len(entries) - own} figures and tables of the papers, {own} of this workbook"
+    return "\n".join([*lines, f"{total}; {done} of {len(entries)} done"])
 
 
 def document(entries: Sequence[Entry]) -> str:

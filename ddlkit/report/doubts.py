@@ -29,31 +29,31 @@ class Measured(NamedTuple):
     on_device: str | None = None
 
     @classmethod
-    def of(cls, sizes: ArrayLike, *said: str | None) -> Measured:
-        """Of messages of those sizes (n,), by what is said of them: backend or program.
+    def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
+        """Return what is known of messages of those sizes (n,), timed by those backends or programs.
 
         >>> Measured.of([1024, 4096], "nccl")
         Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs', on_device=None)
         """
-        known = {_BETWEEN[name] for name in said if name in _BETWEEN}
-        sizes = np.asarray(sizes, dtype=float)
-        return cls(float(sizes.min()), float(sizes.max()), *(known if len(known) == 1 else ()))
+        between = {_BETWEEN[name] for name in programs if name in _BETWEEN}
+        return cls(
+            float(np.min(sizes)), float(np.max(sizes)), *(between if len(between) == 1 else ())
+        )
 
     @classmethod
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
-        """As ``ddlkit fit --json`` wrote it; of a table by hand, its own sizes; else nothing is known."""
+        """Return what ``ddlkit fit --json`` wrote; of a table by hand, its own sizes; else nothing."""
         fitted = description.get("fit", {})
-        found = cls(**{name: fitted.get(name) for name in cls._fields})
-        sizes, said = found[:2], found[2:]
-        numbers = all(one is None or isinstance(one, (int, float)) and one > 0 for one in sizes)
-        if not numbers or not all(one is None or isinstance(one, str) for one in said):
+        given = cls(**{name: fitted.get(name) for name in cls._fields})
+        sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
+        if not sizes or not all(name is None or isinstance(name, str) for name in given[2:]):
             raise UserError(
-                f"the cost's fit says {shown(tuple(found))}: from and to bytes must be above zero, "
+                f"the cost's fit says {shown(tuple(given))}: from and to bytes must be above zero, "
                 "between and on_device names: fit again"
             )
-        if found.from_bytes is None and isinstance(cost, Table):
-            found = cls.of(cost.bytes)._replace(between=found.between)
-        return found
+        if given.from_bytes is None and isinstance(cost, Table):
+            return cls.of(cost.bytes)._replace(between=given.between)
+        return given
 
 
 def _model(device: str) -> str:
@@ -67,30 +67,29 @@ def _model(device: str) -> str:
 
 
 def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
-    """What does not fit together, a line each.
+    """Yield what does not fit together, a line each.
 
     device : of the profile, "cpu" or a GPU's name; n_bytes : (G,) sizes of the messages that are predicted
     """
     if cost.collective != "all_reduce" and not cost.selects:
         yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
     computed = "" if device in ("", "unknown") else "processors" if device == "cpu" else "GPUs"
+    profiled, timed = "", measured.between
     if computed and measured.between not in (None, computed):
-        yield (
-            f"the profile is of {computed} ({device}), the messages were timed between "
-            f"{measured.between}: measure both on the same devices"
-        )
+        profiled = f"{computed} ({device})"
     elif _model(device) and _model(measured.on_device or "") not in ("", _model(device)):
+        profiled, timed = device, measured.on_device
+    if profiled:
         yield (
-            f"the profile is of {device}, the messages were timed between {measured.on_device}: measure "
-            "both on the same devices"
+            f"the profile is of {profiled}, the messages were timed between {timed}: measure both on "
+            "the same devices"
         )
     if measured.from_bytes is None or measured.to_bytes is None:
         return
     sizes = np.asarray(n_bytes, dtype=float)
     outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
     if outside.size:
-        low, high = (format_bytes(size) for size in (outside.min(), outside.max()))
-        sent = low if low == high else f"{low} to {high}"
+        sent = " to ".join(dict.fromkeys(map(format_bytes, (outside.min(), outside.max()))))
         fitted = f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
         yield (
             f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "

@@ -92,17 +92,13 @@ class Judge:
         if answer is None and not solved:
             words = "replace None by your answer and run this cell again."
         else:
-            key = self._key(number)
+            names, ending = dict(self.names), f"_{number}"
+            exec(self.solutions[number].solution, names)
+            key = Key(**{n: names[n + ending] for n in Key._fields if n + ending in names})
             fault = key.refusal(key.answer if answer is None else answer)
             if solved and (why := f"the solution {fault}" if fault else key.weakness()):
                 raise UserError(f"{self.notebook}: exercise {number}: {why}")
         print(f"Exercise {number}: {words or self._reply(number, key, fault)}")
-
-    def _key(self, number: int) -> Key:
-        """Return what the solution sets, run in a copy of the notebook's names."""
-        names, ending = dict(self.names), f"_{number}"
-        exec(self.solutions[number].solution, names)
-        return Key(**{n: names[n + ending] for n in Key._fields if n + ending in names})
 
     def _reply(self, number: int, key: Key, fault: str) -> str:
         solution = self.solutions[number]
@@ -163,9 +159,8 @@ class Key(NamedTuple):
         wanted = np.atleast_1d(np.asarray(self.answer, float))
         if values.shape != wanted.shape:
             should = "one number" if wanted.size == 1 else f"a list of {wanted.size} numbers"
-            return Malformed(
-                f"has {values.size} number{'s' * (values.size != 1)}: it should be {should}"
-            )
+            many = f"{values.size} number{'s' * (values.size != 1)}"
+            return Malformed(f"has {many}: it should be {should}")
         near = np.isclose(values, wanted, rtol=self.tolerance, atol=1e-12)
         if near.all():
             return ""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 SMALL_TO = 25 * MIB
 """Below it are the messages that DistributedDataParallel sends of itself."""
-GOAL, GOAL_SMALL = 0.01, 0.05
-"""Of a dense table's median error, and of that below SMALL_TO: fixed before they were computed."""
 
 
 class Comparison(NamedTuple):
@@ -46,7 +44,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     unseen = unseen_by_form(names, sizes, seconds)
     chosen, why = chosen_because({form: unseen[form] for form in SIMPLE_FIRST if form in unseen})
-    fits = {}
+    fits, rows = {}, {}
     for form in names:
         draws = {} if form == chosen else {"draws": 0}
         try:
@@ -54,19 +52,13 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
         except UserError:
             if form in (chosen, *forms):
                 raise
-    rows = {form: _judged(unseen.get(form)) for form in names}
+        at = unseen[form].sizes if form in unseen else np.empty(0)
+        off = pd.Series(np.abs(unseen[form].errors()) if form in unseen else at, dtype=float)
+        rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
+        rows[form]["median_below_25_mib"] = off[at < SMALL_TO].median()
+        rows[form]["median_from_1_mib"] = off[at >= MIB].median()
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, unseen, chosen, why)
-
-
-def _judged(unseen: Unseen | None) -> dict[str, float]:
-    import pandas as pd
-
-    at = unseen.sizes if unseen else np.empty(0)
-    off = pd.Series(np.abs(unseen.errors()) if unseen else at, dtype=float)
-    small, large = off[at < SMALL_TO].median(), off[at >= MIB].median()
-    named = {"sizes": len(off), "median": off.median(), "worst": off.max()}
-    return named | {"median_below_25_mib": small, "median_from_1_mib": large}
 
 
 def page(table: DataFrame) -> str:

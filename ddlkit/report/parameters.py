@@ -26,7 +26,7 @@ Rule = Callable[[Any, Mapping[str, Any]], str]
 
 
 def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
-    """Return the rule of a value from a list, which may hang on the parameters before it."""
+    """Return the rule of a value from a list, which may depend on the parameters before it."""
 
     def rule(value: Any, given: Mapping[str, Any]) -> str:
         allowed = list(choices(given))
@@ -40,9 +40,9 @@ def some_of(choices: Callable[[], Iterable[str]]) -> Rule:
     """Return the rule of one value and more from a list, none of them twice."""
 
     def rule(value: Any, _: Mapping[str, Any]) -> str:
-        allowed = list(choices())
-        held = isinstance(value, list | tuple) and all(each in allowed for each in value)
-        return "" if held and 0 < len({*value}) == len(value) else f"some of {', '.join(allowed)}"
+        allowed, held = list(choices()), isinstance(value, list | tuple) and len(value) > 0
+        held = held and all(item in allowed and value.count(item) == 1 for item in value)
+        return "" if held else f"some of {', '.join(allowed)}"
 
     return rule
 

@@ -51,9 +51,7 @@ def machine_of(directory: Path) -> str:
 class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
 
-    A live run on a machine without the lab thus reads its own layers and loopback collectives, and the
-    recording for what only the lab can measure; every table has a column ``machine``. What is predicted
-    is judged machine by machine: see ``apart``.
+    A live run without the lab thus reads its own layers, and the recording for what only the lab can measure.
     """
 
     directories: tuple[Path, ...]
@@ -76,8 +74,9 @@ class Source:
         places = ", ".join(map(str, self.directories)) or "nowhere"
         raise UserError(f"no table of {kind} in {places}: run ddlkit measure, or use --recorded")
 
-    def _stamps(self, kind: str) -> list[dict[str, Any]]:
-        return [store.load_stamp(path) for path in self._files(kind)]
+    def stamp(self, kind: str) -> dict[str, Any]:
+        """Return the stamp of the first table of ``kind``: its machine, time and remark."""
+        return store.load_stamp(self._files(kind)[0])
 
     def is_live(self, kind: str) -> bool:
         """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
@@ -95,10 +94,9 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, of a kind whose files count rounds (``repeat``), each round's number its own.
+        """Return as `table`, with numbers of rounds (``repeat``) that no two files share; odd stays odd.
 
-        What is compared within a round must be of one recording: from one to the next a machine's speed
-        changes by more than what is looked for. Even rounds stay even, and odd ones odd.
+        What is compared within a round must be of one recording: a machine's speed changes between them.
         """
         first, tables = 0, []
         for table in self._tables(kind):
@@ -124,7 +122,8 @@ class Source:
     def label(self, kind: str) -> str:
         """Return one line to print beside a figure: measured or recorded, on which machine, and when."""
         parts = []
-        for path, stamp in zip(self._files(kind), self._stamps(kind), strict=True):
+        for path in self._files(kind):
+            stamp = store.load_stamp(path)
             how = "measured live" if machine_of(path.parent) == HERE else "recorded"
             remark = f" ({stamp['remark']})" if stamp.get("remark") else ""
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
@@ -132,16 +131,16 @@ class Source:
 
     def cores(self, kind: str) -> int:
         """Return the cores of the machine that the first table of ``kind`` was measured on."""
-        return int(self._stamps(kind)[0]["machine"]["cpu"]["cores"])
+        return int(self.stamp(kind)["machine"]["cpu"]["cores"])
 
     def gpu(self, kind: str) -> str:
         """Return the GPU's model where the first table of ``kind`` was measured; "" without one."""
-        gpus = self._stamps(kind)[0]["machine"].get("gpus", [])
+        gpus = self.stamp(kind)["machine"].get("gpus", [])
         return str(gpus[0]["model"]) if gpus else ""
 
     def begun(self, kind: str) -> datetime:
         """Return when the first table of ``kind`` was saved: what was decided later may have seen it."""
-        return min(datetime.fromisoformat(stamp["time"]) for stamp in self._stamps(kind))
+        return min(datetime.fromisoformat(store.load_stamp(p)["time"]) for p in self._files(kind))
 
     def profile(self, network: str) -> LayerProfile:
         """Return the fp32 profile of a network on one rank alone: the first by directory, then file name."""
@@ -206,8 +205,7 @@ def default_recording() -> Path:
 def open_source(data: str = "") -> Source:
     """Return the tables in ``data``: a machine's name under data/recorded, or a directory of tables.
 
-    Without ``data`` what was measured here, if anything was. What a directory of one's own lacks is
-    taken from the default recording. Raises UserError when ``data`` is neither.
+    Without ``data`` what was measured here. What a directory lacks is taken from the default recording.
     """
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
@@ -228,10 +226,9 @@ def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """Return a campaign of the lab: that in the directory ``data``, else the one that was recorded.
+    """Return a campaign of the lab: that in the directory ``data``, else the recorded one of that name.
 
-    Recorded on this machine, or on the first that has it. Its layer profiles may be those that the machine,
-    or for ``data`` the default recording, had already. Raises UserError when there is none.
+    Behind it lies what has its layer profiles. Raises UserError when there is none.
     """
     file = f"examples/{name.replace('-', '_')}.yml"
     place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
@@ -239,9 +236,9 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Return calibrations of many labs of one machine, or echoes: those in ``data``, else those recorded.
+    """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name.
 
-    With LABS come those of STEPPED_LABS, beside which they lie. Raises UserError when there are none.
+    With LABS come those of STEPPED_LABS. Raises UserError when there are none.
     """
     advice = "labs in {}: run ddlkit measure examples/labs.yml"
     place = _place(data, name, ["collectives", "echoes"], advice)
@@ -249,10 +246,9 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
 
 def open_sharing(data: str = "") -> Source | None:
-    """Return training that shares a machine with its messages: in ``data``, a machine's name or a directory,
-    else the first recorded, of GPUs before others; None where nothing was.
+    """Return training that shares a machine with its messages: in ``data``, else the first recorded.
 
-    A GPU's lies among its other tables, a processor's in a directory of its own.
+    A GPU's lies among its other tables, a processor's in a directory of its own; None where nothing was.
     """
     named = store.RECORDED / data if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob("*/"))

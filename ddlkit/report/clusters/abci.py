@@ -12,25 +12,18 @@ import pandas as pd
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
-from ddlkit.core.workload import Floats, Workload
+from ddlkit.core.link import Link
+from ddlkit.core.workload import Floats
 from ddlkit.formats import nccl_tests
-from ddlkit.report.clusters import (
-    EXTERNAL,
-    Rows,
-    fitted,
-    inverted_s,
-    read,
-    resnet50,
-    rows,
-    workbook_s,
-)
+from ddlkit.report import clusters
+from ddlkit.report.clusters import EXTERNAL, inverted_s, read, resnet50, rows
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
 """Rules of steps that calibrate one constant."""
 DEVICE = {256: "A100", 128: "V100"}
 """Images a GPU and step of the logged iterations, which tell the device."""
-IMAGES, EPOCHS = 1_281_167, 90
-"""Of ImageNet (ILSVRC 2012), and how often a training goes through them."""
+IMAGES = 90 * 1_281_167
+"""Of a training: so many epochs of ImageNet (ILSVRC 2012)."""
 FUSED_BYTES = 64 * 2**20
 """Horovod's default buffer."""
 MODELS = {"no_overlap": 0.0, "workbook": 0.0, "workbook_slowed": 10.0, "workbook_step": 1.0}
@@ -50,43 +43,34 @@ def costs() -> dict[tuple[str, int], Table]:
     return tables
 
 
-def _taking(compute_s: float) -> Workload:
-    """ResNet-50 stretched to what one GPU takes."""
-    return resnet50().scaled(compute_s / resnet50().compute_s)
+def _iteration_s(
+    model: str, device: str, ranks: int, compute_s: float, free: float = 0.0, fused: bool = False
+) -> float:
+    """Seconds of an iteration of ResNet-50 by a model, stretched to what one GPU takes."""
+    work = resnet50().scaled(compute_s / resnet50().compute_s)
+    sent = plan.buffer(work, FUSED_BYTES) if fused else plan.ddp(work)
+    link = Link(slowdown=free if model == "workbook_slowed" else 0.0)
+    whole = Iteration(work, sent, costs()[device, ranks], link)
+    predicted = no_overlap(whole) if model == "no_overlap" else whole.prediction
+    return predicted.iteration_s + (free if model == "workbook_step" else 0.0)
 
 
-def _iteration_s(model: str, work: Workload, cost: Table, free: float) -> float:
-    sent = plan.ddp(work)
-    if model == "no_overlap":
-        return no_overlap(Iteration(work, sent, cost)).iteration_s
-    slowdown, step_s = (free, 0.0) if model == "workbook_slowed" else (0.0, free)
-    return workbook_s(work, sent, cost, slowdown) + step_s
+def _alone_s(parts: clusters.Rows) -> pd.Series:
+    return parts.compute.groupby(["batch", "amp"])["iteration_s"].median()
 
 
-def _steps(known: Rows, wanted: pd.DataFrame, model: str, free: float) -> Floats:
-    """(wanted rows,) steps in seconds; one step is predicted for all rows of a configuration."""
-    alone_s = known.compute.groupby(["batch", "amp"])["iteration_s"].median()
-    predicted_s = pd.Series(np.nan, wanted.index)
-    for (ranks, batch, amp), same in wanted.groupby(["ranks", "batch", "amp"]):
-        work = _taking(float(alone_s[batch, amp]))
-        predicted_s[same.index] = _iteration_s(model, work, costs()[DEVICE[batch], ranks], free)
+def _steps_s(parts: clusters.Rows, target: pd.DataFrame, model: str, free: float) -> Floats:
+    """(target rows,) steps in seconds; one step is predicted for all rows of a configuration."""
+    predicted_s = pd.Series(np.nan, target.index)
+    for (ranks, batch, amp), same in target.groupby(["ranks", "batch", "amp"]):
+        compute_s = float(_alone_s(parts)[batch, amp])
+        predicted_s[same.index] = _iteration_s(model, DEVICE[batch], ranks, compute_s, free)
     return predicted_s.to_numpy()
 
 
 def predictions() -> pd.DataFrame:
     """Return the test rows of `STEPS` by every model, with ranks, batch, amp, and its fitted number, free."""
-    each = []
-    for rule in STEPS:
-        known = rows(rule)
-        shown_s = known.calibrate["iteration_s"].to_numpy()
-        for model, most in MODELS.items():
-            by_free = partial(_steps, known, known.calibrate, model)
-            free = fitted(by_free, shown_s, most) if most else 0.0
-            predicted = {"measured_s": known.test["iteration_s"]}
-            predicted |= {"predicted_s": _steps(known, known.test, model, free)}
-            kept = known.test[["ranks", "batch", "amp"]]
-            each.append(kept.assign(rule=rule, model=model, free=free, **predicted))
-    return pd.concat(each, ignore_index=True)
+    return clusters.predictions(STEPS, MODELS, _steps_s, ["ranks", "batch", "amp"])
 
 
 def _configuration(steps: pd.DataFrame) -> pd.Series:
@@ -96,8 +80,7 @@ def _configuration(steps: pd.DataFrame) -> pd.Series:
 
 def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Return, by configuration, how many ms a step takes longer than on one GPU: measured, and by models."""
-    alone_s = rows(STEPS[1]).compute.groupby(["batch", "amp"])["iteration_s"].median()
-    one_s = predicted.set_index(["batch", "amp"]).index.map(alone_s)
+    one_s = predicted.set_index(["batch", "amp"]).index.map(_alone_s(rows(STEPS[1])))
     by = [_configuration(predicted), predicted["model"]]
     extra = 1e3 * predicted[["predicted_s", "measured_s"]].sub(one_s, axis=0).groupby(by).median()
     table = extra["predicted_s"].unstack()[[*models]].rename_axis(index="gpus", columns=None)
@@ -119,9 +102,11 @@ class Step(NamedTuple):
 
 def step(predicted: pd.DataFrame) -> Step:
     """Return, of `predictions`, median signed errors of "workbook_step", and those of `trainings`."""
-    own = predicted[predicted["model"] == "workbook_step"]
-    errors = (own["predicted_s"] / own["measured_s"] - 1).groupby(_configuration(own)).median()
-    return Step(float(own["free"].iloc[0]), errors, trainings())
+    steps = predicted[predicted["model"] == "workbook_step"]
+    errors = (
+        (steps["predicted_s"] / steps["measured_s"] - 1).groupby(_configuration(steps)).median()
+    )
+    return Step(float(steps["free"].iloc[0]), errors, trainings())
 
 
 def trainings() -> pd.Series:
@@ -129,23 +114,13 @@ def trainings() -> pd.Series:
 
     Compute is inverted: what makes the recursion right on that node.
     """
-    known = rows("abci-trainings")
-
-    def iteration_s(device: str, ranks: int, compute_s: float) -> float:
-        work = _taking(compute_s)
-        sent = plan.buffer(work, FUSED_BYTES, "buffer:64MiB")
-        return workbook_s(work, sent, costs()[device, ranks])
-
-    images = EPOCHS * IMAGES
-    compute_s = {
-        row.device: inverted_s(
-            partial(iteration_s, row.device, row.ranks),
-            row.training_s * row.ranks * row.batch / images,
-        )
-        for row in known.calibrate.itertuples()
-    }
-    predicted_s = [
-        images / (row.ranks * row.batch) * iteration_s(row.device, row.ranks, compute_s[row.device])
-        for row in known.test.itertuples()
-    ]
-    return predicted_s / known.test["training_s"] - 1
+    parts, compute_s, predicted_s = rows("abci-trainings"), {}, []
+    for row in parts.calibrate.itertuples():
+        of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
+        step_s = row.training_s * row.ranks * row.batch / IMAGES
+        compute_s[row.device] = inverted_s(of_compute, step_s)
+    for row in parts.test.itertuples():
+        of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
+        steps = IMAGES / (row.ranks * row.batch)
+        predicted_s.append(steps * of_compute(compute_s[row.device]))
+    return predicted_s / parts.test["training_s"] - 1

@@ -10,9 +10,10 @@ products of two tensors at 1.7 TB/s, all-reduces at 21 GB/s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations, product
+from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,8 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.papers.dag import IterationTimes, wait_free_iteration_s
 from ddlkit.papers.osf import predict_osf
-from ddlkit.report.clusters import EXTERNAL, Rows, fitted, inverted_s, rows, table
+from ddlkit.report import clusters
+from ddlkit.report.clusters import EXTERNAL, Rows, inverted_s, rows, table
 from ddlkit.store import DATA, datasheet
 
 RULES = ("cs336", "cs336-serial")
@@ -35,32 +37,46 @@ UPDATE_PASSES = 35
 """Times that the update reads or writes as many bytes as there are gradients: 15 operations on tensors."""
 COPY_PASSES = 2
 """Of a copy, and of a division in place: one to read, one to write."""
-REGISTERED = (
-    *("query", "key", "value", "output"),
-    *("up", "down", "gate", "attention_norm", "ff_norm"),
-)
+REGISTERED = ["query", "key", "value", "output", "up", "down", "gate"] + [
+    "attention_norm",
+    "ff_norm",
+]
 """Layers of a block in the order in which the source registers them."""
 CONFIGURATION = ["batch", "sequence"]
 APART = 0.01
 """Measured iterations of two bucket sizes that differ by more are a pair whose order is predicted."""
-OTHERS = ("compute_only", "no_overlap", "perfect_overlap", "osf_repaired", "dag")
+OTHERS: dict[str, Callable[[Iteration], float]] = {
+    "compute_only": lambda whole: whole.workload.compute_s,
+    "no_overlap": lambda whole: no_overlap(whole).iteration_s,
+    "perfect_overlap": lambda whole: perfect_overlap(whole).iteration_s,
+    "osf_repaired": lambda whole: predict_osf(whole, literal=False).iteration_s,
+    "dag": lambda whole: (
+        whole.workload.update_s  # which Eq 4 leaves out
+        + wait_free_iteration_s(IterationTimes.of_workload(whole.workload, whole.cost))
+    ),
+}
+"""Models of others: an iteration in seconds."""
 OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
 """Whether a model's slowdown is of compute, and of messages."""
-FREE = {"workbook_slowed": 10.0, "workbook_shared": 1.0}
-"""Models with a slowdown, and what it is at most."""
+MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {"workbook_slowed": 10.0, "workbook_shared": 1.0}
+"""All models, and what the slowdown of those that have one is at most."""
 
 
 @cache
 def cost() -> Table:
     """Return what an all-reduce of two GPUs costs; the source's MB are 1024^2 bytes."""
-    known = table(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
-    return Table(MIB * known["mb"].to_numpy(float), known["seconds"].to_numpy(), workers=2)
+    timed = table(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
+    return Table(MIB * timed["mb"].to_numpy(float), timed["seconds"].to_numpy(), workers=2)
 
 
 def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
     """Return seconds to read or write as many bytes so often, at the datasheet's rate of memory."""
-    rate = datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
-    return np.asarray(passes * np.asarray(n_bytes) / rate)
+    return np.asarray(passes * np.asarray(n_bytes) / _memory_bytes_per_s())
+
+
+@cache
+def _memory_bytes_per_s() -> float:
+    return datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
 
 
 @cache
@@ -91,12 +107,12 @@ def _place(layer: str) -> tuple[int, int]:
     return -int(block), -REGISTERED.index(kind)
 
 
-def iteration(
-    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float
-) -> tuple[float, float]:
-    """Return iteration and wait in seconds by a model, if forward and backward take ``compute_s`` alone.
+def iteration_s(
+    name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float = 0.0
+) -> float:
+    """Return an iteration in seconds by a model, if forward and backward take ``compute_s`` alone.
 
-    Models of others leave nothing of copies hidden, and tell no wait (NaN). dag knows no buckets.
+    Models of others leave nothing of copies hidden. dag knows no buckets.
     """
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
@@ -104,30 +120,14 @@ def iteration(
     out_s = passes_s(work.bytes, COPY_PASSES * (1 + bucketed))
     update_s = float(passes_s(work.bytes.sum(), UPDATE_PASSES))
     work = replace(work, backward_s=work.backward_s + into_s)
-    if name not in OURS:
+    if name in OTHERS:
         whole = replace(work, update_s=update_s + float(out_s.sum()))
-        return _of_others(name, Iteration(whole, plan.none(whole), cost())), np.nan
+        return OTHERS[name](Iteration(whole, plan.none(whole), cost()))
     of_compute, of_messages = (free if share else 0.0 for share in OURS[name])
     link = Link(slowdown=of_compute, message_slowdown=of_messages)
     starts_s, ends_s = link.play(work.ready_s, link.parts(cost(), work.bytes))
     computed_s = float(link.computed_s(work.ready_s[-1:], starts_s, ends_s)[0])
-    done_s = float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1])
-    return done_s + update_s, done_s - computed_s
-
-
-def _of_others(name: str, whole: Iteration) -> float:
-    """The iteration in seconds; dag's is Eq 4, with the update that it leaves out."""
-    work = whole.workload
-    match name:
-        case "compute_only":
-            return work.compute_s
-        case "no_overlap":
-            return no_overlap(whole).iteration_s
-        case "perfect_overlap":
-            return perfect_overlap(whole).iteration_s
-        case "osf_repaired":
-            return predict_osf(whole, literal=False).iteration_s
-    return wait_free_iteration_s(IterationTimes.of_workload(work, whole.cost)) + work.update_s
+    return float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1]) + update_s
 
 
 def after_backward_s(sequence: int) -> float:
@@ -136,55 +136,34 @@ def after_backward_s(sequence: int) -> float:
     return float(cost()(alone.bytes).sum() + passes_s(alone.bytes.sum(), UPDATE_PASSES))
 
 
-def computing(known: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
+def computing(parts: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
     """Return seconds of forward and backward alone, by batch and sequence.
 
     Of iterations whose all-reduces come after backward, less those and the update, where the rule has such;
     else inverted: with which the model meets the iteration to calibrate, each configuration's own.
     """
-    if len(known.compute):
+    if len(parts.compute):
         return {
             (row.batch, row.sequence): row.iteration_s - after_backward_s(row.sequence)
-            for row in known.compute.itertuples()
+            for row in parts.compute.itertuples()
         }
     inverted = {}
-    for row in known.calibrate.itertuples():
-        model = partial(_with_compute, name, row.sequence, row.bucket_bytes, free)
+    for row in parts.calibrate.itertuples():
+        model = partial(iteration_s, name, row.sequence, row.bucket_bytes, free=free)
         inverted[row.batch, row.sequence] = inverted_s(model, row.iteration_s)
     return inverted
 
 
-def _with_compute(
-    name: str, sequence: int, bucket_bytes: int, free: float, compute_s: float
-) -> float:
-    return iteration(name, sequence, bucket_bytes, compute_s, free)[0]
-
-
-def predicted_s(known: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:
+def predicted_s(parts: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:
     """Return (target rows,) iterations by a model."""
-    alone_s = computing(known, name, free)
-    at = zip(target["batch"], target["sequence"], target["bucket_bytes"], strict=True)
-    return np.array([iteration(name, t, b, alone_s[n, t], free)[0] for n, t, b in at])
+    alone_s = computing(parts, name, free)
+    at = target[[*CONFIGURATION, "bucket_bytes"]].itertuples(index=False)
+    return np.array([iteration_s(name, t, b, alone_s[n, t], free) for n, t, b in at])
 
 
 def predictions() -> pd.DataFrame:
-    """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``.
-
-    A slowdown is fitted where compute is known: where it is inverted, every slowdown meets what is shown.
-    """
-    each = []
-    for rule, name in product(RULES, (*OTHERS, *OURS)):
-        known, free = rows(rule), np.nan
-        if name in FREE:
-            if known.compute.empty:
-                continue
-            by_free = partial(predicted_s, known, known.calibrate, name)
-            free = fitted(by_free, known.calibrate["iteration_s"].to_numpy(), FREE[name])
-        kept = known.test[[*CONFIGURATION, "bucket_bytes"]]
-        times = {"measured_s": known.test["iteration_s"]}
-        times |= {"predicted_s": predicted_s(known, known.test, name, free)}
-        each.append(kept.assign(model=name, **times, free=free, rule=rule))
-    return pd.concat(each, ignore_index=True)
+    """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``."""
+    return clusters.predictions(RULES, MODELS, predicted_s, [*CONFIGURATION, "bucket_bytes"])
 
 
 def serial(name: str) -> pd.DataFrame:
@@ -193,13 +172,12 @@ def serial(name: str) -> pd.DataFrame:
     inverted_s : by the compute that makes a model, one without a free number, meet the iteration without
     buckets. No overlap is in it that could be wrong.
     """
-    alone_s = computing(rows("cs336"), name, 0.0)
-    known = rows("cs336-serial").compute.reset_index(drop=True)
-    inverted_s = [
+    alone_s, measured = computing(rows("cs336"), name, 0.0), rows("cs336-serial").compute
+    inverted = [
         alone_s[row.batch, row.sequence] + after_backward_s(row.sequence)
-        for row in known.itertuples()
+        for row in measured.itertuples()
     ]
-    return pd.DataFrame({"measured_s": known["iteration_s"], "inverted_s": inverted_s})
+    return pd.DataFrame({"measured_s": measured["iteration_s"].to_numpy(), "inverted_s": inverted})
 
 
 def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
@@ -211,8 +189,8 @@ def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
     for (rule, model), mine in predicted.groupby(["rule", "model"], sort=False):
         right = []
         for _, sizes in mine.groupby(CONFIGURATION):
-            for one, other in combinations(sizes.sort_values("measured_s").itertuples(), 2):
-                if other.measured_s > (1 + APART) * one.measured_s:
-                    right.append(other.predicted_s > (1 + 1e-9) * one.predicted_s)
+            for low, high in combinations(sizes.sort_values("measured_s").itertuples(), 2):
+                if high.measured_s > (1 + APART) * low.measured_s:
+                    right.append(high.predicted_s > (1 + 1e-9) * low.predicted_s)
         judged.append((rule, model, len(right), float(np.mean(right)) if right else np.nan))
     return pd.DataFrame(judged, columns=["rule", "model", "pairs", "right"])

@@ -6,15 +6,15 @@ on the link alone, which the placement's row to calibrate shows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core import plan
-from ddlkit.core.iteration import LinearScenarios
 from ddlkit.core.link import one_by_one
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.report import clusters
@@ -32,6 +32,8 @@ NETWORKS = {
     "pollux-yolov3": "YOLOv3",
 }
 """What the network of each rule that fits a number is called."""
+PLACE = ["placement", "nodes", "ranks"]
+"""What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
 
 # -- models of two numbers -------------------------------------------------------------------------
 
@@ -64,23 +66,11 @@ def norm(gamma: ArrayLike) -> Model:
     return iteration_s
 
 
-def overlapped(workload: Workload, sent: plan.FusionPlan) -> Model:
-    """Return the recursion without a start-up time: messages leave when ready, one after the other."""
-    coefficients = LinearScenarios.of(workload, sent).coefficients
-    of_compute = coefficients[0] / workload.compute_s
-    of_wire = coefficients[2] / workload.bytes.sum()
+def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike = 0.0) -> Model:
+    """Return the recursion without a start-up time: messages leave when ready, one after the other.
 
-    def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        each = np.multiply.outer(compute_s, of_compute) + np.multiply.outer(wire_s, of_wire)
-        return np.asarray(each.max(axis=-1))
-
-    return iteration_s
-
-
-def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike) -> Model:
-    """Return `overlapped`, but compute takes longer by that share while bytes are under way (`core.link`).
-
-    slowdown : one, or (k, 1) for times of (k, n)
+    slowdown : what compute takes longer while bytes are under way, as a share; one, or (k, 1) for times of
+        (k, n)
     """
     ready = sent.group_ready_s(workload) / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
@@ -88,8 +78,8 @@ def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike) -> Mo
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
         scenarios = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
-        own_s, sent_s = (np.broadcast_to(times, scenarios) for times in (compute_s, wire_s))
-        ready_s, moved_s = np.multiply.outer(own_s, ready), np.multiply.outer(sent_s, size)
+        alone_s, sent_s = (np.broadcast_to(times, scenarios) for times in (compute_s, wire_s))
+        ready_s, moved_s = np.multiply.outer(alone_s, ready), np.multiply.outer(sent_s, size)
         of_each = np.asarray(slowdown, float)[..., None]
         ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[1]
         return np.asarray(ends_s[..., -1] + update * compute_s)
@@ -101,13 +91,11 @@ def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
     """Return a model on trial of a network's shape and its free number, or of (k, 1) for times of (k, n)."""
     match name:
         case "no_overlap":
-            return lambda compute_s, wire_s: compute_s + wire_s
+            return np.add
         case "perfect_overlap":
             return np.maximum
         case "norm":
             return norm(number)
-        case "workbook":
-            return overlapped(workload, plan.ddp(workload))
     return slowed(workload, plan.ddp(workload), number)
 
 
@@ -122,6 +110,28 @@ MODELS: dict[str, Sequence[float]] = {
 
 # -- shapes of networks ----------------------------------------------------------------------------
 
+_NODE = re.compile(
+    r"^node(\d+) -- (.+) -- forward_compute_time=(\S+), backward_compute_time=(\S+), "
+    r"activation_size=.+, parameter_size=(\S+)$",
+    re.MULTILINE,
+)
+
+
+@cache
+def pipedream_workload(network: str) -> Workload:
+    """Return a network as PipeDream's profiler recorded it in milliseconds, one tensor a layer.
+
+    Layers without parameters count to the one before them that has some, or to the first. The input is left
+    out: its time is that of loading data. The batch is unknown, so only shares count.
+    """
+    nodes = _NODE.findall(clusters.read(clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"))
+    layers = (node for node in nodes if node[1][:5] != "Input")
+    numbers = sorted((int(node[0]), *map(float, node[2:])) for node in layers)
+    _, forward_ms, backward_ms, sizes = np.array(numbers).T
+    owner = np.maximum(np.cumsum(sizes > 0) - 1, 0)
+    backward_s = np.bincount(owner, backward_ms)[::-1] / 1e3
+    return Workload.from_arrays(forward_ms.sum() / 1e3, backward_s, sizes[sizes > 0][::-1])
+
 
 def bert() -> Workload:
     """Return BERT-base by its published sizes: 12 equal layers, then the embedding, whose gradient is last.
@@ -135,15 +145,14 @@ def bert() -> Workload:
     return Workload.from_arrays(0.5, backward_s, 4 * elements)
 
 
-def uniform(messages: int = 10) -> Workload:
-    """Return a network of which no shape is known: equal layers, each as large as a bucket of PyTorch."""
-    sizes = np.full(messages, plan.DDP_BUCKET_BYTES)
-    return Workload.from_arrays(0.5, np.full(messages, 1 / messages), sizes)
+def uniform() -> Workload:
+    """Return a network of which no shape is known: ten equal layers, each as large as PyTorch's bucket."""
+    return Workload.from_arrays(0.5, np.full(10, 0.1), np.full(10, plan.DDP_BUCKET_BYTES))
 
 
 SHAPES: dict[str, Callable[[], Workload]] = {
     "resnet50": clusters.resnet50,
-    "resnet18": partial(clusters.pipedream_workload, "resnet18"),
+    "resnet18": partial(pipedream_workload, "resnet18"),
     "bert": bert,
     "uniform": uniform,
 }
@@ -152,38 +161,32 @@ SHAPES: dict[str, Callable[[], Workload]] = {
 
 # -- predictions -----------------------------------------------------------------------------------
 
-PLACE = ["placement", "nodes", "ranks"]
-"""What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
 
-
-def known_of(known: clusters.Rows, part: pd.DataFrame) -> Floats:
+def told(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
     """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
-    alone = known.compute.set_index("batch")["iteration_s"]
-    shown = known.calibrate.set_index(PLACE)
-    shown = shown.loc[pd.MultiIndex.from_frame(part[PLACE])]
-    told = alone[part["batch"]], alone[shown["batch"]], shown["iteration_s"]
-    return np.array([column.to_numpy() for column in told])
+    alone = parts.compute.set_index("batch")["iteration_s"]
+    shown = parts.calibrate.set_index(PLACE).loc[pd.MultiIndex.from_frame(target[PLACE])]
+    return np.array([alone[target["batch"]], alone[shown["batch"]], shown["iteration_s"]])
 
 
-def predict(known_s: Floats, blind: Model) -> Floats:
-    """Return (..., n) iterations in seconds from (3, n) of `known_of`."""
-    compute_s, shown_compute_s, shown_s = known_s
+def predict(told_s: Floats, blind: Model) -> Floats:
+    """Return (..., n) iterations in seconds from (3, n) of `told`."""
+    compute_s, shown_compute_s, shown_s = told_s
     return blind(compute_s, wire_s(blind, shown_compute_s, shown_s))
 
 
-def fit(known: clusters.Rows, name: str, shape: Workload) -> float:
+def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
     """Return the free number with the least mean error on the rows to fit of several nodes; 0 for none."""
-    drawn = known.fit[known.fit["nodes"] > 1]
-    numbers = np.array(MODELS[name])
-    each_s = predict(known_of(known, drawn), model(name, shape, numbers[:, None]))
+    drawn, numbers = parts.fit.query("nodes > 1"), np.array(MODELS[name])
+    each_s = predict(told(parts, drawn), model(name, shape, numbers[:, None]))
     errors = np.abs(each_s / drawn["iteration_s"].to_numpy() - 1)
     return float(numbers[np.atleast_2d(errors).mean(axis=1).argmin()])
 
 
-def most_gpus(part: pd.DataFrame) -> NDArray[np.int64]:
+def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
     """Return (n,) GPUs on the fullest node; where the placement is not known, of ranks spread evenly."""
-    even = -(-part["ranks"] // part["nodes"])
-    placed = part["placement"].map(lambda text: max(map(int, text), default=0))
+    even = -(-target["ranks"] // target["nodes"])
+    placed = target["placement"].map(lambda text: max(map(int, text), default=0))
     return np.where(placed > 0, placed, even).astype(np.int64)
 
 
@@ -191,19 +194,18 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     """Return the rules' test rows by every model, with placement, nodes, ranks, batch and most_gpus."""
     each = []
     for rule in rules:
-        known, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
-        told = known_of(known, known.test)
-        kept = known.test[[*PLACE, "batch"]].assign(rule=rule, most_gpus=most_gpus(known.test))
+        parts, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
+        told_s = told(parts, parts.test)
+        kept = parts.test[[*PLACE, "batch"]].assign(rule=rule, most_gpus=most_gpus(parts.test))
+        kept["measured_s"] = parts.test["iteration_s"]
         for name in MODELS:
-            blind = model(name, shape, fit(known, name, shape))
-            predicted = {"model": name, "predicted_s": predict(told, blind)}
-            each.append(kept.assign(measured_s=known.test["iteration_s"], **predicted))
+            blind = model(name, shape, fit(parts, name, shape))
+            each.append(kept.assign(model=name, predicted_s=predict(told_s, blind)))
     return pd.concat(each, ignore_index=True)
 
 
 def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Series:
     """Return the median signed error by GPUs on the fullest node, of the larger half of the batches."""
-    own = predicted[(predicted["rule"] == rule) & (predicted["model"] == name)]
-    large = own[own["batch"] >= own["batch"].median()]
-    error = large["predicted_s"] / large["measured_s"] - 1
-    return error.groupby(large["most_gpus"]).median()
+    rows = predicted.query("rule == @rule and model == @name")
+    large = rows[rows["batch"] >= rows["batch"].median()]
+    return (large["predicted_s"] / large["measured_s"] - 1).groupby(large["most_gpus"]).median()

@@ -17,9 +17,11 @@ import pandas as pd
 from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.workload import Floats
 from ddlkit.report.clusters import rows, rules
-from ddlkit.report.fits import GOAL, GOAL_SMALL, SMALL_TO
+from ddlkit.report.fits import SMALL_TO
 
 RULES = ("vidur-64mib", "vidur-512mib")
+GOAL, GOAL_SMALL = 0.01, 0.05
+"""Of a table's median error, and of that below SMALL_TO: fixed before they were computed."""
 NEIGHBOURS = (1, 2, 4, 8, 16, 32)
 """So many on either side are tried, to say what a size held out takes."""
 STEPS = 40
@@ -40,28 +42,31 @@ def tables() -> tuple[Part, ...]:
     """Return all tables of the rules, in the order of their names; read once, and changed by nobody."""
     parts = []
     for rule in RULES:
-        known = rows(rule)
-        for name, test in known.test.groupby("table"):
-            shown = known.calibrate[known.calibrate["table"] == name]
+        for name, test in rows(rule).test.groupby("table"):
+            shown = rows(rule).calibrate.query("table == @name")
             ordered = (part.sort_values("bytes", kind="stable") for part in (shown, test))
             parts.append(Part(str(name), name in rules()[rule]["tuned"], *ordered))
     return tuple(parts)
 
 
 @cache
-def _predicted(part: int, form: str) -> pd.DataFrame:
-    table, tuned, shown, test = tables()[part]
-    fitted = fit(form, shown["bytes"].to_numpy(float), shown["median_s"].to_numpy())
-    at = test["bytes"].to_numpy(float)
+def _predicted(number: int, form: str) -> pd.DataFrame:
+    part = tables()[number]
+    fitted = fit(
+        form, part.calibrate["bytes"].to_numpy(float), part.calibrate["median_s"].to_numpy()
+    )
+    at = part.test["bytes"].to_numpy(float)
     lower_s, upper_s = fitted.interval(at)
-    predicted = {"predicted_s": fitted.cost(at), "lower_s": lower_s, "upper_s": upper_s}
-    kept = {"model": form, "table": table, "tuned": tuned, "measured_s": test["median_s"]}
-    return test[["bytes"]].assign(**kept, **predicted)
+    return pd.DataFrame(
+        {"bytes": at, "model": form, "table": part.table, "tuned": part.tuned}
+        | {"measured_s": part.test["median_s"].to_numpy(), "predicted_s": fitted.cost(at)}
+        | {"lower_s": lower_s, "upper_s": upper_s}
+    )
 
 
 def predictions(forms: Sequence[str] = (AUTO,)) -> pd.DataFrame:
     """Return the rules' test rows by every form, fitted to the medians of a table's twelve sizes."""
-    each = [_predicted(part, form) for part in range(len(tables())) for form in forms]
+    each = [_predicted(number, form) for number in range(len(tables())) for form in forms]
     return pd.concat(each, ignore_index=True)
 
 
@@ -71,13 +76,11 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
     covered : how many of the n rows lie in their interval; half_width : of that, relative, the median
     held : whether the median and that below SMALL_TO are at most GOAL and GOAL_SMALL
     """
-    error = (predicted["predicted_s"] / predicted["measured_s"] - 1).abs()
-    small = error.where(predicted["bytes"] < SMALL_TO)
-    inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
-    half_width = (predicted["upper_s"] - predicted["lower_s"]) / predicted["predicted_s"] / 2
-    seen = predicted.assign(error=error, small=small, inside=inside, half_width=half_width)
-    by = seen.groupby(["model", "table"], sort=False)
-    scores = by.agg(
+    seen = predicted.eval("error = abs(predicted_s / measured_s - 1)")
+    seen["small"] = seen["error"].where(seen["bytes"] < SMALL_TO)
+    seen["inside"] = seen["measured_s"].between(seen["lower_s"], seen["upper_s"])
+    seen["half_width"] = (seen["upper_s"] - seen["lower_s"]) / seen["predicted_s"] / 2
+    scores = seen.groupby(["model", "table"], sort=False).agg(
         tuned=("tuned", "first"),
         median=("error", "median"),
         below_25_mib=("small", "median"),

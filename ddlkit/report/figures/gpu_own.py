@@ -57,12 +57,8 @@ def _slowdowns(source: Source) -> pd.DataFrame:
 
 
 def _shares(source: Source) -> pd.DataFrame:
-    """Return `compare.layer_speeds`'s c in per cent, by network, at its largest batch, and precision."""
-    networks = source.networks()
-    speeds = [compare.layer_speeds({"": source}, name).assign(network=name) for name in networks]
-    if not speeds:
-        return pd.DataFrame()
-    rows = pd.concat(speeds).query("device == 'cuda' and ranks == 1").dropna(subset="c")
+    """Return `compare.steps`'s c in per cent, by network, at its largest batch, and precision."""
+    rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
     largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
     return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
 

@@ -6,173 +6,127 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
-import numpy as np
 import pandas as pd
 
 from ddlkit.papers import dag, networks, osf
-from ddlkit.papers.dag.cluster import (
-    CLUSTERS,
-    LIKE_RESNET,
-    MACHINES,
-    NETWORKS,
-    PER_MACHINE,
-    layer_bytes,
-)
+from ddlkit.papers.dag import cluster
+from ddlkit.papers.dag.cluster import CLUSTERS, LIKE_RESNET, NETWORKS
 from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
-from ddlkit.report.claims import (
-    Evidence,
-    Result,
-    at_least,
-    by_model,
-    check,
-    counted,
-    measured,
-    over_compatible,
-    own,
-    paper_table,
-    percent,
-    prose,
-    recomputed,
-    settings,
-)
+from ddlkit.report import claims
+from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import dag as figures
 from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
-
-def table4() -> pd.DataFrame:
-    """dag Tab IV: three networks, counted from their architectures.
-
-    Added: gflop_computed, FLOP of a forward pass on one image (2 a multiply-add) / 1e9.
-    """
-    frame = paper_table("dag", "tab04")
-    names = frame["network"]
-    frame = recomputed(frame, parameters_millions=map(_millions, names))
-    return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
-
-
-def table6() -> pd.DataFrame:
-    """dag Tab VI: one iteration of AlexNet, layer by layer.
-
-    size_bytes: of Caffe's AlexNet in float32. Added for layers with parameters: forward FLOP of the
-    batch over the printed forward time, and bytes over the printed communication time.
-    """
-    frame = paper_table("dag", "tab06")
-    layers = iter(networks.layers("AlexNet"))
-    batch = int(paper_table("dag", "tab04").set_index("network")["batch"]["AlexNet"])
-    of_rows = [next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]]
-    flops = pd.Series([2.0 * batch * layer.multiply_adds for layer in of_rows])
-    size = frame["size_bytes"].where(flops > 0)
-    return recomputed(frame, size_bytes=[4 * sum(layer.tensors) for layer in of_rows]).assign(
-        forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
-        communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
-    )
-
-
-@check("dag-fig01-tasks")
-def _tasks() -> Result:
-    tasks = dag.iteration_tasks(layers=3, gpus=4)
-    return counted(sum(tasks.values()), ", ".join(f"{n} {kind}" for kind, n in tasks.items()))
-
-
-@check("dag-tab4-alexnet")
-def _alexnet_parameters() -> Result:
-    parameters = int(paper_table("dag", "tab06")["size_bytes"].sum()) // 4
-    note = f"{parameters:,} in Table VI: Caffe's AlexNet with grouped convolutions"
-    return own(parameters / 1e6, parameters / 1e6, note)
-
-
-@check("dag-tab4-resnet50")
-def _resnet_parameters() -> Result:
-    tensors = networks.layers("ResNet50")
-    body = sum(sum(layer.tensors) for layer in tensors[:-1]) / 1e6
-    note = f"of the published architecture; without its dense layer {body:.3f} million"
-    return counted(_millions("ResNet50"), note)
+# -- tables --------------------------------------------------------------------------------------
 
 
 def _millions(network: str) -> float:
     return sum(networks.parameters(network)) / 1e6
 
 
-@check("dag-tab4-googlenet")
-def _googlenet_parameters() -> Result:
-    alone, whole = _millions("GoogLeNet"), _millions("GoogLeNet with heads")
-    note = f"{whole:.1f} M with the heads of training: the printed number fits their {4 * whole:.1f} MB"
-    return counted(alone, note)
+def table4() -> pd.DataFrame:
+    """Return dag Tab IV: three networks, counted from their architectures.
+
+    Added: gflop_computed, FLOP of a forward pass on one image (2 a multiply-add) / 1e9.
+    """
+    frame = claims.paper_table("dag", "tab04")
+    names = frame["network"]
+    frame = claims.recomputed(frame, parameters_millions=map(_millions, names))
+    return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
 
 
-@check("dag-storage", "storage_bytes_per_s", "1.1 GB/s over 367.30 MB/s")
-@check("dag-nvlink", "connection_bytes_per_s", "95 GB/s over 15 GB/s")
-def _faster(column: str, note: str) -> Result:
-    speed = paper_table("dag", "tab02")[column]
-    ratio = float(speed.max() / speed.min())
-    return own(ratio, ratio, note)
+def table6() -> pd.DataFrame:
+    """Return dag Tab VI: one iteration of AlexNet, layer by layer.
+
+    size_bytes: of Caffe's AlexNet in float32. Added for layers with parameters: forward FLOP of the
+    batch over the printed forward time, and bytes over the printed communication time.
+    """
+    frame = claims.paper_table("dag", "tab06")
+    layers = iter(networks.layers("AlexNet"))
+    of_rows = [next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]]
+    flops = pd.Series([2.0 * cluster.BATCH["AlexNet"] * layer.multiply_adds for layer in of_rows])
+    size = frame["size_bytes"].where(flops > 0)
+    sizes = [4 * sum(layer.tensors) for layer in of_rows]
+    return claims.recomputed(frame, size_bytes=sizes).assign(
+        forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
+        communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
+    )
+
+
+# -- counted, bounds, and the paper's own numbers ------------------------------------------------
+
+OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
+"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
+CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
+"""Of dag V-A, with boost off."""
+
+
+@check("dag-k80-peak", "K80", 875e6)
+@check("dag-v100-peak", "V100", 1530e6)
+def _peak(gpu: str, boost_hz: float) -> Result:
+    stated = OPERATIONS[gpu] * CLOCK_HZ[gpu] / 1e12
+    note = f"at the data sheet's boost, which is off; {stated:.3g} TFLOP/s at Section V-A's clock"
+    return counted(OPERATIONS[gpu] * boost_hz / 1e12, note)
+
+
+@check("dag-k80-backward", "K80")
+@check("dag-v100-backward", "V100")
+def _least_backward(gpu: str) -> Result:
+    flops = 4.0 * cluster.BATCH["ResNet-50"] * networks.multiply_adds("ResNet50")
+    note = (
+        "twice forward's operations at the peak of the stated clock; whether K80 means the board or one "
+        "of its two GPUs, and the V100's precision, are not stated"
+    )
+    return at_least(flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu]), note)
+
+
+@check("dag-k80-communication", "K80")
+@check("dag-v100-communication", "V100")
+def _wire_time(gpu: str) -> Result:
+    rate = CLUSTERS[gpu].network_bytes_per_s
+    least_s = float(osf.update_s(4e6 * _millions("ResNet50"), cluster.MACHINES, rate))
+    return at_least(least_s, "four machines at wire speed; float32, precision is not stated")
 
 
 @check("dag-efficiency")
 def _efficiency() -> Result:
-    printed = paper_table("dag", "tab04").set_index("network")["parameters_millions"]["ResNet-50"]
-    low, high = (percent(_infiniband_use(1e6 * (printed + half))) for half in (-0.5, 0.5))
-    true = percent(_infiniband_use(sum(networks.parameters("ResNet50"))))
-    note = (
-        f"gradient bytes of Table IV's {printed:g} M parameters, as rounded, over time and link rate, "
-        f"float32; the network's own 25.557 M give {true:.1f}%; neither defined nor its precision stated"
-    )
-    return own(low, high, note)
+    sent_s, rate = CLUSTERS["V100"].sent_s, CLUSTERS["V100"].network_bytes_per_s
+    used = [dag.communication_efficiency(4e6 * n, sent_s, rate) for n in (23.5, 24.5)]
+    note = "Table IV's 24 M parameters in float32, as rounded, over time and link rate: not defined"
+    return own([100 * share for share in used], note)
 
 
-def _infiniband_use(parameters: float) -> float:
-    seconds = prose("dag")["fig03-v100-communication"]
-    rate = float(paper_table("dag", "tab02")["network_bits_per_s"][1]) / 8
-    return dag.communication_efficiency(4 * parameters, seconds, rate)
+K80, V100 = CLUSTERS.values()
+CHECKS |= {
+    "dag-fig01-tasks": lambda: counted(
+        sum(dag.iteration_tasks(layers=3, gpus=4).values()), "of one iteration, kind by kind"
+    ),
+    "dag-tab4-resnet50": lambda: counted(_millions("ResNet50"), "of the published architecture"),
+    "dag-tab4-googlenet": lambda: counted(
+        _millions("GoogLeNet"),
+        "with the heads of training 13.4 M: the printed number fits their MB",
+    ),
+    "dag-tab4-alexnet": lambda: own(
+        claims.paper_table("dag", "tab06")["size_bytes"].sum() / 4e6,
+        "60,965,224 in Table VI: Caffe's AlexNet with grouped convolutions",
+    ),
+    "dag-storage": lambda: own(
+        K80.storage_bytes_per_s / V100.storage_bytes_per_s, "1.1 GB/s over 367.30 MB/s"
+    ),
+    "dag-nvlink": lambda: own(
+        V100.connection_bytes_per_s / K80.connection_bytes_per_s, "95 GB/s over 15 GB/s"
+    ),
+    "dag-k80-hidden": lambda: own(K80.sent_s / K80.backward_s, "0.23 s over 0.243 s"),
+    "dag-v100-exposed": lambda: own(V100.sent_s / V100.backward_s, "0.0797 s over 0.0625 s"),
+}
 
 
-@check("dag-k80-communication", 0)
-@check("dag-v100-communication", 1)
-def _wire_time(cluster: int) -> Result:
-    rate = float(paper_table("dag", "tab02")["network_bits_per_s"][cluster]) / 8
-    machines = int(settings("dag")["hardware"]["clusters"][cluster]["machines"])
-    size = 4e6 * _millions("ResNet50")
-    least, ring = (float(osf.update_s(size, n, rate)) for n in (machines, 4 * machines))
-    note = (
-        f"no machine of {machines} can send less at wire speed; a ring of 16 GPUs takes {ring:.3g} s; "
-        "float32, precision is not stated"
-    )
-    return at_least(least, note)
-
-
-OPERATIONS = (2 * 2496, 2 * 640 * 64)
-"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
-
-
-@check("dag-k80-peak", 0, 875e6)
-@check("dag-v100-peak", 1, 1530e6)
-def _peak(cluster: int, boost_hz: float) -> Result:
-    clock_hz = settings("dag")["hardware"]["clusters"][cluster]["gpu_clock_hz"]
-    ran = OPERATIONS[cluster] * clock_hz / 1e12
-    note = (
-        f"{OPERATIONS[cluster]:,} operations a cycle at the data sheet's {boost_hz / 1e6:g} MHz with boost; "
-        f"boost is off, and at the {clock_hz / 1e6:g} MHz of Section V-A it is {ran:.3g} TFLOP/s"
-    )
-    return counted(OPERATIONS[cluster] * boost_hz / 1e12, note)
-
-
-@check("dag-k80-backward", 0)
-@check("dag-v100-backward", 1)
-def _least_backward(cluster: int) -> Result:
-    batch = int(paper_table("dag", "tab04").set_index("network")["batch"]["ResNet-50"])
-    clock_hz = settings("dag")["hardware"]["clusters"][cluster]["gpu_clock_hz"]
-    flops = 2 * 2.0 * batch * networks.multiply_adds("ResNet50")
-    note = (
-        f"backward's {flops / 1e12:.3g} TFLOP, twice forward's, at the peak of the stated clock; whether "
-        "K80 means the board or one of its two GPUs, and the V100's precision, are not stated"
-    )
-    return at_least(flops / (OPERATIONS[cluster] * clock_hz), note)
+# -- by model: clusters scanned ------------------------------------------------------------------
 
 
 def _by_model(statement: str, claim: str) -> Result:
-    search = dag_clusters.setting_search()
-    return by_model(search, statement, 1 / dag_clusters.unit(claim))
+    return claims.by_model(dag_clusters.setting_search(), statement, 1 / dag_clusters.unit(claim))
 
 
 for _statement, _claim in dag_clusters.STATEMENTS.items():
@@ -180,56 +134,48 @@ for _statement, _claim in dag_clusters.STATEMENTS.items():
 
 
 def _compatible_note() -> str:
-    return over_compatible(dag_clusters.setting_search())
+    return claims.over_compatible(dag_clusters.setting_search())
 
 
 @check("dag-v100-speed")
 def _v100_over_k80() -> Result:
     alexnet = dag_clusters.compatible().alexnet_speedup
-    note = (
-        f"of ResNet-50 {LIKE_RESNET:.3g}, by the printed backward times; of AlexNet {alexnet.min():.3g} to "
-        f"{alexnet.max():.3g}, {_compatible_note()}; which network is meant is not stated"
-    )
-    return Result(Evidence.MODEL, LIKE_RESNET, float(alexnet.max()), note)
+    note = f"ResNet-50's, by the printed backward times, to AlexNet's largest, {_compatible_note()}"
+    return modelled((LIKE_RESNET, float(alexnet.max())), note)
+
+
+WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
 
 
 @check("dag-finding4")
 def _merged() -> Result:
-    """All of ResNet-50 in one message against one a layer, 16 V100: the same bytes in how much less time."""
-    whole = Gpus(MACHINES, PER_MACHINE)
-    start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", whole)
-    sizes = layer_bytes("ResNet-50")
-    ratio = (len(sizes) * start_s + sizes.sum() * per_byte) / (start_s + sizes.sum() * per_byte)
+    """The same bytes in how much less time, 16 V100."""
+    start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", WHOLE)
+    sizes = cluster.layer_bytes("ResNet-50")
+    each_s, sent_s = len(sizes) * start_s, sizes.sum() * per_byte
     note = f"ResNet-50 in one message over one a layer, {_compatible_note()}"
-    return Result(Evidence.MODEL, float(ratio.min()), float(ratio.max()), note)
+    return modelled((each_s + sent_s) / (start_s + sent_s), note)
 
 
 @cache
-def _periods(framework: str, cluster: str, network: str) -> tuple[float, float, float, float]:
-    """Scheduled seconds between updates, of all messages; between updates without them, with two copies."""
-    whole = Gpus(MACHINES, PER_MACHINE)
-    times, _, _ = dag_clusters.central().times(cluster, network, framework, whole)
+def _periods(framework: str, gpu: str, network: str) -> tuple[float, float, float, float]:
+    """Return seconds between scheduled updates, of all messages; between updates without, with two copies."""
+    times, _, _ = dag_clusters.central().times(gpu, network, framework, WHOLE)
     # GPUs are equal: one is scheduled, with the messages of sixteen.
     times = replace(times, io_s=0.0)
-    changed = (
-        times,
-        replace(times, communication_s=np.zeros_like(times.communication_s)),
-        replace(times, h2d_s=2 * times.h2d_s),
-    )
-    taken = [
-        schedule(s_sgd(one, dag.strategy(framework), iterations=4)).period_s for one in changed
+    unsent = replace(times, communication_s=0.0 * times.communication_s)
+    taken_s = [
+        schedule(s_sgd(changed, dag.strategy(framework), iterations=4)).period_s
+        for changed in (times, unsent, replace(times, h2d_s=2 * times.h2d_s))
     ]
-    return taken[0], float(times.communication_s.sum()), taken[1], taken[2]
+    return taken_s[0], float(times.communication_s.sum()), taken_s[1], taken_s[2]
 
 
 @check("dag-cntk-exposed")
 def _cntk_exposed() -> Result:
-    shares = []
-    for case in product(CLUSTERS, NETWORKS):
-        taken_s, sent_s, unsent_s, _ = _periods("CNTK", *case)
-        shares.append(percent((taken_s - unsent_s) / sent_s))
-    note = "of the graph with CNTK's edges, scheduled; three networks, both clusters"
-    return Result(Evidence.MODEL, min(shares), max(shares), note)
+    periods = [_periods("CNTK", *case) for case in product(CLUSTERS, NETWORKS)]
+    shares = [100 * (taken_s - unsent_s) / sent_s for taken_s, sent_s, unsent_s, _ in periods]
+    return modelled(shares, "CNTK's graph, scheduled; three networks, both clusters")
 
 
 @check("dag-h2d-hidden")
@@ -237,20 +183,12 @@ def _copy_hidden() -> Result:
     counts = []
     for case in product(CLUSTERS, NETWORKS):
         periods = [_periods(name, *case) for name in dag.STRATEGIES]
-        counts.append(sum(one[3] <= one[0] * (1 + 1e-9) for one in periods))
-    note = (
-        "of the graphs with the four frameworks' edges, scheduled: those whose updates follow each other "
-        "no more slowly with copies that take twice as long; three networks, both clusters"
-    )
-    return Result(Evidence.MODEL, min(counts), max(counts), note)
+        counts.append(sum(twice_s <= taken_s * (1 + 1e-9) for taken_s, _, _, twice_s in periods))
+    note = "of four graphs, scheduled: those that copies of twice the time do not delay; by network, cluster"
+    return modelled(counts, note)
 
 
-@check("dag-k80-hidden", "k80")
-@check("dag-v100-exposed", "v100")
-def _hidden(gpu: str) -> Result:
-    said = prose("dag")
-    sent_s, backward_s = said[f"fig03-{gpu}-communication"], said[f"fig03-{gpu}-backward"]
-    return own(sent_s / backward_s, sent_s / backward_s, f"{sent_s} s over {backward_s} s")
+# -- measured ------------------------------------------------------------------------------------
 
 
 @check("dag-finding2")
@@ -260,10 +198,8 @@ def _hiding_pays() -> Result:
     case = ["network", "batch", "workers", "link", "dilation", "profile_sha256"]
     means = runs[plain].groupby([*case, "plan"])["iteration_s"].mean().unstack()
     ratios = (means["single"] / means["ddp"]).dropna()
-    note = (
-        f"PyTorch's buckets in {len(ratios)} cases of the lab, 2 to 16 ranks, recorded layer times"
-    )
-    return measured(ratios, "replayed", note)
+    note = f"PyTorch's buckets in {len(ratios)} cases of the lab, 2 to 16 ranks, recorded times"
+    return measured(ratios, note, "replayed")
 
 
 @check("dag-fig04-alexnet-most", "AlexNet")
@@ -271,25 +207,19 @@ def _hiding_pays() -> Result:
 @check("dag-fig04-resnet50-most", "ResNet-50")
 def _lab_error(network: str) -> Result:
     lab = dag_clusters.fig04_lab()
-    mine = lab[lab["network"] == network]
-    kept = mine[~mine["limited"]]
-    slower = kept[kept["measured"] < 0.99 * kept["workers"]]
-    note = (
-        f"average of {len(kept)} of {len(mine)} cases of two emulated clusters that replay recorded layer "
-        "times, all that the processor cannot have slowed; of those that lose more than a hundredth to "
-        f"messages, {percent(slower['error'].abs().mean()):.1f}%"
-    )
-    return measured([dag_clusters.lab_errors(lab)[network]], "replayed", note)
+    limited = lab["limited"][lab["network"] == network]
+    cases = f"{(~limited).sum()} of {len(limited)} cases of two emulated clusters"
+    note = f"average of {cases}, all that the processor cannot have slowed"
+    return measured(dag_clusters.lab_errors(lab)[network], note, "replayed")
 
 
 @check("dag-finding1")
 def _frameworks_described() -> Result:
-    """Of real training with each framework's switches: how many the graph tells to MOST."""
+    """Of real training with each framework's switches: how many the graph predicts to MOST."""
     errors = figures.by_framework(figures.predictions(figures.parts()))
     note = (
-        "PyTorch with the switches of each: pictures as JPEG or not, gradients sent during backward or after "
-        f"it; mean errors of {percent(errors.min()):.1f} to {percent(errors.max()):.1f}%, where at most "
-        f"{percent(figures.MOST):g}%, the largest that the paper prints, was asked beforehand. No GPU, so "
-        "that nothing is copied, and Caffe-MPI and MXNet are alike"
+        f"PyTorch with each one's switches; mean errors of {errors.min():.1%} to {errors.max():.1%}, where "
+        f"{figures.MOST:.1%}, the largest that the paper prints, was asked beforehand. No GPU, so that "
+        "nothing is copied, and Caffe-MPI and MXNet are alike"
     )
-    return measured([float((errors <= figures.MOST).sum())], "measured", note)
+    return measured(float((errors <= figures.MOST).sum()), note, "measured")

@@ -9,129 +9,36 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.papers import networks, sharing
-from ddlkit.report import compare, source
-from ddlkit.report.claims import (
-    Result,
-    at_least,
-    at_most,
-    check,
-    counted,
-    measured,
-    own,
-    paper_table,
-    percent,
-    prose,
-    recomputed,
-)
+from ddlkit.report import claims, compare, source
+from ddlkit.report.claims import Result, at_least, at_most, check, counted, measured, own
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)
 """Of every kernel's input; Tab 1 leaves batch norm's out, and flattens the last two for the linear layer."""
 DEFAULT = "2x256"
-_CONFIGURATION = r"^\d+x\d+$"
-
-
-def throughput() -> pd.DataFrame:
-    """Images per second, sharing Fig 8: one row per network and batch, one column per configuration."""
-    return (
-        paper_table("sharing", "fig08").set_index(["network", "batch"]).filter(regex=_CONFIGURATION)
-    )
-
-
-def _allreduce(blocks: int, threads: int) -> float:
-    """Time of the all-reduce relative to the default, sharing Fig 2."""
-    grid = paper_table("sharing", "fig02").set_index(["blocks", "threads"])["relative_time"]
-    return float(grid[blocks, threads])
-
-
-def slowdowns(blocks: int, threads: int) -> pd.Series:
-    """Slowdown of each kernel beside an all-reduce of that configuration, sharing Fig 3."""
-    grid = paper_table("sharing", "fig03")
-    chosen = grid[(grid["blocks"] == blocks) & (grid["threads"] == threads)]
-    return chosen.set_index("kernel")["slowdown"]
-
-
 HALF = 0.005
 """Figures 2 and 3 print two decimals."""
 
-
-@check("sharing-fig02-speedup", "1x256", "18%")
-@check("sharing-fig02-2x128", "2x128", "11%")
-def _allreduce_speedup(configuration: str, saved: str) -> Result:
-    ratio = _allreduce(*map(int, configuration.split("x")))
-    low, high = (percent(sharing.speedup(ratio + half)) for half in (HALF, -HALF))
-    return own(low, high, f"{ratio} of the default's time: {saved} is the time saved, no speedup")
+# -- printed figures and tables ------------------------------------------------------------------
 
 
-@check("sharing-fig02-slowest")
-def _allreduce_slowest() -> Result:
-    more = percent(_allreduce(4, 512) - 1)
-    note = "from the cells of Fig 2; more resources take longer here"
-    return own(more - 100 * HALF, more + 100 * HALF, note)
+def throughput() -> pd.DataFrame:
+    """Return images per second, sharing Fig 8: a row per network and batch, a column per configuration."""
+    return (
+        claims.paper_table("sharing", "fig08")
+        .set_index(["network", "batch"])
+        .filter(regex=r"^\d+x\d+$")
+    )
 
 
-@check("sharing-fig02-1x64")
-def _allreduce_least() -> Result:
-    least = _allreduce(1, 64)
-    low, high = (percent(least / _allreduce(*other) - 1) for other in ((2, 64), (1, 128)))
-    return own(low, high, "from Fig 2: against 2x64, and against 1x128")
-
-
-@check("sharing-fig03-default-min", 0)
-@check("sharing-fig03-default-max", -1)
-def _kernel_extreme(place: int) -> Result:
-    grid = slowdowns(2, 256).sort_values()
-    value = float(grid.iloc[place])
-    return own(value - HALF, value + HALF, f"from the cells of Fig 3: {grid.index[place]}")
-
-
-@check("sharing-fig03-least")
-@check("sharing-fig03-three", "average_pooling", "linear", "relu")
-def _kernel_bound(*kernels: str) -> Result:
-    grid = slowdowns(1, 64)
-    grid = grid[list(kernels)] if kernels else grid
-    more = percent(float(grid.max()) - 1)
-    note = f"the largest, {grid.idxmax()}, prints {grid.max():.2f}"
-    return own(more - 100 * HALF, more + 100 * HALF, note)
-
-
-def _gain(network: str, batch: int, configuration: str = "") -> Result:
-    """Gain over the default in Fig 8 within its rounding: of the best, if no configuration is named."""
-    row = throughput().loc[(network, batch)]
-    name = configuration or str(row.idxmax())
-    low, high = map(percent, sharing.gain_range(row[name], row[DEFAULT]))
-    note = f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}"
-    return own(low, high, note)
-
-
-check("sharing-fig04-best", "ResNet-18", 32, "1x256")(_gain)
-check("sharing-fig07-vgg16", "VGG-16", 64)(_gain)
-
-
-@check("sharing-best-gain")
-def _best_gain() -> Result:
-    gains = throughput().max(axis=1) / throughput()[DEFAULT] - 1
-    return _gain(*gains.idxmax())
-
-
-@check("sharing-fig06-batch16")
-def _saved_time() -> Result:
-    def saved_ms(batch: int, half: float = 0.0) -> float:
-        row = throughput().loc[("ResNet-18", batch)]
-        return 1e3 * sharing.saved_s(batch, row.max() + half, row[DEFAULT] - half)
-
-    note = f"from Fig 8 within its rounding; {saved_ms(128):.1f} ms at batch 128: not constant"
-    return own(saved_ms(16, -0.5), saved_ms(16, 0.5), note)
-
-
-@check("sharing-tab2-vit-flops")
-def _vit_flops() -> Result:
-    note = "count of all matrix products; the printed value is 5/3 of it"
-    return counted(sharing.vit_flops() / 1e9, note)
+def slowdowns(blocks: int, threads: int) -> pd.Series:
+    """Return the slowdown of each kernel beside an all-reduce of that configuration, sharing Fig 3."""
+    rows = claims.paper_table("sharing", "fig03").set_index("kernel")
+    return rows.query("blocks == @blocks and threads == @threads")["slowdown"]
 
 
 def table1() -> pd.DataFrame:
-    """Five kernels: as printed, with the FLOP of matrix products (2 per multiply-add) and least bytes.
+    """Return five kernels: as printed, with the FLOP of matrix products (2 per multiply-add) and least bytes.
 
     Average pooling is not defined, so only the bytes that it reads are counted; what does no matrix
     product has no FLOP here. float32 is assumed: the paper states no precision.
@@ -147,50 +54,33 @@ def table1() -> pd.DataFrame:
         "Linear": (summed * pixels, elements + summed + pixels * outputs + outputs),
         "ReLU": (math.nan, 2 * elements),
     }
-    printed = paper_table("sharing", "tab01")
+    printed = claims.paper_table("sharing", "tab01")
     multiply_adds, moved = np.array([work[kernel] for kernel in printed["kernel"]]).T
     return printed.assign(flops_computed=2 * multiply_adds, bytes_computed=4 * moved)
 
 
 def table2() -> pd.DataFrame:
-    """Seven networks at four batch sizes: best configuration and gain, as printed and from Fig 8.
+    """Return seven networks at four batch sizes: best configuration and gain, as printed and from Fig 8.
 
     best_from_fig08 names all configurations that share the largest throughput.
     """
-    printed = paper_table("sharing", "tab02")
-    grid = throughput()
-    rows = []
-    for network, batch in product(printed.to_dict("records"), BATCHES):
-        row = grid.loc[(network["network"], batch)]
+    printed, rows, gains = claims.paper_table("sharing", "tab02"), [], []
+    for stated, batch in product(printed.to_dict("records"), BATCHES):
+        row = throughput().loc[(stated["network"], batch)]
         best = " = ".join(row.index[row == row.max()])
-        cells = network[f"best_{batch}"], best, network[f"gain_{batch}_percent"]
-        rows.append(
-            (network["network"], batch, *cells, percent(sharing.gain(row.max(), row[DEFAULT])))
-        )
-    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent", "computed"]
-    table = pd.DataFrame(rows, columns=columns)
-    return recomputed(table, gain_percent=table.pop("computed"))
+        gains.append(100 * sharing.gain(row.max(), row[DEFAULT]))
+        cells = stated[f"best_{batch}"], best, stated[f"gain_{batch}_percent"]
+        rows.append((stated["network"], batch, *cells))
+    columns = ["network", "batch", "best", "best_from_fig08", "gain_percent"]
+    return claims.recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
 
 
-@check("sharing-fig07-alexnet-communication-default", DEFAULT)
-@check("sharing-fig07-alexnet-communication-best", "1x256")
-def _alexnet_communication(configuration: str) -> Result:
-    images = throughput().loc[("AlexNet", 64)][configuration]
-    longest_ms = 1e3 * sharing.iteration_s(64, images - 0.5)
-    alone_ms = prose("sharing")["fig07-alexnet-computation-only"] - 0.5
-    note = f"{longest_ms:.1f} ms an iteration by Fig 8, less computation alone"
-    return at_most(longest_ms - alone_ms, note)
+# -- counted and measured ------------------------------------------------------------------------
 
 
-@check("sharing-slower-kernels")
-def _slower_kernels() -> Result:
-    found = source.recordings("contention")
-    rows = pd.concat([compare.slowdowns(one.table("contention")) for one in found.values()])
-    busy = rows[(rows["kernel"] != "idle") & (rows["communication"] != "standin")]
-    note = (
-        f"kernels of Table 1 on CPU cores that a real all-reduce shares, no GPU: {', '.join(found)}"
-    )
-    return measured(busy["slowdown"], "recorded", note)
+@check("sharing-tab2-vit-flops")
+def _vit_flops() -> Result:
+    return counted(sharing.vit_flops() / 1e9, "all matrix products; the printed value is 5/3 of it")
 
 
 @check("sharing-backward-flop")
@@ -203,65 +93,159 @@ def _backward_flop() -> Result:
     return counted(ratios.values(), f"of {', '.join(ratios)}, five of the seven: matrix products")
 
 
+@check("sharing-slower-kernels")
+def _slower_kernels() -> Result:
+    recorded = source.recordings("contention")
+    rows = pd.concat(compare.slowdowns(each.table("contention")) for each in recorded.values())
+    busy = rows.query("kernel != 'idle' and communication != 'standin'")
+    note = f"kernels of Table 1 on CPU cores that a real all-reduce shares: {', '.join(recorded)}"
+    return measured(busy["slowdown"], note, "recorded")
+
+
+# -- from its Figures 2 and 3 --------------------------------------------------------------------
+
+CASE = ["blocks", "threads"]
+
+
+def _relative_time(configuration: str) -> float:
+    """Time of the all-reduce over the default's, sharing Fig 2."""
+    times = claims.paper_table("sharing", "fig02").set_index(CASE)["relative_time"]
+    return float(times[tuple(map(int, configuration.split("x")))])
+
+
+def _rounded(value: float) -> tuple[float, float]:
+    return value - HALF, value + HALF
+
+
+def _more(value: float, note: str) -> Result:
+    """By how many per cent a printed ratio is above 1."""
+    return own([100 * (end - 1) for end in _rounded(value)], note)
+
+
+@check("sharing-fig02-speedup", "1x256")
+@check("sharing-fig02-2x128", "2x128")
+def _allreduce_speedup(configuration: str) -> Result:
+    ratio = _relative_time(configuration)
+    note = f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
+    return own([100 * sharing.speedup(time) for time in _rounded(ratio)], note)
+
+
+@check("sharing-fig02-slowest")
+def _allreduce_slowest() -> Result:
+    return _more(_relative_time("4x512"), "from Fig 2; more resources take longer here")
+
+
+@check("sharing-fig02-1x64")
+def _allreduce_least() -> Result:
+    ratios = [_relative_time("1x64") / _relative_time(other) for other in ("2x64", "1x128")]
+    return own([100 * (ratio - 1) for ratio in ratios], "from Fig 2: against 2x64, against 1x128")
+
+
+@check("sharing-fig03-default-min", 0)
+@check("sharing-fig03-default-max", -1)
+def _kernel_extreme(place: int) -> Result:
+    grid = slowdowns(2, 256).sort_values()
+    return own(_rounded(grid.iloc[place]), f"from the cells of Fig 3: {grid.index[place]}")
+
+
+@check("sharing-fig03-least", "convolution", "average_pooling", "linear", "relu", "batch_norm")
+@check("sharing-fig03-three", "average_pooling", "linear", "relu")
+def _kernel_bound(*kernels: str) -> Result:
+    grid = slowdowns(1, 64)[list(kernels)]
+    return _more(grid.max(), f"the largest, {grid.idxmax()}, prints {grid.max():.2f}")
+
+
+@check("sharing-fig04-like-fig03")
+def _alike() -> Result:
+    gain = claims.paper_table("sharing", "fig04").set_index(CASE)["gain_percent"]
+    slower = claims.paper_table("sharing", "fig03").groupby(CASE)["slowdown"].mean()
+    alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
+    return own(alike, f"Spearman's, over {len(gain)} configurations, of the kernels' mean")
+
+
+# -- from its Figure 8 and Table 2 ---------------------------------------------------------------
+
+
+@check("sharing-fig04-best", "ResNet-18", 32, "1x256")
+@check("sharing-fig07-vgg16", "VGG-16", 64)
+def _gain(network: str, batch: int, configuration: str = "") -> Result:
+    """Gain over the default within Fig 8's rounding: of the best, if no configuration is named."""
+    row = throughput().loc[(network, batch)]
+    name = configuration or str(row.idxmax())
+    ends = [100 * gain for gain in sharing.gain_range(row[name], row[DEFAULT])]
+    return own(ends, f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
+
+
+@check("sharing-best-gain")
+def _best_gain() -> Result:
+    return _gain(*(throughput().max(axis=1) / throughput()[DEFAULT]).idxmax())
+
+
+@check("sharing-fig06-gain-falls")
+def _gain_falls() -> Result:
+    first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
+    ends = last.low / first.high, last.high / first.low
+    return own(ends, "from Fig 8 within its rounding, batch 128 over batch 16")
+
+
+@check("sharing-fig06-batch16")
+def _saved_time() -> Result:
+    most, default = throughput().loc[("ResNet-18", 16)].agg(["max", DEFAULT])
+    ends = [1e3 * sharing.saved_s(16, most + half, default - half) for half in (-0.5, 0.5)]
+    return own(ends, "from Fig 8 within its rounding")
+
+
+@check("sharing-fig06-constant")
+def _constant_saving() -> Result:
+    large_ms, small_ms = (claims.prose("sharing")[f"fig06-saved-{batch}"] for batch in (256, 16))
+    return own(
+        large_ms / small_ms, f"{large_ms} ms over {small_ms} ms, both printed beside the claim"
+    )
+
+
+def _longest_ms(network: str, batch: int, configuration: str) -> float:
+    """An iteration by Fig 8's images per second, half of one fewer."""
+    images = throughput().loc[(network, batch)][configuration]
+    return 1e3 * sharing.iteration_s(batch, images - 0.5)
+
+
+@check("sharing-fig07-alexnet-communication-default", DEFAULT)
+@check("sharing-fig07-alexnet-communication-best", "1x256")
+def _alexnet_communication(configuration: str) -> Result:
+    longest_ms = _longest_ms("AlexNet", 64, configuration)
+    alone_ms = claims.prose("sharing")["fig07-alexnet-computation-only"] - 0.5
+    note = f"{longest_ms:.1f} ms an iteration by Fig 8, less computation alone"
+    return at_most(longest_ms - alone_ms, note)
+
+
+@check("sharing-fig05c-overlap")
+def _overlap_of_starved() -> Result:
+    said, longest_ms = claims.prose("sharing"), _longest_ms("ResNet-18", 32, "1x64")
+    both_ms = said["fig05c-computation"] + said["fig05c-communication"]
+    sum_ms = both_ms - said["fig05c-overlap"]
+    note = f"an iteration takes {longest_ms:.1f} ms by Fig 8, {sum_ms:.0f} ms by Fig 5c's own sum"
+    return at_least(both_ms - 1 - longest_ms, note)
+
+
 def _best_threads() -> pd.DataFrame:
     """Threads in all of the best configuration of Table 2, by network and batch; one column a batch."""
-    table = paper_table("sharing", "tab02").set_index("network")
+    table = claims.paper_table("sharing", "tab02").set_index("network")
     best = table[[f"best_{batch}" for batch in BATCHES]]
     return best.map(lambda name: math.prod(map(int, name.split("x"))))
 
 
 @check("sharing-threads-fall")
 def _threads_fall() -> Result:
-    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1).sum()
-    return own(int(falling), int(falling), "from the configurations of Table 2")
+    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1)
+    return own(int(falling.sum()), "from the configurations of Table 2")
 
 
 @check("sharing-intensity-order")
 def _intensity_order() -> Result:
-    least = _best_threads() == 64
+    """Networks that reach the least threads at no larger batch than any of lower intensity."""
+    intensity = claims.paper_table("sharing", "tab02").set_index("network")["intensity"]
+    least = _best_threads().loc[intensity.sort_values(kind="stable").index] == 64
     reached = np.where(least.any(axis=1), least.to_numpy().argmax(axis=1), len(BATCHES))
-    order = np.argsort(paper_table("sharing", "tab02")["intensity"].to_numpy(), kind="stable")
-    earliest = np.minimum.accumulate(reached[order])
-    late = least.index[order][reached[order] > earliest]
-    fitting, note = len(order) - len(late), "from Table 2; later than one of lower intensity: "
-    return own(fitting, fitting, note + ", ".join(late))
-
-
-@check("sharing-fig06-constant")
-def _constant_saving() -> Result:
-    said = prose("sharing")
-    ratio = said["fig06-saved-256"] / said["fig06-saved-16"]
-    return own(ratio, ratio, "6.92 ms over 3.97 ms, both printed beside the claim")
-
-
-@check("sharing-fig06-gain-falls")
-def _gain_falls() -> Result:
-    first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
-    rows = throughput().loc["ResNet-18"]
-    by_batch = 100 * (rows.max(axis=1) / rows[DEFAULT] - 1)
-    each = ", ".join(f"{gain:.1f}%" for gain in by_batch)
-    note = f"from Fig 8 within its rounding; by batch {each}"
-    return own(last.low / first.high, last.high / first.low, note)
-
-
-@check("sharing-fig04-like-fig03")
-def _alike() -> Result:
-    slower = paper_table("sharing", "fig03").groupby(["blocks", "threads"])["slowdown"].mean()
-    gain = paper_table("sharing", "fig04").set_index(["blocks", "threads"])["gain_percent"]
-    alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
-    kernels = paper_table("sharing", "fig03").pivot(
-        index=["blocks", "threads"], columns="kernel", values="slowdown"
-    )
-    each = -kernels.reindex(gain.index).rank().corrwith(gain.rank())
-    note = f"Spearman's, over {len(gain)} configurations; {each.idxmin()} alone {each.min():.2f}"
-    return own(alike, alike, note)
-
-
-@check("sharing-fig05c-overlap")
-def _overlap_of_starved() -> Result:
-    said, images = prose("sharing"), throughput().loc[("ResNet-18", 32)]["1x64"]
-    both_ms = said["fig05c-computation"] + said["fig05c-communication"]
-    least_ms = both_ms - 1 - 1e3 * sharing.iteration_s(32, images - 0.5)
-    long_ms, union_ms = 1e3 * sharing.iteration_s(32, images), both_ms - said["fig05c-overlap"]
-    note = f"an iteration takes {long_ms:.1f} ms by Fig 8, {union_ms:.0f} ms by Fig 5c's own sum"
-    return at_least(least_ms, note)
+    late = reached > np.minimum.accumulate(reached)
+    note = f"from Table 2; later than one of lower intensity: {', '.join(least.index[late])}"
+    return own(int((~late).sum()), note)

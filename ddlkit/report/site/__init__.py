@@ -113,8 +113,8 @@ def reproduction(reports: Path) -> str:
             for e in catalog.load()
             if outputs.is_made(e.id, reports)
         ],
-        counts=papers.counts_markdown(evaluated),
-        verdicts=papers.markdown(evaluated),
+        counts=papers.counts(evaluated),
+        verdicts=papers.shown(evaluated),
     )
 
 
