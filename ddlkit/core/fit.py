@@ -89,26 +89,26 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 
 
 @cache
-def _rank(n: int) -> int:
-    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / 40, or 0. Exact, in integers."""
+def _rank(n: int, rare: int) -> int:
+    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / ``rare``, or 0. Exact, in integers."""
     k, term, below = 0, 1, 1
-    while 40 * below <= 2**n:
+    while rare * below <= 2**n:
         term = term * (n - k) // (k + 1)
         k, below = k + 1, below + term
     return k
 
 
-def median_interval(samples: Sequence[float] | Floats) -> tuple[float, float]:
-    """Return the nonparametric 95% interval of the median from order statistics.
+def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
+    """Return the nonparametric interval of the median from order statistics.
 
     The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
     on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
-    Fewer than 6 samples bound nothing: (-inf, inf).
+    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
 
     >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
     (1.0, 6.0)
     """
-    k, ordered = _rank(len(samples)), np.sort(samples)
+    k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
 
 

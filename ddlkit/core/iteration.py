@@ -338,15 +338,21 @@ class Shared:
     copy_s_per_byte: float = 0.0
 
     @property
-    def iteration_s(self) -> float:
-        """Return seconds from the start of forward to the end of the update."""
+    def played_s(self) -> tuple[Floats, Floats]:
+        """Return (G,) when each message begins, and (G,) when it has arrived."""
         of_each = np.array([(way.slowdown, way.message_slowdown) for way in self.given]).T
         link = Link(self.in_flight, slowdown=of_each[0], message_slowdown=of_each[1])
-        sizes = self.plan.group_bytes(self.workload)
-        each = [link.parts(w.cost, n) for w, n in zip(self.given, sizes.tolist(), strict=True)]
+        sizes = self.plan.group_bytes(self.workload).tolist()
+        each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
         parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
         ready_s = self.plan.group_ready_s(packed(self.workload, self.copy_s_per_byte))
-        done_s = unpacked_s(link.play(ready_s, parts)[1], sizes, self.copy_s_per_byte)
+        return link.play(ready_s, parts)
+
+    @property
+    def iteration_s(self) -> float:
+        """Return seconds from the start of forward to the end of the update."""
+        sizes = self.plan.group_bytes(self.workload)
+        done_s = unpacked_s(self.played_s[1], sizes, self.copy_s_per_byte)
         return float(done_s) + self.workload.update_s
 
     @property

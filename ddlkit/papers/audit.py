@@ -12,10 +12,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
@@ -34,6 +33,9 @@ from ddlkit.core.sparse import (
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import load
 from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HALF_OPEN_WIDTH = 0.05
 """What counts as one unit of missing a statement that has only one bound."""
@@ -139,13 +141,13 @@ class SettingSearch:
             )
             for each, holds in zip(self.stated, self.holds, strict=True)
         ]
-        return pd.DataFrame(rows, columns=["statement", "low", "high", "computed", "holds"])
+        return _frame(rows, ["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
         """Return for each statement the share of settings that agree, and of the best ones."""
         best, stated = self.most(), zip(self.stated, self.holds, strict=True)
         rows = [(each.name, holds.mean(), holds[best].mean()) for each, holds in stated]
-        return pd.DataFrame(rows, columns=["statement", "settings", "best_settings"])
+        return _frame(rows, ["statement", "settings", "best_settings"])
 
     def conflicts(self) -> pd.DataFrame:
         """Return pairs of statements of which each holds somewhere, but both nowhere."""
@@ -159,7 +161,7 @@ class SettingSearch:
             for other, also in somewhere[:k]
             if not np.any(bits & also)
         ]
-        return pd.DataFrame(rows, columns=["statement", "contradicts"])
+        return _frame(rows, ["statement", "contradicts"])
 
     def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
         """Return the smallest and largest value of every free setting over the ``wanted`` ones.
@@ -172,7 +174,14 @@ class SettingSearch:
             for (name, scanned), at in zip(self.grid.free.items(), places, strict=True)
         ]
         columns = ["free", "low", "high", "scanned_low", "scanned_high"]
-        return pd.DataFrame(rows, columns=columns)
+        return _frame(rows, columns)
+
+
+def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
+    """Return these rows as a data frame; pandas is loaded only now, as this room imports without it."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns)
 
 
 def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) -> SettingSearch:
@@ -223,7 +232,7 @@ def random_audit(
         for planner in planners:
             taken_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
             rows.append((instance, start_ups, planner, taken_s / best_s - 1))
-    return pd.DataFrame(rows, columns=["instance", "start_ups_over_compute", "planner", "gap"])
+    return _frame(rows, ["instance", "start_ups_over_compute", "planner", "gap"])
 
 
 DENSE = (

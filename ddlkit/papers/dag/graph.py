@@ -66,8 +66,9 @@ class TaskGraph:
             column = np.array(getattr(self, name), float if name == "duration_s" else np.int64)
             object.__setattr__(self, name, column)
         for bad in np.flatnonzero(~((self.duration_s >= 0) & (self.duration_s < np.inf)))[:1]:
-            what, seconds = KINDS[self.kind[bad]], f"{self.duration_s[bad]:g} s"
-            raise UserError(f"task T{bad} ({what}) takes {seconds}: give a finite time >= 0")
+            what = KINDS[self.kind[bad]] + (f" on rank {r}" if (r := self.rank[bad]) >= 0 else "")
+            seconds = f"has a duration of {self.duration_s[bad]:g} s"
+            raise UserError(f"task T{bad} ({what}) {seconds}: give a finite time >= 0")
 
     @classmethod
     def of(
