@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, cycle, repeat
+from itertools import cycle, repeat
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import median_interval
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks, measure, measure_interleaved, timed
 
@@ -61,10 +61,12 @@ def test_stops_with_the_first_interval_narrow_enough(simulated: Simulated, share
     budget = Budget(warmup=0, max_repeats=5000, max_s=ENDLESS, relative_halfwidth=share)
     kept = measure(simulated.taking(iter(times)), budget)
 
-    narrow = [budget.settled(kept[:n].tolist()) for n in range(budget.min_repeats, len(kept) + 1)]
-    assert narrow.index(True) == len(narrow) - 1
-    low, high = median_interval(kept)
-    assert (high - low) / 2 <= share * float(np.median(kept))
+    def narrow(samples: np.ndarray) -> bool:
+        low, high = median_interval(samples)
+        return (high - low) / 2 <= share * float(np.median(samples))
+
+    assert narrow(kept)
+    assert not any(narrow(kept[:n]) for n in range(budget.min_repeats, len(kept)))
 
 
 def test_time_ends_the_budget_but_not_before_the_fewest_repeats(simulated: Simulated) -> None:
@@ -77,9 +79,14 @@ def test_time_ends_the_budget_but_not_before_the_fewest_repeats(simulated: Simul
 def test_warm_up_is_run_and_dropped_and_steady_times_stop_with_the_first_interval(
     simulated: Simulated,
 ) -> None:
+    times = chain_of([100.0, 50.0], 0.5)
     budget = Budget(warmup=2, min_repeats=1, max_s=ENDLESS)
-    times = chain([100.0, 50.0], repeat(0.5))
     assert measure(simulated.taking(times), budget).tolist() == [0.5] * 6
+
+
+def chain_of(first: list[float], then: float) -> Iterator[float]:
+    yield from first
+    yield from repeat(then)
 
 
 def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulated) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,8 +16,7 @@ from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import make_plan, none
 from ddlkit.model.calibration import Calibration
 from ddlkit.papers import audit, networks, osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES
+from ddlkit.papers.osf import PHASES, cluster
 from ddlkit.report import source
 from ddlkit.report.figures import core_panels, osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
@@ -44,7 +44,7 @@ def made() -> Lab:
     for spec, negotiated in REPLAYED:
         plan = make_plan(spec, slow)
         place = ("replay", "resnet101", "cpu", 1, 4, "lab:1gbit", 1e9, "all_reduce")
-        how = {"dilation": 3.0, "profile_sha256": "abc", "negotiated": negotiated}
+        how: dict[str, Any] = {"dilation": 3.0, "profile_sha256": "abc", "negotiated": negotiated}
         case = Case(*place, spec, ";".join(map(str, plan.ends)), **how)
         told, timeline = predict(slow, plan, COST), Iteration(slow, plan, COST).timeline()
         for repeat in range(2):

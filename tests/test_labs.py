@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,22 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlkit.core.doubt import interval
 from ddlkit.core.errors import UserError
-from ddlkit.core.gloo_ring import GlooRing
-from ddlkit.core.link import bus_factor, read_link
+from ddlkit.core.link import GlooRing, bus_factor, read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model import Calibration
 from ddlkit.model.predictor import OWN
-from ddlkit.model.rings import (
-    LEAST_SIZES,
-    Rings,
-    by_law,
-    fit_rings,
-    ring_labs,
-    ring_of,
-    transferred,
-)
+from ddlkit.model.rings import LEAST_SIZES, by_law, fit_rings, held_out_rings, ring_labs, ring_of
 from ddlkit.report import labs, source
 
 SIZES: Floats = 1024 * 4.0 ** np.arange(8.0)
@@ -82,22 +71,6 @@ def test_no_message_is_faster_than_its_bytes_and_its_round_trips(
     assert later_s == pytest.approx(steps * 4 * delay_s, rel=1e-6), "four delays a step"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: GlooRing(0, 1e-9, workers=1), "workers is 1: must be at least 2"),
-        (lambda: GlooRing(-1.0, 1e-9, workers=2), "software_s is -1.0: at least 0"),
-        (lambda: transferred(made(), [("emulated:1gbit-delay1ms-loss0.1", 4)], cores=2), "lose no"),
-        (lambda: transferred(made(), [("loopback", 4)], cores=2), "be transferred to loopback"),
-        (lambda: transferred(made().assign(link="h"), [(LINK, 4)], cores=2), "calibrate one"),
-        (lambda: fit_rings([], 2), "no lab to extrapolate from"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()
-
-
 # -- a lab's own law ------------------------------------------------------------------------------
 
 
@@ -147,29 +120,17 @@ def test_what_the_law_does_not_tell_keeps_its_table() -> None:
 @pytest.mark.parametrize("waking", [None, 0.0, 0.2])
 def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
     """Each held out in turn, and labs of another rate, delay and number of ranks; another law is off."""
-    rows = made(waking=waking)
-    rings = Rings.of(rows, "emulated:1gbit-delay1ms", 2, waking)
-    for lab, ring in zip(rings.labs, rings.held_out, strict=True):
+    known = ring_labs(made(waking=waking))
+    assert len(known) == len(LABS)
+    for lab, ring in zip(known, held_out_rings(known, 2, waking), strict=True):
         np.testing.assert_allclose(ring(lab.bytes), lab.seconds, rtol=0.02)
+    values, other = (fit_rings(known, 2, law) for law in (waking, (waking or 0.0) + 0.5))
     for link, ranks in [("emulated:50mbit-delay5ms", 3), ("emulated:1gbit-delay1ms", 8)]:
         exact_s = truth(link, ranks, waking=waking)(SIZES)
-        np.testing.assert_allclose(rings.at(link, ranks)(SIZES), exact_s, rtol=0.02)
-        other = Rings.of(rows, link, 2, (waking or 0.0) + 0.5).at(link, ranks)
-        assert np.abs(other(SIZES) / exact_s - 1).max() > 0.02
-
-
-def test_a_link_is_told_from_links_of_its_kind() -> None:
-    """The other kind would tell it wrong; and no rank sleeps over links without delay."""
-    tbf = [("lab:1gbit", 2), ("lab:500mbit", 4)]
-    slow = np.log([2e-3, 1.01, 0.3])
-    rows = pd.concat([made(), made(tbf, values=slow), made([("emulated:1gbit-delay0ms", 2)])])
-    assert len(ring_labs(rows)) == 8
-    for link, count in [("lab:200mbit", 2), (LINK, 5), ("emulated:500mbit-delay0ms", 1)]:
-        assert len(Rings.of(rows, link, 2).labs) == count
-    for waking in (None, 9.0):
-        ring = Rings.of(rows, "lab:200mbit", 2, waking).at("lab:500mbit", 4)
-        np.testing.assert_allclose(ring(SIZES), truth("lab:500mbit", 4, slow)(SIZES), rtol=0.03)
-    assert len(Rings.of(made(tbf), LINK, 2).labs) == 2, "nothing nearer"
+        there = ring_of(values, read_link(link), ranks, waking)
+        np.testing.assert_allclose(there(SIZES), exact_s, rtol=0.02)
+        wrong = ring_of(other, read_link(link), ranks, (waking or 0.0) + 0.5)
+        assert np.abs(wrong(SIZES) / exact_s - 1).max() > 0.02
 
 
 # -- where a cost ends -----------------------------------------------------------------------------
@@ -207,21 +168,20 @@ def test_what_echoes_tell_of_waking_is_found() -> None:
 
 
 def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
-    """The table that twelve labs met, with wake-up latency: costs and ends of intervals."""
+    """The table that twelve labs met, with wake-up latency: what messages cost."""
     many, again = source.open_labs(""), source.open_labs("", source.AGAIN_LABS)
     woken = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
     said = again.table("predicted").query("model == 'woken'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)
-    groups = said.astype({"ranks": int, "bytes": float}).groupby(["link", "ranks", "quantity"])
-    places = {(str(link), int(ranks)) for link, ranks, _ in groups.groups}
-    known = transferred(many.table("collectives"), places, many.cores("collectives"), woken)
-    for (link, ranks, quantity), own in groups:
-        there, sizes = known.between(str(link), int(ranks)), own["bytes"].to_numpy()
-        now = there.cost(sizes)
-        if quantity != "message" and there.noise is not None:
-            low, high = interval(there.noise.factors(sizes, 2000))
-            now = now * (low if quantity == "lower" else high)
-        np.testing.assert_allclose(own["seconds"], now, rtol=1e-6)
+    known = ring_labs(many.table("collectives"))
+    for (link, ranks), own in said.query("quantity == 'message'").groupby(["link", "ranks"]):
+        named = read_link(str(link))
+        kind = named.engine, named.delay_s > 0
+        law = woken if kind == ("emulated", True) else None
+        alike = [lab for lab in known if lab.kind == kind]
+        ring = ring_of(fit_rings(alike, many.cores("collectives"), law), named, int(ranks), law)
+        sizes = own["bytes"].to_numpy(float)
+        np.testing.assert_allclose(own["seconds"], ring(sizes), rtol=1e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 6, 8, 16])

@@ -35,8 +35,8 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
-from ddlkit.papers.dag import STRATEGIES, IterationTimes, tasks
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag import STRATEGIES, IterationTimes
+from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report import outputs, plots
 from ddlkit.report.figures import dag
 from ddlkit.report.panels import Panel
@@ -130,7 +130,8 @@ def test_bars_are_as_high_as_the_table_says_beside_or_upon_each_other(ax: Axes) 
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
     plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
-    middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in ax.patches])
+    drawn: list[Any] = [*ax.patches]
+    middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in drawn])
     assert np.allclose(ax.get_xticks(), middles.reshape(-1, 2).mean(axis=1))
     assert middles[1] - middles[0] < middles[2] - middles[1]
     assert names(ax.xaxis) == ["1 MB", "1 GB"] and ax.get_xlabel() == "model, lab"
@@ -144,8 +145,7 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
     }
     for log, wanted in shades.items():
-        panels, how = {"": Panel(grid)}, {"log": log, "headings": {"": "b"}}
-        figure = plots.heat_maps(panels, label="over that alone", **how)
+        figure = plots.heat_maps({"": Panel(grid)}, label="over that alone", log=log)
         (image,) = figure.axes[0].collections
         found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
         np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
@@ -213,8 +213,8 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
 
 def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) -> None:
     times = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.full(3, 1.5), 0.5)
-    schedule = tasks.schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
-    dag.draw_tasks(ax, schedule)
+    drawn = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
+    dag.draw_tasks(ax, drawn)
     nodes = [group for group in ax.collections if isinstance(group, PathCollection)]
     circles, squares = (np.asarray(group.get_offsets()) for group in nodes)
     assert (len(circles), len(squares)) == (25, 11)  # circles compute, squares communicate
@@ -222,8 +222,8 @@ def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) ->
     gaps = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))[~np.eye(36, dtype=bool)]
     assert gaps.min() >= 1  # a column, or a row
     thick = [arrow for arrow in ax.patches if arrow.get_linewidth() > 1]
-    assert len(thick) == len(schedule.critical_path) - 1
-    assert len(ax.patches) - len(thick) == len(schedule.graph.edges)
+    assert len(thick) == len(drawn.critical_path) - 1
+    assert len(ax.patches) - len(thick) == len(drawn.graph.edges)
 
 
 # -- files -----------------------------------------------------------------------------------

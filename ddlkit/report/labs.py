@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.model.calibration import undisturbed
-from ddlkit.model.rings import Rings, kind_of, ring_labs
+from ddlkit.model.rings import held_out_rings, ring_labs
 from ddlkit.report import plots
 from ddlkit.report.accuracy import WITHIN
 from ddlkit.report.plots.style import look
@@ -70,8 +70,8 @@ def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFram
         raise UserError("no lab of equal links to extrapolate from: record examples/labs.yml")
     frames = []
     for kind, law in (("tbf", None), ("emulated", woken)):
-        alike = [lab for lab in labs if kind_of(lab.link) == (kind, law is not None)]
-        for lab, ring in zip(alike, Rings(alike, cores, waking=law).held_out, strict=False):
+        alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
+        for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
             link, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)
             wire = wire_s_per_byte("all_reduce", lab.workers, link.rate_bits_per_s, link.framing)
             few, many = lab.bytes * wire < least_s / 2, lab.bytes * wire > 2 * least_s

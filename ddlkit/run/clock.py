@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
-from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import median_interval
 from ddlkit.core.units import MIB
 from ddlkit.store.files import scratch
 

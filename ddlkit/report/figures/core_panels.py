@@ -15,12 +15,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.fit import Fit, Judged
+from ddlkit.core.fit import Fit
 from ddlkit.core.link import FRAMING
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import GB, KB, MB, format_bytes
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.breakdown import PHASES
+from ddlkit.papers.osf import PHASES
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, paper_table, prose
@@ -412,7 +412,7 @@ def _largest_step(medians: pd.DataFrame) -> str:
 
 @theme()
 def omgs_fig02(
-    selecting: Mapping[str, Judged], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
+    selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
     """Return selecting and gathering against size, their fits, and what omgs prints of both.
 
@@ -438,7 +438,7 @@ def omgs_fig02(
     authors = {f"paper:code, {name.split('_')[1]} nodes": 1e3 * s for name, s in lines.items()}
     for ax, printed_s in zip(axes, (paper, authors), strict=True):
         plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
-    plots.cost_fit(axes[0], {name: one.fit for name, one in selecting.items()}, density=DENSITY)
+    plots.cost_fit(axes[0], dict(selecting), density=DENSITY)
     plots.cost_fit(axes[1], {one.form: one for one in gathering})
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {ring.cost.workers}"
     for ax, name in zip(axes, names, strict=True):

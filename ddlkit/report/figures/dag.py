@@ -22,10 +22,10 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import Floats
 from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
-from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, levels, schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd, what_if
+from ddlkit.papers.dag.graph import Gpus, Schedule, TaskGraph, changed, s_sgd, schedule
 from ddlkit.report.plots.style import INK, SOFT, theme
 from ddlkit.store import files
 
@@ -41,7 +41,7 @@ def tasks(drawn: Schedule) -> pd.DataFrame:
     """Return a row a task; slack_s: by how much it may be late with everything in this order."""
     graph = drawn.graph
     columns = {
-        "task": [graph.name(task) for task in range(graph.n)],
+        "task": [f"T{task}" for task in range(graph.n)],
         "kind": [KINDS[kind] for kind in graph.kind],
         "layer": graph.layer,
         "rank": graph.rank,
@@ -63,7 +63,7 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
     import networkx as nx
 
     graph, path = schedule.graph, schedule.critical_path
-    column, gpus = levels(graph), int(graph.rank.max()) + 1
+    column, gpus = graph.levels(), int(graph.rank.max()) + 1
     rows = np.where(graph.rank < 0, (gpus - 1) / 2, graph.rank)  # what is of all, in the middle
     below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
     rows[below.index] = gpus + below.groupby(below).cumcount()
@@ -76,7 +76,7 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
         tasks = np.flatnonzero(graph.computes == computes).tolist()
         shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "node_size": 250}
         nx.draw_networkx_nodes(edges, place, tasks, ax=ax, **shape)
-    nx.draw_networkx_labels(edges, place, {k: graph.name(k) for k in place}, font_size=6, ax=ax)
+    nx.draw_networkx_labels(edges, place, {k: f"T{k}" for k in place}, font_size=6, ax=ax)
     words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
     for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
         (x, y), layer = place[task], int(graph.layer[task])
@@ -107,13 +107,13 @@ def fixed(trace: LayerTrace) -> LayerTrace:
 
 def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]]) -> pd.DataFrame:
     """Return a row as it is and one a change: iteration_s, speedup, limited_by, each resource's share."""
-    rows = []
+    rows, before_s = {}, schedule(graph).period_s
     for name, change in {"as it is": (), **changes}.items():
-        changed = what_if(graph, change)
-        limits = changed.after.limits()
-        times = {"change": name, "iteration_s": changed.after.period_s, "speedup": changed.speedup}
-        rows.append({**times, "limited_by": next(iter(limits), ""), **limits})
-    return pd.DataFrame(rows).fillna(0.0)
+        after = schedule(changed(graph, change))
+        limits = after.limits()
+        times = {"iteration_s": after.period_s, "speedup": before_s / after.period_s}
+        rows[name] = {**times, "limited_by": next(iter(limits), ""), **limits}
+    return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
 
 
 class Parts:

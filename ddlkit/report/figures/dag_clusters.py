@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
 from ddlkit.core.link import ranks_per_node, read_link
+from ddlkit.papers.audit import SettingSearch, Stated, settle
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,
@@ -25,8 +26,7 @@ from ddlkit.papers.dag.cluster import (
     bars,
     quantities,
 )
-from ddlkit.papers.dag.training import Gpus, period_s
-from ddlkit.papers.search import SettingSearch, Stated, settle
+from ddlkit.papers.dag.graph import Gpus, period_s
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.figures.osf_lab import Lab

@@ -27,7 +27,7 @@ from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration, undisturbed
 from ddlkit.model.predictor import plan_of
 from ddlkit.papers import networks, osf
-from ddlkit.papers.osf.breakdown import breakdown, of_timeline
+from ddlkit.papers.osf import breakdown, of_timeline
 from ddlkit.papers.osf.cluster import REPLACED, osf_name
 from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference

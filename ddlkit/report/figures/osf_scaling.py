@@ -26,10 +26,9 @@ from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import breakdown
+from ddlkit.papers.audit import SettingSearch, Stated, settle
+from ddlkit.papers.osf import breakdown, cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting
-from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.report.claims import claimed, load_claims, prose
 
 TWO = ("ResNet101", "VGG16")

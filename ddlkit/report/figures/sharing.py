@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.doubt import median_interval
+from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import gpu_own, sharing_model
