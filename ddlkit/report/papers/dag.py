@@ -18,6 +18,13 @@ from ddlkit.report.figures import dag as figures
 from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
+OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
+"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
+CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
+"""Of dag V-A, with boost off."""
+WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
+K80, V100 = CLUSTERS.values()
+
 # -- tables --------------------------------------------------------------------------------------
 
 
@@ -37,10 +44,10 @@ def table4() -> pd.DataFrame:
 
 
 def table6() -> pd.DataFrame:
-    """Return dag Tab VI: one iteration of AlexNet, layer by layer.
+    """Return dag Tab VI: one iteration of Caffe's AlexNet in float32, layer by layer.
 
-    size_bytes: of Caffe's AlexNet in float32. Added for layers with parameters: forward FLOP of the
-    batch over the printed forward time, and bytes over the printed communication time.
+    Added for layers with parameters: forward FLOP of the batch over the printed forward time, and bytes over
+    the printed communication time.
     """
     frame = claims.paper_table("dag", "tab06")
     layers = iter(networks.layers("AlexNet"))
@@ -56,11 +63,6 @@ def table6() -> pd.DataFrame:
 
 # -- counted, bounds, and the paper's own numbers ------------------------------------------------
 
-OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
-"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
-CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
-"""Of dag V-A, with boost off."""
-
 
 @check("dag-k80-peak", "K80", 875e6)
 @check("dag-v100-peak", "V100", 1530e6)
@@ -75,8 +77,7 @@ def _peak(gpu: str, boost_hz: float) -> Result:
 def _least_backward(gpu: str) -> Result:
     flops = 4.0 * cluster.BATCH["ResNet-50"] * networks.multiply_adds("ResNet50")
     note = (
-        "twice forward's operations at the peak of the stated clock; whether K80 means the board or one "
-        "of its two GPUs, and the V100's precision, are not stated"
+        "twice forward's operations at the stated clock's peak; the V100's precision is not stated"
     )
     return at_least(flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu]), note)
 
@@ -91,13 +92,12 @@ def _wire_time(gpu: str) -> Result:
 
 @check("dag-efficiency")
 def _efficiency() -> Result:
-    sent_s, rate = CLUSTERS["V100"].sent_s, CLUSTERS["V100"].network_bytes_per_s
+    sent_s, rate = V100.sent_s, V100.network_bytes_per_s
     used = [dag.communication_efficiency(4e6 * n, sent_s, rate) for n in (23.5, 24.5)]
     note = "Table IV's 24 M parameters in float32, as rounded, over time and link rate: not defined"
     return own([100 * share for share in used], note)
 
 
-K80, V100 = CLUSTERS.values()
 CHECKS |= {
     "dag-fig01-tasks": lambda: counted(
         sum(dag.iteration_tasks(layers=3, gpus=4).values()), "of one iteration, kind by kind"
@@ -105,7 +105,7 @@ CHECKS |= {
     "dag-tab4-resnet50": lambda: counted(_millions("ResNet50"), "of the published architecture"),
     "dag-tab4-googlenet": lambda: counted(
         _millions("GoogLeNet"),
-        "with the heads of training 13.4 M: the printed number fits their MB",
+        "13.4 M with the heads of training: the printed number fits their MB",
     ),
     "dag-tab4-alexnet": lambda: own(
         claims.paper_table("dag", "tab06")["size_bytes"].sum() / 4e6,
@@ -133,27 +133,21 @@ for _statement, _claim in dag_clusters.STATEMENTS.items():
     check(_claim, _statement, _claim)(_by_model)
 
 
-def _compatible_note() -> str:
-    return claims.over_compatible(dag_clusters.setting_search())
-
-
 @check("dag-v100-speed")
 def _v100_over_k80() -> Result:
-    alexnet = dag_clusters.compatible().alexnet_speedup
-    note = f"ResNet-50's, by the printed backward times, to AlexNet's largest, {_compatible_note()}"
-    return modelled((LIKE_RESNET, float(alexnet.max())), note)
-
-
-WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
+    largest = float(dag_clusters.compatible().alexnet_speedup.max())
+    over = claims.over_compatible(dag_clusters.setting_search())
+    note = f"ResNet-50's, by the printed backward times, to AlexNet's largest, {over}"
+    return modelled((LIKE_RESNET, largest), note)
 
 
 @check("dag-finding4")
 def _merged() -> Result:
-    """The same bytes in how much less time, 16 V100."""
     start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", WHOLE)
     sizes = cluster.layer_bytes("ResNet-50")
     each_s, sent_s = len(sizes) * start_s, sizes.sum() * per_byte
-    note = f"ResNet-50 in one message over one a layer, {_compatible_note()}"
+    over = claims.over_compatible(dag_clusters.setting_search())
+    note = f"ResNet-50's layers one by one over all in one message, 16 V100, {over}"
     return modelled((each_s + sent_s) / (start_s + sent_s), note)
 
 
@@ -184,8 +178,9 @@ def _copy_hidden() -> Result:
     for case in product(CLUSTERS, NETWORKS):
         periods = [_periods(name, *case) for name in dag.STRATEGIES]
         counts.append(sum(twice_s <= taken_s * (1 + 1e-9) for taken_s, _, _, twice_s in periods))
-    note = "of four graphs, scheduled: those that copies of twice the time do not delay; by network, cluster"
-    return modelled(counts, note)
+    return modelled(
+        counts, "of four scheduled graphs, those that copies of twice the time do not delay"
+    )
 
 
 # -- measured ------------------------------------------------------------------------------------
@@ -215,11 +210,9 @@ def _lab_error(network: str) -> Result:
 
 @check("dag-finding1")
 def _frameworks_described() -> Result:
-    """Of real training with each framework's switches: how many the graph predicts to MOST."""
     errors = figures.by_framework(figures.predictions(figures.parts()))
     note = (
-        f"PyTorch with each one's switches; mean errors of {errors.min():.1%} to {errors.max():.1%}, where "
-        f"{figures.MOST:.1%}, the largest that the paper prints, was asked beforehand. No GPU, so that "
-        "nothing is copied, and Caffe-MPI and MXNet are alike"
+        f"real training by PyTorch with each one's switches, without a GPU; mean errors of {errors.min():.1%} "
+        f"to {errors.max():.1%}, where {figures.MOST:.1%}, the largest that the paper prints, was the goal"
     )
     return measured(float((errors <= figures.MOST).sum()), note, "measured")

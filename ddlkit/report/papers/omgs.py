@@ -24,6 +24,8 @@ THRESHOLD = 8192
 DEEP = ("ResNet-50", "Inception-v4")
 Times = TypeVar("Times", float, pd.Series)
 
+# -- tables --------------------------------------------------------------------------------------
+
 
 def tensors(network: str) -> tuple[int, ...]:
     """Return elements of every tensor of a network of omgs Tab V, in forward order."""
@@ -43,14 +45,10 @@ def speedup_range(slow_s: Times, fast_s: Times, half_s: float = 0.0005) -> tuple
     return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
 
 
-# -- tables --------------------------------------------------------------------------------------
-
-
 def table5() -> pd.DataFrame:
     """Return messages per iteration under four algorithms, against those counted from the tensors.
 
-    OMGS-SGD's hang on times that the paper leaves unstated: ``omgs_lab`` are those that Algorithm 1 chose for
-    the lab at the paper's start-up.
+    ``omgs_lab`` : that Algorithm 1 chose for the lab at the paper's start-up; OMGS-SGD's own times are unstated.
     """
     table = claims.paper_table("omgs", "tab05")
     names = table["model"]
@@ -62,8 +60,7 @@ def table5() -> pd.DataFrame:
 def table6() -> pd.DataFrame:
     """Return iteration times, and the speedups against those that follow from them.
 
-    ``_least`` and ``_most`` : the ratios that times rounded to a millisecond allow; ``_lab`` : measured by 16
-    ranks in the lab at the paper's start-up.
+    ``_least``, ``_most`` : the ratios that rounded times allow; ``_lab`` : measured by 16 ranks in the lab.
     """
     table = claims.paper_table("omgs", "tab06")
     lab = figures.at_papers_startup().reindex(table["model"])
@@ -82,37 +79,32 @@ def table6() -> pd.DataFrame:
 
 @check("omgs-theorem1")
 def _theorem1() -> Result:
-    """The smallest counterexample, and random instances; the optimum of each is proven."""
     three = omgs.COUNTEREXAMPLE
     by_rule_s = float(omgs.merged_iteration_s(three, omgs.find_merged_layers(three)))
     ratio = by_rule_s / float(omgs.merged_iteration_s(three, omgs.combinations(3)).min())
     gaps = audit.random_audit(audit.sparse_draw("log"), ("omgs",), 100)["gap"]
     note = (
-        f"{ratio:.2f} for three equal layers; of {len(gaps)} random instances under Eqs 10 and 11 the rule "
-        f"is optimal in {np.mean(gaps <= audit.OPTIMAL):.0%}, {gaps.mean():.1%} too long on average"
+        f"{ratio:.2f} for three equal layers; under Eqs 10 and 11 the rule is optimal in "
+        f"{np.mean(gaps <= audit.OPTIMAL):.0%} of {len(gaps)} random instances"
     )
     return counted(max(ratio, 1 + float(gaps.max())), note)
 
 
-def _steps(layers: int) -> int:
-    """Selection times computed: all once; for each merged l three (lines 8-10), 1 to l again (27-36)."""
-    return layers + sum(3 + layer for layer in range(2, layers + 1))
-
-
 @check("omgs-complexity")
 def _complexity() -> Result:
-    """How the layers for which Algorithm 1 computes a selection time grow when every layer is merged."""
+    """All selection times once; for each merged l three (lines 8-10), 1 to l again (27-36)."""
+    steps = [n + sum(3 + layer for layer in range(2, n + 1)) for n in (256, 512)]
     note = "from 256 to 512 layers, all of them merged; selection times computed"
-    return counted(math.log2(_steps(512) / _steps(256)), note)
+    return counted(math.log2(steps[1] / steps[0]), note)
 
 
 def _speedup(network: str, other: str) -> Result:
-    """Ratio of two times of omgs Tab VI, and its range within their rounding."""
     slow_s, fast_s = (float(figures.printed().loc[network, name]) for name in (other, "omgs_s"))
     return own(speedup_range(slow_s, fast_s), f"{network}: {slow_s} s over {fast_s} s, as rounded")
 
 
-def _largest_speedup(those: Iterable[str], other: str) -> Result:
+@check("omgs-deep-over-mgs", DEEP)
+def _largest_speedup(those: Iterable[str], other: str = "mgs_s") -> Result:
     return max((_speedup(network, other) for network in those), key=lambda ratio: ratio.low)
 
 
@@ -141,36 +133,45 @@ CHECKS |= {
         float(osf.update_s(RESNET_BYTES, 16, 1e9 / 8)), "a ring at wire speed (osf Eq 7)"
     ),
     "omgs-gamma": lambda: own(
-        published_code()["gamma"],
-        "in the authors' published code; a power of -10, as the text has it, would take minutes",
+        published_code()["gamma"], "in the authors' code; a power of -10 would take minutes"
     ),
-    "omgs-deep-over-mgs": lambda: _largest_speedup(DEEP, "mgs_s"),
 }
 
 # -- by model: layer times scanned ---------------------------------------------------------------
 
 
-def _scanned(note: str, those: Sequence[str], by: Sequence[str] = figures.TIMES) -> str:
-    met = (f"{name} {figures.compatible(name, by)['agree'].iloc[0]}" for name in those)
-    return (
-        f"{note}; costs of the authors' published code, layer times scanned; settings that meet the most "
-        f"of {len(by)} times of Table VI within {figures.TOLERANCE:.0%}: {', '.join(met)}"
+@check(
+    "omgs-lstm-over-topk", ["LSTM-PTB"], "100 * (topk_s / omgs_s - 1)", (min, min), figures.OTHERS
+)
+@check("omgs-deep-over-topk", DEEP, "topk_s / omgs_s", (min, min), figures.OTHERS)
+@check("omgs-tab5-omgs-vgg16", ["VGG-16"], "messages")
+@check("omgs-tab5-omgs-inception", ["Inception-v4"], "messages")
+@check("omgs-tab5-omgs-lstm", ["LSTM-PTB"], "messages")
+@check("omgs-fig04-deep", DEEP, "topk_exposed_s / omgs_exposed_s")
+@check("omgs-fig04-lstm", ["LSTM-PTB"], "100 * (1 - omgs_exposed_s / topk_exposed_s)")
+@check("omgs-fig04-vgg16", ["VGG-16"], "omgs_exposed_s / topk_exposed_s")
+@check("omgs-fig04-selection", NETWORKS, "selection_share", (max, max))
+def _scanned(
+    those: Iterable[str],
+    quantity: str,
+    combine: tuple[Callable[..., float], Callable[..., float]] = (min, max),
+    by: Sequence[str] = figures.TIMES,
+) -> Result:
+    """Return a quantity's range over compatible settings; ``combine`` the networks' least, and their largest."""
+    frames = {name: figures.compatible(name, by) for name in those}
+    values = [frame.eval(quantity) for frame in frames.values()]
+    of_least, of_largest = combine
+    ends = of_least(each.min() for each in values), of_largest(each.max() for each in values)
+    met = ", ".join(f"{name} {frame['agree'].iloc[0]}" for name, frame in frames.items())
+    note = (
+        f"the authors' costs, layer times scanned; settings that meet the most of {len(by)} times of "
+        f"Table VI within {figures.TOLERANCE:.0%}: {met}"
     )
-
-
-@check("omgs-lstm-over-topk", ["LSTM-PTB"], lambda ratio: 100 * (ratio - 1))
-@check("omgs-deep-over-topk", DEEP, lambda ratio: ratio)
-def _over_topk(those: Sequence[str], stated: Callable[[float], float]) -> Result:
-    """The smallest speedup of the networks, where the times of the others agree."""
-    frames = [figures.compatible(name, figures.OTHERS) for name in those]
-    ratios = [frame["topk_s"] / frame["omgs_s"] for frame in frames]
-    ends = [stated(min(ratio.agg(end) for ratio in ratios)) for end in ("min", "max")]
-    return modelled(ends, _scanned("OMGS-SGD's time is predicted", those, figures.OTHERS))
+    return modelled(ends, note)
 
 
 @check("omgs-computing")
 def _computing() -> Result:
-    """What TopK-SGD's iteration leaves: nothing overlaps in it (Eq 4)."""
     topk_s, off = figures.printed().loc["ResNet-50", "topk_s"], figures.TOLERANCE
     parts = planned(Setting("ResNet-50", 1.0), "single", figures.cost_of("ResNet-50"))
     note = f"TopK-SGD's iteration in Table VI, give or take {off:.0%}, less selecting and sending (Eq 4)"
@@ -178,37 +179,11 @@ def _computing() -> Result:
     return modelled([topk_s * (1 + each) - other_s for each in (-off, off)], note)
 
 
-@check("omgs-tab5-omgs-vgg16", "VGG-16")
-@check("omgs-tab5-omgs-inception", "Inception-v4")
-@check("omgs-tab5-omgs-lstm", "LSTM-PTB")
-def _omgs_messages(network: str) -> Result:
-    note = _scanned("Algorithm 1 and the published code's rule", (network,))
-    return modelled(figures.compatible(network)["messages"], note)
-
-
-@check("omgs-fig04-deep", DEEP, lambda ratio: 1 / ratio)
-@check("omgs-fig04-lstm", ("LSTM-PTB",), lambda ratio: 100 * (1 - ratio))
-@check("omgs-fig04-vgg16", ("VGG-16",), lambda ratio: ratio)
-def _fig04(those: Sequence[str], stated: Callable[[pd.Series], pd.Series]) -> Result:
-    """OMGS-SGD's exposed communication over TopK-SGD's, of every compatible setting."""
-    frame = pd.concat([figures.compatible(name) for name in those])
-    ratio = frame["omgs_exposed_s"] / frame["topk_exposed_s"]
-    return modelled(stated(ratio), _scanned("exposed communication", those))
-
-
-@check("omgs-fig04-selection")
-def _selection_share() -> Result:
-    """Of each network the least and the largest over its settings; of networks, the largest."""
-    shares = [figures.compatible(name)["selection_share"] for name in NETWORKS]
-    ends = [max(share.agg(end) for share in shares) for end in ("min", "max")]
-    return modelled(ends, _scanned("OMGS-SGD's selection", tuple(NETWORKS)))
-
-
 def as_in_the_code(backward_s: ArrayLike, elements: ArrayLike, gathers: int = 2) -> omgs.Instance:
     """Return a network's layers with the costs of the authors' published code, of 16 workers.
 
-    A message carries density x d values and, in a second gather, as many indices of all workers. The code
-    gives no density to the selection; the instance's would only scale its sizes.
+    A message carries density x d values and, in a second gather, as many indices of all workers; the code
+    gives no density to the selection.
     """
     code, workers = published_code(), 16
     beta_s = gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * audit.DENSITY
@@ -219,10 +194,7 @@ def as_in_the_code(backward_s: ArrayLike, elements: ArrayLike, gathers: int = 2)
 
 @check("omgs-tab5-omgs-resnet50")
 def _resnet_messages() -> Result:
-    """ResNet-50 by both rules, with one AllGather (Eq 11) and with both of the published code.
-
-    Halves to three quarters of the stated 0.18 s are backward, spread as in every recorded profile.
-    """
+    """ResNet-50 by both rules; half to three quarters of the stated 0.18 s are backward, spread as recorded."""
     counts = []
     for machine in source.recordings("layers").values():
         profile = machine.profile("resnet50")
@@ -247,8 +219,8 @@ def _best_of_all() -> Result:
     sure, maybe = faster > lab["resolved"], (faster >= -lab["resolved"]) & (lab["messages"] > 1)
     each = (f"{n} {s1:.2f} x, {s2:.2f} x" for n, s1, s2 in lab[["s1", "s2"]].itertuples())
     note = (
-        f"over TopK-SGD and MGS-SGD: {'; '.join(each)}; 16 ranks in the lab at the paper's start-up, a "
-        f"CPU's layers and selections, whose load may have slowed {lab['limited'].sum()} of {len(lab)}"
+        f"over TopK-SGD and MGS-SGD: {'; '.join(each)}; 16 ranks in the lab at the paper's start-up, whose "
+        f"processor may have slowed {lab['limited'].sum()} of {len(lab)}"
     )
     return measured([sure.sum(), maybe.sum()], note, "replayed")
 
@@ -269,15 +241,12 @@ def _merged_selection() -> Result:
 
 @check("omgs-merged-message")
 def _merged_message() -> Result:
-    """The lab's shaper lets a sample's first bytes through, so there two samples must send as many in all.
-
-    Nothing holds back a loopback's messages; of its recordings the larger ratio counts, size by size.
-    """
+    """The lab's shaper lets a sample's first bytes through, so there two samples must send as many in all."""
     lab = doubled(source.open_campaign().alone.table("collectives"), as_many_bytes=True)
     machines = source.recordings("collectives")
     each = [machine.table("collectives") for machine in machines.values()]
     loopback = pd.concat([doubled(rows[rows["link"] == "loopback"]) for rows in each])
-    largest = loopback.groupby(level=0).max()
+    largest = loopback.groupby(level=0).max()  # the machine that profits most counts, size by size
     note = (
         f"lab at 100 Mbit/s, as many bytes back to back: {lab.min():.3g} to {lab.max():.3g}; loopback on "
         f"{', '.join(machines)}: from {largest.min():.2g}, at {largest.idxmin() >> 20} MiB"
@@ -300,16 +269,11 @@ def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
 
 @check("omgs-fig03")
 def _learned() -> Result:
-    """OMGS over dense, the least of the networks, seed by seed; a text's score is 1/perplexity.
-
-    Networks of which not every method was trained with three seeds take no part.
-    """
+    """OMGS over dense, the least of the networks of which every method was trained with three seeds, by seed."""
     frame = figures.complete(figures.fig03())
     ratios = figures.ratios(frame)
     sends = figures.final(frame)["sends"].xs("OMGS", level="method")
     each = ratios.groupby("network").agg(["min", "max"]).itertuples()
-    note = "; ".join(
-        f"{n} {low:.2f} to {high:.2f}, sent {sends[n]:.0f} times" for n, low, high in each
-    )
-    note += "; in the paper's trainings an element is sent about 50 times"
+    spans = [f"{n} {low:.2f} to {high:.2f}, sent {sends[n]:.0f} times" for n, low, high in each]
+    note = f"{'; '.join(spans)}; in the paper's trainings an element is sent about 50 times"
     return measured(ratios.groupby(["machine", "seed"]).min(), note, "recorded")
