@@ -107,7 +107,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "11_where_it_breaks": {"first": PREDICTED, "last": PREDICTED},
     "12_real_gpus": {
         "chosen": one_of(lambda given: pollux.NETWORKS),
-        "table": one_of(lambda given: [table.table for table in vidur.tables()]),
+        "table": one_of(lambda given: vidur.tables()),
     },
     "13_your_own_cluster": CASE,
     "14_tables_and_verdicts": {"papers": some_of(papers.load)},

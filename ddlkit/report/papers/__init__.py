@@ -1,6 +1,6 @@
 """The outcome of every claim, and by what evidence it was reached.
 
-Each module here is one paper: its tables as printed and as computed, and one check for each claim that can be.
+Each module here is one paper: its tables beside print, and one check for each claim that can be computed.
 """
 
 from __future__ import annotations
@@ -14,31 +14,23 @@ from functools import cache
 
 import pandas as pd
 
-from ddlkit.report.claims import (
-    CHECKS,
-    FIRM,
-    Claim,
-    Evidence,
-    Outcome,
-    Result,
-    load_claims,
-    waiting,
-)
+from ddlkit.report import claims
+from ddlkit.report.claims import Claim, Evidence, Outcome, Result
 from ddlkit.report.outputs import format_quantity
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
+def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
     """Return a row per claim, strongest evidence first: its columns, its Result's, outcome and notebook.
 
     Of an open claim low and high are NaN, ``note`` is the reason, and ``notebook`` will decide it.
     """
-    undecided = waiting().rename(columns={"why": "note"}).to_dict("index")
+    undecided = claims.waiting().rename(columns={"why": "note"}).to_dict("index")
     nothing = {"evidence": Evidence.NONE, "low": math.nan, "high": math.nan, "grade": ""}
     rows = []
-    for claim in load_claims() if claims is None else claims:
+    for claim in claims.load_claims() if listed is None else listed:
         result = _result(claim.id)
         cells = {**asdict(result), "notebook": ""} if result else nothing | undecided[claim.id]
         rows.append({**asdict(claim), **cells, "outcome": claim.outcome(result)})
@@ -50,7 +42,7 @@ def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
 
 @cache
 def _result(claim: str) -> Result | None:
-    return CHECKS[claim]() if claim in CHECKS else None
+    return claims.CHECKS[claim]() if claim in claims.CHECKS else None
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -65,8 +57,8 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
     """Return `counts` by name, as evidence_outcome, then how many are open, and how many in all."""
     table, numbers = counts(verdicts), {}
     for evidence in [*Evidence][:-1]:
-        pair = ("reproduced", "differs") if evidence in FIRM else ("compatible", "contradicted")
-        for outcome in pair:
+        firm = evidence in claims.FIRM
+        for outcome in ("reproduced", "differs") if firm else ("compatible", "contradicted"):
             numbers[f"{evidence.name.lower()}_{outcome}"] = int(table.loc[str(evidence), outcome])
     return {**numbers, "open": int(table.loc["all", "open"]), "claims": len(verdicts)}
 

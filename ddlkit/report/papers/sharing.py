@@ -72,7 +72,7 @@ def table2() -> pd.DataFrame:
     return claims.recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
 
 
-# -- counted and measured ------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------
 
 
 @check("sharing-backward-flop")
@@ -92,9 +92,6 @@ def _slower_kernels() -> Result:
     busy = rows.query("kernel != 'idle' and communication != 'standin'")
     note = f"kernels of Table 1 on CPU cores that a real all-reduce shares: {', '.join(recorded)}"
     return measured(busy["slowdown"], note, "recorded")
-
-
-# -- from its Figures 2 and 3 --------------------------------------------------------------------
 
 
 def _relative_time(configuration: str) -> float:
@@ -142,8 +139,6 @@ def _alike() -> Result:
     alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
     return own(alike, f"Spearman's, over {len(gain)} configurations, of the kernels' mean")
 
-
-# -- from its Figure 8 and Table 2 ---------------------------------------------------------------
 
 ROUNDED = "from Fig 8 within its rounding"
 
