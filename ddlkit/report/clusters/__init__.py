@@ -36,10 +36,7 @@ def table(path: Path, **kinds: type) -> pd.DataFrame:
 
 
 def pollux_iterations(path: Path) -> pd.DataFrame:
-    """Return placement, nodes, ranks, batch (of one GPU) and iteration_s, a row a configuration.
-
-    placement : how many GPUs on each node, a digit a node; "" in a file by nodes and ranks
-    """
+    """Return placement (GPUs by node, a digit each, or ""), nodes, ranks, batch (of one GPU), iteration_s."""
     names = {"num_nodes": "nodes", "num_replicas": "ranks", "local_bsz": "batch"}
     frame = table(path, placement=str).rename(columns={**names, "step_time": "iteration_s"})
     if "placement" in frame:
@@ -50,10 +47,7 @@ def pollux_iterations(path: Path) -> pd.DataFrame:
 
 
 def abci_iterations(path: Path) -> pd.DataFrame:
-    """Return step, iteration_s, ranks, batch (of one GPU) and amp, a row a step of a log of DLLogger.
-
-    iteration_s : images of all GPUs over the throughput that the step printed
-    """
+    """Return step, iteration_s (by the printed throughput), ranks, batch (of one GPU) and amp by step."""
     lines = (json.loads(line.removeprefix("DLLL ")) for line in read(path).splitlines())
     (_, settings), *logged = [
         (line["step"], line["data"]) for line in lines if line["type"] == "LOG"

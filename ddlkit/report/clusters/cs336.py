@@ -32,8 +32,7 @@ from ddlkit.store import DATA, datasheet
 RULES = ("cs336", "cs336-serial")
 UPDATE_PASSES = 35
 """Times that the update, an AdamW of 15 operations, reads or writes as many bytes as there are gradients."""
-COPY_PASSES = 2
-"""Of a copy, and of a division in place: one to read, one to write."""
+COPY_PASSES = 2  # of a copy, and of a division in place: one to read, one to write
 REGISTERED = ["query", "key", "value", "output", "up", "down", "gate", "attention_norm", "ff_norm"]
 """Layers of a block, in the order in which the source registers them."""
 CONFIGURATION = ["batch", "sequence", "bucket_bytes"]

@@ -21,8 +21,6 @@ from ddlkit.report import clusters
 
 Model = Callable[[Floats, Floats], Floats]
 """(C, W), both (..., n) seconds -> (..., n) seconds of as many iterations; more W makes none shorter."""
-HALVINGS = 53
-"""So many leave of a time what doubles cannot tell apart."""
 NETWORKS = {
     "pollux-bert": "BERT",
     "pollux-deepspeech2": "DeepSpeech2",
@@ -31,7 +29,6 @@ NETWORKS = {
     "pollux-resnet50-fitted": "ResNet-50",
     "pollux-yolov3": "YOLOv3",
 }
-"""What the network of each rule is called."""
 PLACE = ["placement", "nodes", "ranks"]
 """What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
 
@@ -45,7 +42,7 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     least_s = model(alone_s, np.zeros_like(shown_s))
     low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
     reached = (least_s < shown_s) & (model(alone_s, high_s) >= shown_s)
-    for _ in range(HALVINGS):
+    for _ in range(53):  # which leaves what doubles cannot tell apart
         middle_s = (low_s + high_s) / 2
         enough = model(alone_s, middle_s) >= shown_s
         low_s, high_s = np.where(enough, low_s, middle_s), np.where(enough, middle_s, high_s)
@@ -63,11 +60,12 @@ def norm(gamma: ArrayLike) -> Model:
     return iteration_s
 
 
-def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike = 0.0) -> Model:
-    """Return the recursion without a start-up time: messages leave when ready, one after the other.
+def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
+    """Return the recursion over PyTorch's buckets, without a start-up time.
 
     slowdown : share that compute takes longer while bytes are under way; one, or (k, 1) for times of (k, n)
     """
+    sent = plan.ddp(workload)
     ready = sent.group_ready_s(workload) / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
     update = workload.update_s / workload.compute_s
@@ -85,14 +83,9 @@ def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike = 0.0)
 
 def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
     """Return a model on trial of a network's shape and its free number, or of (k, 1) for times of (k, n)."""
-    match name:
-        case "no_overlap":
-            return np.add
-        case "perfect_overlap":
-            return np.maximum
-        case "norm":
-            return norm(number)
-    return slowed(workload, plan.ddp(workload), number)
+    simple: dict[str, Model] = {"no_overlap": np.add, "perfect_overlap": np.maximum}
+    simple["norm"] = norm(number)
+    return simple[name] if name in simple else slowed(workload, number)
 
 
 MODELS: dict[str, Sequence[float]] = {
