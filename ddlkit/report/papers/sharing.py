@@ -17,8 +17,7 @@ SHAPE = (64, 64, 224, 224)
 """Of every kernel's input; Tab 1 leaves batch norm's out, and flattens the last two for the linear layer."""
 DEFAULT = "2x256"
 CASE = ["blocks", "threads"]
-ROUNDING = np.array([-0.005, 0.005])
-"""Of figures 2 and 3, which print two decimals."""
+ROUNDING = np.array([-0.005, 0.005])  # of figures 2 and 3, which print two decimals
 
 # -- printed figures and tables ------------------------------------------------------------------
 
@@ -36,9 +35,9 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
 
 
 def table1() -> pd.DataFrame:
-    """Return five kernels: as printed, with the FLOP of matrix products (2 per multiply-add) and least bytes.
+    """Return five kernels, and FLOP of their matrix products (2 per multiply-add) and least bytes in float32.
 
-    float32 is assumed. Average pooling is not defined, so only the bytes that it reads are counted.
+    Average pooling is not defined: only the bytes that it reads are counted.
     """
     rows, channels, *sides = SHAPE
     elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
@@ -57,10 +56,7 @@ def table1() -> pd.DataFrame:
 
 
 def table2() -> pd.DataFrame:
-    """Return seven networks at four batch sizes: best configuration and gain, as printed and from Fig 8.
-
-    best_from_fig08 names all configurations that share the largest throughput.
-    """
+    """Return best configurations and gains by network and batch, as printed and from Fig 8 (all that tie)."""
     printed, rows, gains = claims.paper_table("sharing", "tab02"), [], []
     for stated, batch in product(printed.to_dict("records"), BATCHES):
         row = throughput().loc[(stated["network"], batch)]
@@ -112,12 +108,6 @@ def _allreduce_speedup(configuration: str) -> Result:
     return own([100 * sharing.speedup(time) for time in ratio + ROUNDING], note)
 
 
-@check("sharing-fig02-1x64")
-def _allreduce_least() -> Result:
-    ratios = [_relative_time("1x64") / _relative_time(other) for other in ("2x64", "1x128")]
-    return own([100 * (ratio - 1) for ratio in ratios], "from Fig 2: against 2x64, against 1x128")
-
-
 @check("sharing-fig03-default-min", 0)
 @check("sharing-fig03-default-max", -1)
 def _kernel_extreme(place: int) -> Result:
@@ -140,9 +130,6 @@ def _alike() -> Result:
     return own(alike, f"Spearman's, over {len(gain)} configurations, of the kernels' mean")
 
 
-ROUNDED = "from Fig 8 within its rounding"
-
-
 @check("sharing-fig04-best", "ResNet-18", 32, "1x256")
 @check("sharing-fig07-vgg16", "VGG-16", 64)
 def _gain(network: str, batch: int, configuration: str = "") -> Result:
@@ -156,14 +143,16 @@ def _gain(network: str, batch: int, configuration: str = "") -> Result:
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
     first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
-    return own([last.low / first.high, last.high / first.low], f"{ROUNDED}, batch 128 over 16")
+    return own(
+        [last.low / first.high, last.high / first.low], "from Fig 8: batch 128 over batch 16"
+    )
 
 
 @check("sharing-fig06-batch16")
 def _saved_time() -> Result:
     most, default = throughput().loc[("ResNet-18", 16)].agg(["max", DEFAULT])
     ends = [1e3 * sharing.saved_s(16, most + half, default - half) for half in (-0.5, 0.5)]
-    return own(ends, ROUNDED)
+    return own(ends, "from Fig 8 within its rounding")
 
 
 def _longest_ms(network: str, batch: int, configuration: str) -> float:
@@ -209,6 +198,10 @@ def _intensity_order() -> Result:
 
 
 CHECKS |= {
+    "sharing-fig02-1x64": lambda: own(
+        [100 * (_relative_time("1x64") / _relative_time(n) - 1) for n in ("2x64", "1x128")],
+        "from Fig 2: against 2x64, against 1x128",
+    ),
     "sharing-tab2-vit-flops": lambda: counted(
         sharing.vit_flops() / 1e9, "all matrix products; the printed value is 5/3 of it"
     ),
