@@ -24,8 +24,6 @@ CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}  # dag V-A: boost is off
 WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
 K80, V100 = CLUSTERS.values()
 
-# -- tables --------------------------------------------------------------------------------------
-
 
 def _millions(network: str) -> float:
     return sum(networks.parameters(network)) / 1e6
@@ -55,9 +53,6 @@ def table6() -> pd.DataFrame:
         forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
         communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
     )
-
-
-# -- checks --------------------------------------------------------------------------------------
 
 
 @check("dag-k80-peak", "K80", 875e6)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,9 +21,6 @@ from ddlkit.report.figures import omgs as figures
 
 THRESHOLD = 8192  # elements from which MGS-SGD sends (omgs V-D)
 DEEP = ("ResNet-50", "Inception-v4")
-Times = TypeVar("Times", float, pd.Series)
-
-# -- tables --------------------------------------------------------------------------------------
 
 
 def tensors(network: str) -> tuple[int, ...]:
@@ -35,7 +32,7 @@ def _messages(network: str, threshold: int = 0) -> int:
     return len(omgs.merge_up_to(tensors(network)[::-1], threshold))
 
 
-def speedup_range(slow_s: Times, fast_s: Times, half_s: float = 0.0005) -> tuple[Times, Times]:
+def speedup_range(slow_s: Any, fast_s: Any, half_s: float = 0.0005) -> tuple[Any, Any]:
     """Return the ratios that two times allow which were each rounded to a millisecond."""
     return (slow_s - half_s) / (fast_s + half_s), (slow_s + half_s) / (fast_s - half_s)
 
@@ -61,9 +58,6 @@ def table6() -> pd.DataFrame:
         table.insert(place + 1, f"{column}_most", most)
         table.insert(place + 2, f"{column}_lab", lab[column].to_numpy())
     return table
-
-
-# -- checks --------------------------------------------------------------------------------------
 
 
 @check("omgs-theorem1")
@@ -137,16 +131,12 @@ CHECKS |= {
 @check("omgs-fig04-vgg16", ["VGG-16"], "omgs_exposed_s / topk_exposed_s")
 @check("omgs-fig04-selection", NETWORKS, "selection_share", (max, max))
 def _scanned(
-    those: Iterable[str],
-    quantity: str,
-    combine: tuple[Callable[..., float], Callable[..., float]] = (min, max),
-    by: Sequence[str] = figures.TIMES,
+    those: Iterable[str], quantity: str, of: Any = (min, max), by: Sequence[str] = figures.TIMES
 ) -> Result:
-    """Return a range over compatible settings; ``combine`` networks' least values, and their largest."""
+    """Return a range over compatible settings; ``of`` networks' least values, and their largest."""
     frames = {name: figures.compatible(name, by) for name in those}
     values = [frame.eval(quantity) for frame in frames.values()]
-    of_least, of_largest = combine
-    ends = of_least(each.min() for each in values), of_largest(each.max() for each in values)
+    ends = of[0](each.min() for each in values), of[1](each.max() for each in values)
     met = ", ".join(f"{name} {frame['agree'].iloc[0]}" for name, frame in frames.items())
     note = f"at the authors' costs, where layer times meet the most of {len(by)} times of Table VI: {met}"
     return modelled(ends, note)

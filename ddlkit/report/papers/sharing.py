@@ -19,8 +19,6 @@ DEFAULT = "2x256"
 CASE = ["blocks", "threads"]
 ROUNDING = np.array([-0.005, 0.005])  # of figures 2 and 3, which print two decimals
 
-# -- printed figures and tables ------------------------------------------------------------------
-
 
 def throughput() -> pd.DataFrame:
     """Return images per second, sharing Fig 8: a row per network and batch, a column per configuration."""
@@ -66,9 +64,6 @@ def table2() -> pd.DataFrame:
         rows.append((stated["network"], batch, *cells))
     columns = ["network", "batch", "best", "best_from_fig08", "gain_percent"]
     return claims.recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
-
-
-# -- checks --------------------------------------------------------------------------------------
 
 
 @check("sharing-backward-flop")
