@@ -20,7 +20,7 @@ _BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
 class Measured(NamedTuple):
     """What is known of the messages that a cost was fitted to; None: not known.
 
-    from_bytes, to_bytes : least and largest size; between : "GPUs" or "processors"; on_device : their name
+    between : "GPUs" or "processors"; on_device : their name
     """
 
     from_bytes: float | None = None

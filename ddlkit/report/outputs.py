@@ -1,9 +1,7 @@
 """The reports directory: what notebooks leave behind for the catalog, the site and REPRODUCTION.md.
 
-    figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
-    summaries/<name>.json                  the key numbers of one notebook
-
-Nothing in it carries a date or a duration, so the same recordings give the same bytes.
+figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
+summaries/<name>.json                  the key numbers of one notebook
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ def reports_dir() -> Path:
 
 
 def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
-    """Return the paths of a figure's image and of its plotted numbers; they need not exist.
-
-    Raises UserError for an id unfit for a file name.
-    """
+    """Return the paths of a figure's image and of its plotted numbers; raise UserError for an unfit id."""
     stem = (reports or reports_dir()) / "figures" / _file_name(figure, "figure id")
     return stem.with_suffix(".png"), stem.with_suffix(".csv")
 
@@ -51,7 +46,7 @@ def is_made(figure: str, reports: Path) -> bool:
 
 
 def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
-    """Write the plotted numbers as CSV, rounded as `rounded` does. Returns its path."""
+    """Write the plotted numbers as CSV, each `rounded`; return its path."""
     if frame.empty:
         raise UserError(f"figure {figure}: its table of plotted numbers is empty")
     _, path = figure_files(figure, reports)
@@ -60,7 +55,7 @@ def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None)
 
 
 def rounded(value: Any) -> Any:
-    """Return a number with the significant digits that are published; whole numbers and all else unchanged.
+    """Return a number with DIGITS significant digits; whole numbers and all else unchanged.
 
     >>> rounded(0.1 + 0.2), rounded(123456789.0), rounded("a")
     (0.3, 123456789.0, 'a')
@@ -73,16 +68,14 @@ def rounded(value: Any) -> Any:
 def record_summary(
     name: str, numbers: Mapping[str, Any], reports: Path | None = None
 ) -> dict[str, Number]:
-    """Keep the key numbers of a notebook; REPRODUCTION.md prints them. Returns what was kept.
+    """Keep the key numbers of a notebook, which REPRODUCTION.md prints; return what was kept.
 
-    Keys carry their unit (``median_error_s``); values are numbers (NumPy's too, all as `rounded`), strings or
-    truth values. Raises UserError for anything else, and for NaN and infinity.
+    Keys carry their unit (``median_error_s``); raises UserError for NaN, infinity and what is no Number.
     """
     kept: dict[str, Number] = {}
     for key, value in numbers.items():
         value = value.item() if isinstance(value, np.generic) else value
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not isinstance(value, Number) or not finite:
+        if not isinstance(value, Number) or isinstance(value, float) and not math.isfinite(value):
             what = f"summary {name}, {key} is {value!r:.60}"
             raise UserError(f"{what}: give a finite number, text or truth value")
         kept[key] = rounded(value)

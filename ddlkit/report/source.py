@@ -21,17 +21,17 @@ from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
-# Directories of campaigns beside a machine's other recordings; of those in the second to fourth line a
-# table of predictions was committed before they were measured.
+# Directories of campaigns beside a machine's other recordings.
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campaign-limit"
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
 DISTURBED = "campaign-disturbed"
-LABS, FRESH_LABS, STEPPED_LABS = "labs-open", "labs-fresh", "labs"
-AGAIN_LABS, ECHOES = "labs-fresh-again", "labs-echo"
+LABS, STEPPED_LABS, ECHOES = "labs-open", "labs", "labs-echo"
+FRESH_LABS, AGAIN_LABS = "labs-fresh", "labs-fresh-again"
 SHARING, QUICK = "sharing", "campaign-quick"
+ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded
 
 
@@ -51,13 +51,12 @@ def machine_of(directory: Path) -> str:
 class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
 
-    A live run without the lab thus reads its own layers, and the recording for what only the lab can measure.
+    What was measured without the lab thus has its own layers, and a recording's messages.
     """
 
     directories: tuple[Path, ...]
 
     def _paths(self, kind: str) -> list[Path]:
-        """Return every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
         paths: dict[str, Path] = {}
         for directory in self.directories:
             for path in store.list_tables(directory, f"{kind}-*.csv*"):
@@ -65,7 +64,7 @@ class Source:
         return list(paths.values())
 
     def has(self, kind: str) -> bool:
-        """Return whether there is any table of ``kind``."""
+        """Return whether there is any table of ``kind`` ("layers", "runs", ...)."""
         return bool(self._paths(kind))
 
     def _files(self, kind: str) -> list[Path]:
@@ -94,9 +93,9 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, with numbers of rounds (``repeat``) that no two files share; odd stays odd.
+        """Return as `table`, with rounds (``repeat``) of numbers that no two files share; odd stays odd.
 
-        What is compared within a round must be of one recording: a machine's speed changes between them.
+        Within a round of one recording the machine's speed is the same.
         """
         first, tables = 0, []
         for table in self._tables(kind):
@@ -112,11 +111,10 @@ class Source:
 
     def apart(self, kind: str) -> dict[str, Source]:
         """Return the tables of each machine that has some of ``kind``, alone, by its name: never merged."""
-        places: dict[str, tuple[Path, ...]] = {}
+        sources: dict[str, Source] = {}
         for directory in self.directories:
-            machine = machine_of(directory)
-            places[machine] = (*places.get(machine, ()), directory)
-        sources = {machine: Source(directories) for machine, directories in places.items()}
+            earlier = sources.get(machine_of(directory), Source(())).directories
+            sources[machine_of(directory)] = Source((*earlier, directory))
         return {machine: source for machine, source in sources.items() if source.has(kind)}
 
     def label(self, kind: str) -> str:
@@ -144,17 +142,15 @@ class Source:
 
     def profile(self, network: str) -> LayerProfile:
         """Return the fp32 profile of a network on one rank alone: the first by directory, then file name."""
-        wanted = pd.Series({"network": network, "ranks": 1, "precision": "fp32"})
         for path in self._files("layers"):
-            frame = store.load_table(path, "layers")
-            if (frame[wanted.index] == wanted).all(axis=1).any():
+            rows = store.load_table(path, "layers").query(f"network == @network and {ALONE}")
+            if len(rows):
                 return store.read_profile(path, network, ranks=1)
         raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
     def networks(self) -> list[str]:
         """Return the names of those that `profile` finds, sorted."""
-        rows = self.table("layers").query("ranks == 1 and precision == 'fp32'")
-        return sorted(rows["network"].unique())
+        return sorted(self.table("layers").query(ALONE)["network"].unique())
 
     def profiles(self) -> dict[Path, LayerProfile]:
         """Return every profile in any directory, also of a name that an earlier directory has."""
@@ -226,10 +222,7 @@ def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """Return a campaign of the lab: that in the directory ``data``, else the recorded one of that name.
-
-    Behind it lies what has its layer profiles. Raises UserError when there is none.
-    """
+    """Return the campaign in the directory ``data``, else the recorded one of that name, over its profiles."""
     file = f"examples/{name.replace('-', '_')}.yml"
     place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
     return Source((place, default_recording() if data else place.parent))
@@ -238,7 +231,7 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 def open_labs(data: str = "", name: str = LABS) -> Source:
     """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name.
 
-    With LABS come those of STEPPED_LABS. Raises UserError when there are none.
+    With LABS come those of STEPPED_LABS.
     """
     advice = "labs in {}: run ddlkit measure examples/labs.yml"
     place = _place(data, name, ["collectives", "echoes"], advice)
@@ -246,10 +239,7 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
 
 def open_sharing(data: str = "") -> Source | None:
-    """Return training that shares a machine with its messages: in ``data``, else the first recorded.
-
-    A GPU's lies among its other tables, a processor's in a directory of its own; None where nothing was.
-    """
+    """Return training beside its messages on one machine: in ``data``, else the first recorded; maybe None."""
     named = store.RECORDED / data if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob("*/"))
     places = [named / SHARING, named] if data else []
