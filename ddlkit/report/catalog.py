@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,12 +34,7 @@ _IMPORT = re.compile(r"^(?:import .*|from \S+ import (?:\([^)]*\)|.*))$", re.MUL
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure or table; the fields are explained at the top of data/figures.yml.
-
-    >>> entry = Entry("osf-tab1", "The symbols.", "14_tables_and_verdicts", ("paper",), "transcribed")
-    >>> entry.paper, entry.status
-    ('osf', 'done')
-    """
+    """One figure or table; the fields are explained at the top of data/figures.yml."""
 
     id: str
     caption: str
@@ -170,17 +164,6 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     return problems
 
 
-def listing(entries: Sequence[Entry]) -> str:
-    """Return the catalog as lines for a terminal, and a last line of totals."""
-    lines = [
-        f"{e.id:<22} {e.status:<8} {e.grade:<12} {e.notebook:<18} {e.minutes:>3g} min  {e.hardware:<12} "
-        + textwrap.shorten(e.caption, 60, placeholder=" …")
-        for e in entries
-    ]
-    own = sum(entry.paper == "workbook" for entry in entries)
-    return "\n".join([*lines, f"{len(entries) - own} of the papers, {own} of this workbook"])
-
-
 def document(entries: Sequence[Entry]) -> str:
     """Return reports/FIGURES.md: figure -> notebook -> hardware -> minutes -> grade of truth -> status."""
     lines = []
@@ -201,7 +184,9 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
         store.atomic_write_text(page, document(entries))
         print(page)
     if not check:
-        print("" if write else f"{listing(entries)}\n", end="")
+        if not write:
+            columns = ["id", "status", "grade", "notebook", "minutes", "hardware", "caption"]
+            print(pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40))
         return 0
     problems = find_problems(reports or store.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):

@@ -1,6 +1,6 @@
 """What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
-A claim is a row of data/papers/<key>/claims.csv. Its check never sees the claimed value, and returns a Result.
+A claim is a row of data/papers/<key>/claims.csv. Its check never sees the printed value and returns a Result.
 One rule for all judges: a claim agrees when the printed number, with its tolerance, meets the interval.
 """
 

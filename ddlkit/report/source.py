@@ -222,7 +222,7 @@ def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """Return the campaign in the directory ``data``, else the recorded one of that name, over its profiles."""
+    """Return the campaign in ``data``, else the recorded one of that name, over its layer profiles."""
     file = f"examples/{name.replace('-', '_')}.yml"
     place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
     return Source((place, default_recording() if data else place.parent))
@@ -239,7 +239,7 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
 
 def open_sharing(data: str = "") -> Source | None:
-    """Return training beside its messages on one machine: in ``data``, else the first recorded; maybe None."""
+    """Return training beside its messages on one machine: in ``data``, else the first recorded, or None."""
     named = store.RECORDED / data if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob("*/"))
     places = [named / SHARING, named] if data else []
