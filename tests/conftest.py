@@ -130,10 +130,10 @@ def require_lab() -> None:
 @pytest.fixture(scope="session")
 def require_emulated(require_lab: None) -> None:
     """And TUN, for the emulated link."""
-    from ddlkit.run.lab import emulated, tunnel
+    from ddlkit.run.lab import network, tunnel
 
     if not Path(tunnel.DEVICE).exists():
-        _missing(emulated.MISSING)
+        _missing(network.NEEDS_TUN)
 
 
 @pytest.fixture(scope="session")

@@ -76,7 +76,7 @@ NINE_MILLION = {
     **CAMPAIGN,
     "networks": [f"resnet18:{batch}" for batch in range(1, 301)],
     "plans": [f"buffer:{size}MB" for size in range(1, 301)],
-    "compute_s": [0.1 + 0.01 * number for number in range(100)],
+    "stragglers": [1 + 0.01 * number for number in range(100)],
 }
 
 TRACEBACKS = [

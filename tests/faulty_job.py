@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Rank, slowest
+from ddlkit.run.jobs.rank import Rank, Tables, job, slowest
 
 FOR_EVER_S = 1000.0
 ILLEGAL_ADDRESS = """CUDA error: an illegal memory access was encountered

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions.session import Partial, Point, PointList, Tables, Unavailable
+from ddlkit.run.sessions import Partial, Point, PointList, Tables, Unavailable
 
 LONG_S = 1000.0
 """An estimate beyond any budget of a test."""
@@ -60,10 +60,6 @@ def _killed() -> Tables:
     raise AssertionError("still alive")
 
 
-def _compile() -> Tables:
-    raise UserError("CUDA source does not compile: ddlkit.cu(7): error: identifier undefined")
-
-
 def _bug() -> Tables:
     nothing: dict[str, Tables] = {}
     return nothing["drift"]
@@ -78,13 +74,7 @@ def _half() -> Tables:
 
 
 def _wrong_rows() -> Tables:
-    frame = drift()["drift"]
-    frame["seconds"] = -1.0
-    return {"drift": frame}
-
-
-def _nothing() -> Tables:
-    return {}
+    return {"drift": drift()["drift"].assign(seconds=-1.0)}
 
 
 def _slow() -> Tables:
@@ -92,16 +82,27 @@ def _slow() -> Tables:
     return drift("slow")
 
 
+def _seen() -> Tables:
+    """What cannot be measured where CUDA may see a GPU."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        raise UserError("GPUs can be seen")
+    return drift("blind")
+
+
+def _steady(name: str) -> Tables:
+    time.sleep(0.1)
+    return drift(name)
+
+
 FAULTS = {
     "torch-memory": _allocate,
     "numpy-memory": _allocate_numpy,
     "profile-memory": _profile_too_large,
-    "compile": _compile,
     "bug": _bug,
     "lacking": _lacking,
     "half": _half,
     "wrong-rows": _wrong_rows,
-    "nothing": _nothing,
+    "nothing": dict,
 }
 
 
@@ -115,7 +116,7 @@ def faults(out: Path, session: int) -> PointList:
 
 def deadly(out: Path, session: int) -> PointList:
     """A point that kills its process and one that hangs, among fine ones with time enough."""
-    body = [fine("first", LONG_S), point("killed", _killed, LONG_S), fine("next", LONG_S)]
+    body = [fine("first", LONG_S), point("killed", _killed, LONG_S), point("blind", _seen, LONG_S)]
     return PointList([*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)])
 
 
@@ -129,25 +130,9 @@ def pair(out: Path, session: int) -> PointList:
     return PointList([fine("a"), fine("b")])
 
 
-def blind(out: Path, session: int) -> PointList:
-    """A point that cannot be measured where CUDA may see a GPU."""
-
-    def measure() -> Tables:
-        if os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-            raise UserError("GPUs can be seen")
-        return drift("blind")
-
-    return PointList([point("blind", measure)])
-
-
 def steady(out: Path, session: int) -> PointList:
     """Twenty points of a tenth of a second."""
-
-    def measure(name: str) -> Tables:
-        time.sleep(0.1)
-        return drift(name)
-
-    return PointList([point(f"p{n}", partial(measure, f"p{n}")) for n in range(20)])
+    return PointList([point(f"p{n}", partial(_steady, f"p{n}")) for n in range(20)])
 
 
 def recovering(out: Path, session: int) -> PointList:

@@ -113,7 +113,7 @@ SELECTION = {"form": "scan", "start_s": 1e-3, "s_per_element": 1e-9}
 PLAN = {"planner": "mine", "groups": [[4, 3], [2], [1, 0]], "iteration_s": 0.2}
 CAMPAIGN: dict[str, Any] = {
     **{"measure": "campaign", "rounds": 1, "calibration": "quick", "networks": ["resnet18:4"]},
-    **{"plans": ["none", "ddp"], "compute_s": [0.2]},
+    **{"plans": ["none", "ddp"], "stragglers": [1.2]},
     "points": [{"workers": [2], "rates": "1gbit"}],
 }
 YAML = """measure: campaign

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def show():
 if "-lms" in words:
     resident.write_text(str(os.getpid()))
     while True:
-        if not scene["mute"]:
-            show()
+        show()
         time.sleep(int(words[words.index("-lms") + 1]) / 1e3)
 show()
 """
@@ -86,21 +86,29 @@ def install(
     home: Path,
     monkeypatch: pytest.MonkeyPatch,
     *gpus: dict[str, str],
-    processes: list[dict[str, str]] | None = None,
+    processes: Sequence[dict[str, str]] = (),
     starts: bool = False,
-    mute: bool = False,
 ) -> Smi:
-    """Put it on the PATH.
+    """Put it on the PATH; as `write`."""
+    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+    return write(home, gpus, processes, starts)
 
-    gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy;
-    mute : one that stays prints nothing
+
+def write(
+    home: Path,
+    gpus: Sequence[dict[str, str]],
+    processes: Sequence[dict[str, str]] = (),
+    starts: bool = False,
+) -> Smi:
+    """Write it into a directory.
+
+    gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy
     """
     home.mkdir(exist_ok=True)
     scene: dict[str, Any] = {"gpus": [{**IDLE, **gpu} for gpu in gpus or ({},)]}
-    scene |= {"processes": processes or [], "starts": starts, "mute": mute}
+    scene |= {"processes": list(processes), "starts": starts}
     (home / "scene.json").write_text(json.dumps(scene))
     program = home / "nvidia-smi"
     program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     return Smi(home)

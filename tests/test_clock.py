@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Marks, measure, measure_interleaved, timed
+from ddlkit.core.fit import median_interval
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks, measure, measure_interleaved, timed
 
 ENDLESS = 1e9
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.jobs.rank import Rank
@@ -32,7 +31,7 @@ from places import free_port, wait_for
 
 def rank(number: int, ranks: int) -> Rank:
     """One of several ranks, without the others."""
-    return Rank(number, ranks, number, torch.device("cpu"), "gloo", 1, 1)
+    return Rank(number, ranks, number, torch.device("cpu"), "gloo", 1)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))
@@ -69,37 +68,27 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
         one.check()
 
 
-def test_wrong_settings_are_refused() -> None:
-    given: list[dict[str, Any]] = [
-        {"collectives": ["all_to_all"]},
-        {"sizes": [1024, 0]},
-        {"sizes": []},
-    ]
-    for wrong in given:
-        with pytest.raises(UserError):
-            CollectivesSettings(**wrong)
-
-
 def test_two_real_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
-    sizes = [1000, 65536, 4 << 20]
-    join = {"gloo_threads": 2, "torch_threads": 1}
-    settings = CollectivesSettings(sizes=sizes, budget=budget)
-    how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": join}
+    settings = CollectivesSettings(sizes=[1000, 65536, 4 << 20], budget=budget)
+    how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": {"torch_threads": 1}}
     frame = launch(collectives_job, settings, out=tmp_path / "out", **how)["collectives"]
     assert set(frame["collective"]) == set(COLLECTIVES)
     counts = frame.groupby(["collective", "bytes"])["sample"].agg(["count", "max"])
     assert len(counts) == 3 * len(COLLECTIVES) and counts["count"].between(5, 20).all()
     assert (counts["max"] == counts["count"] - 1).all() and (frame["seconds"] > 0).all()
-    columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks"]
+    columns = ["backend", "algorithm", "link", "link_bits_per_s", "ranks", "in_flight"]
     labels = frame[columns].drop_duplicates()
-    assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2]]
-    described = json.loads((tmp_path / "out" / "job.json").read_text())
-    assert described["gloo_threads"] == 2 and described["device"] == "cpu"
+    assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2, 1]]
     shown = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ddlkit: ")]
     assert len(shown) == 3 * len(COLLECTIVES) and "all_reduce of 64 KiB on 2 ranks" in shown[1]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
+    wrong: list[dict[str, Any]]
+    wrong = [{"collectives": ["all_to_all"]}, {"sizes": [1024, 0]}, {"sizes": []}]
+    for arguments in wrong:
+        with pytest.raises(UserError):
+            CollectivesSettings(**arguments)
 
 
 # -- one rank, in this process -----------------------------------------------------------------
@@ -119,22 +108,28 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_gloo_gets_the_threads_that_were_asked_and_slurm_numbers_ranks_too(
+def gloo_threads() -> list[str]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [task.name for task in tasks if "gloo" in (task / "comm").read_text()]
+
+
+def test_gloo_carries_messages_by_one_thread_and_slurm_numbers_ranks_too(
     alone: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Besides each that runs collectives, gloo has one that serves its sockets."""
+    """Besides the one that runs collectives, gloo has one that serves its sockets."""
     for name, value in {"RANK": "PROCID", "WORLD_SIZE": "NTASKS"}.items():
         monkeypatch.setenv(f"SLURM_{value}", os.environ[name])
         monkeypatch.delenv(name)
-    assert wait_for(lambda: not peers.threads_here()), "an earlier group is gone"
-    me = Rank.join("gloo", gloo_threads=2, torch_threads=1)
+    assert wait_for(lambda: not gloo_threads()), "an earlier group is gone"
+    me = Rank.join("gloo", torch_threads=1)
     try:
-        assert len(peers.threads_here(at_least=4)) == 4
-        assert (me.rank, me.world_size, me.gloo_threads, me.torch_threads) == (0, 1, 2, 1)
+        assert wait_for(lambda: len(gloo_threads()) >= 2)
+        assert (me.rank, me.world_size, me.torch_threads) == (0, 1, 1)
         numbers = np.arange(6.0).reshape(2, 3)
         assert np.array_equal(peers.everyones(numbers), numbers[None])
         assert np.array_equal(peers.slowest(numbers), numbers)
         assert peers.agree_all(True) and not peers.agree_all(False)
+        assert len(gloo_threads()) == 2
     finally:
         me.leave()
 
@@ -167,21 +162,6 @@ def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
     each = ["reset", "run"] if backend == "gloo" else ["reset", "hold", "mark", "run", "mark"]
     assert did == 3 * each
     assert set(tables["collectives"]["clock"]) == {"wall" if backend == "gloo" else "device"}
-
-
-def test_raised_priority_is_for_gloo_only_and_is_told(alone: None) -> None:
-    """Whatever policy these tests are run with, all other threads keep it."""
-    ours = os.sched_getscheduler(0)
-    me = Rank.join("gloo", raise_priority=True)
-    try:
-        threads = peers.threads_here()
-        policies = {os.sched_getscheduler(thread) for thread in threads}
-        raised = policies == {os.SCHED_RR}
-        assert raised or policies == {ours}
-        assert me.raised_threads == (len(threads) if raised else 0)
-        assert os.sched_getscheduler(0) == ours, "computing threads are left alone"
-    finally:
-        me.leave()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from ddlkit.core.cost import (
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, fitted_forms
 from ddlkit.papers import osf
-from strategies import costs
 
 SIZES = np.geomspace(1, 1e9, 200)
 COSTS: dict[str, MessageCost] = {
@@ -57,11 +56,6 @@ def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
         fit(form, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     with pytest.raises(UserError, match=told):
         cost_from_dict({"form": form, "bytes": [1, 2], "seconds": [1, 2]})
-
-
-@given(costs())
-def test_drawn_costs_are_monotone(cost: MessageCost) -> None:
-    assert np.all(np.diff(cost(np.sort(SIZES))) >= -1e-15)
 
 
 @pytest.mark.parametrize("kind", [Table, Chords])

@@ -364,19 +364,6 @@ def test_32_per_cent_contradicts_section_3_3(
     assert both.any() and found.count[both].max() == 5
 
 
-def test_gains_of_single_settings_are_those_of_the_whole_grid() -> None:
-    grid = cluster.Grid(points=3)
-    wanted = np.zeros(grid.shape, bool)
-    wanted[0, 3, 1, 2, 1] = wanted[1, -1, 2, 1, 1] = wanted[1, 0, 0, 0, 2] = True
-    rows = cluster.gains_over(grid, wanted)
-    assert len(rows) == 3 * len(cluster.FIVE)
-    for network, one in rows.groupby("network"):
-        everywhere = np.broadcast_to(possible(str(network), grid), grid.shape)
-        assert one["over_constant"].tolist() == pytest.approx(everywhere[wanted].tolist())
-    assert (rows["constant_over_none"] >= rows["constant_over_others"] - 1e-12).all()
-    assert (rows[["over_constant", "over_mg_wfbp"]] >= -1e-12).all(axis=None)
-
-
 def test_the_worked_example_holds() -> None:
     hours = PROSE["example-alone"], PROSE["example-together"], int(PROSE["example-workers"])
     assert osf.scaling_factor(*hours) == pytest.approx(PROSE["example-sf"])

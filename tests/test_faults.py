@@ -32,7 +32,7 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.sessions.session import Origin
+from ddlkit.run.sessions import Origin
 from ddlkit.store import files
 from places import PATIENCE_S, ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
@@ -105,7 +105,7 @@ def mounted(where: Path, script: str, *argv: str) -> subprocess.CompletedProcess
 SAVE = """
 import faulty_points
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions.session import Origin
+from ddlkit.run.sessions import Origin
 from ddlkit.store.files import lock, scratch
 def command(arguments):
     Origin(machine={}).save(here / "drift-a.csv", faulty_points.drift()["drift"], "drift")
@@ -277,7 +277,7 @@ def test_ranks_that_were_about_to_start_are_not_missed(tmp_path: Path) -> None:
 STAGES = {
     "02-measure": """
 from ddlkit.run.sessions.engine import run_session
-from ddlkit.run.sessions.session import Source
+from ddlkit.run.sessions import Source
 def command(arguments):
     run_session(Source("faulty_points:steady"), here / "out", isolate=True)
 """,

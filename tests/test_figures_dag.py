@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ddlkit.papers.dag import STRATEGIES, IterationTimes
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report.figures import dag
 
 CAFFE = STRATEGIES["Caffe-MPI"]

@@ -1,8 +1,9 @@
-"""osf's figures in the lab: a measurement made by the model has no error, and the recorded one is whole."""
+"""osf's figures: a measurement made by the model has no error, ranges are those of all settings that fit."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,102 +13,85 @@ from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
-from ddlkit.core.plan import FusionPlan, make_plan, none
-from ddlkit.core.workload import Workload
+from ddlkit.core.plan import make_plan, none
 from ddlkit.model.calibration import Calibration
-from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import PHASES
-from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
+from ddlkit.papers import audit, networks, osf
+from ddlkit.papers.osf import PHASES, cluster
+from ddlkit.report import source
+from ddlkit.report.figures import core_panels, osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
+from ddlkit.report.source import Source
 from strategies import random_workload
 
 SIZES = np.geomspace(1e2, 1e9, 15)
 COST = Table(SIZES, 1e-9 * SIZES, workers=4)
 """Without a start-up, so that an agreement takes next to no time."""
 WORKLOAD = random_workload(np.random.default_rng(0), 20)
-DILATION = 3.0
+REPLAYED = [("none", True), ("buffer:25MB", True), ("none", False)]
+RECORDING = Source((source.default_recording(),))
 
 
-def case(network: str, spec: str, *, negotiated: bool) -> tuple[Case, FusionPlan, Workload]:
-    slow = WORKLOAD.scaled(DILATION)
-    plan = make_plan(spec, slow)
-    ends = ";".join(map(str, plan.ends))
-    link = ("lab:1gbit", 1e9)
-    asked = Case("replay", network, "cpu", 1, 4, *link, "all_reduce", spec, ends,
-                 dilation=DILATION, profile_sha256="abc", negotiated=negotiated)  # fmt: skip
-    return asked, plan, slow
+def samples(sizes: np.ndarray, seconds: np.ndarray, link: str = "lab:1gbit") -> pd.DataFrame:
+    """All-reduces among four ranks that nothing disturbs."""
+    how = {"link": link, "ranks": 4, "collective": "all_reduce", "algorithm": "ring", "session": 0}
+    quiet = {"messages_per_sample": 1, "in_flight": 1, "stolen": 0.0, "link_bits_per_s": 0.0}
+    return pd.DataFrame({"bytes": sizes, "seconds": seconds}).assign(**how, **quiet)
 
 
 def made() -> Lab:
     """Two repeats of cases that go as the model says; of the second, all takes twice as long."""
-    known = {"link": "lab:1gbit", "ranks": 4, "collective": "all_reduce", "algorithm": "ring"}
-    sizes = {
-        "bytes": SIZES,
-        "seconds": COST(SIZES),
-        "session": 0,
-        "messages_per_sample": 1,
-        "in_flight": 1,
-        "stolen": 0.0,
-        "link_bits_per_s": 0.0,
-    }
-    wanted = [("resnet101", "none", True), ("resnet101", "buffer:25MB", True)]
-    wanted += [
-        ("resnet101", "none", False),
-        ("vgg16", "none", False),
-        ("vgg16_replaced", "none", False),
-    ]
-    runs, spans = [], []
-    for network, spec, negotiated in wanted:
-        asked, plan, slow = case(network, spec, negotiated=negotiated)
-        found = predict(slow, plan, COST)
-        timeline = Iteration(slow, plan, COST).timeline().to_frame()
+    runs, spans, slow = [], [], WORKLOAD.scaled(3.0)
+    for spec, negotiated in REPLAYED:
+        plan = make_plan(spec, slow)
+        place = ("replay", "resnet101", "cpu", 1, 4, "lab:1gbit", 1e9, "all_reduce")
+        how: dict[str, Any] = {"dilation": 3.0, "profile_sha256": "abc", "negotiated": negotiated}
+        case = Case(*place, spec, ";".join(map(str, plan.ends)), **how)
+        told, timeline = predict(slow, plan, COST), Iteration(slow, plan, COST).timeline()
         for repeat in range(2):
-            times = {"iteration_s": found.iteration_s, "compute_s": found.compute_s}
-            key = {"case": asked.key, "repeat": repeat}
-            runs.append({**asdict(asked), **key, **times, "processor_limited": False})
-            stretched = timeline.assign(start_s=timeline["start_s"] * (1 + repeat),
-                                        end_s=timeline["end_s"] * (1 + repeat))  # fmt: skip
-            spans.append(stretched.assign(**key))
-    calibration = Calibration.of(pd.DataFrame({**sizes, **known}))
+            key = {"case": case.key, "repeat": repeat}
+            times = {"iteration_s": told.iteration_s, "compute_s": told.compute_s}
+            runs.append({**asdict(case), **key, **times, "processor_limited": False})
+            of = timeline.to_frame()
+            of[["start_s", "end_s"]] *= 1 + repeat
+            spans.append(of.assign(**key))
+    calibration = Calibration.of(samples(SIZES, COST(SIZES)))
     return Lab(pd.DataFrame(runs), pd.concat(spans), {"abc": WORKLOAD}, calibration)
 
 
 def test_a_measurement_made_by_the_model_has_its_phases() -> None:
     rows = osf_lab.phases(made())
-    assert set(rows["buffer_bytes"]) == {0, 25_000_000}
+    assert set(rows["buffer_bytes"]) == {0, 25_000_000} and set(rows["slowest"]) == {1}
     assert list(rows["phase"]) == [*PHASES, *PHASES]
     # The second repeat takes twice as long: the mean is 1.5 times the model, their difference once.
     assert np.allclose(rows["measured_s"], 1.5 * rows["model_s"], atol=1e-4)
     assert np.allclose(rows["repeatability_s"], rows["model_s"], atol=1e-4)
-    for _, part in rows.groupby("buffer_bytes"):
-        assert part["measured"].sum() == pytest.approx(1)
-        assert np.allclose(part["measured"], part["model"], atol=1e-4)
+    assert np.allclose(rows.groupby("buffer_bytes")["measured"].sum(), 1)
+    assert np.allclose(rows["measured"], rows["model"], atol=1e-4)
+    alone = osf_lab.phases(made(), negotiated=False)
+    assert set(alone["buffer_bytes"]) == {0} and len(alone) == len(PHASES)
 
 
-def test_twins_are_what_was_replayed_both_ways() -> None:
-    found = osf_lab.twins(made())
-    assert list(found["negotiated"]) == [False, True]
-    assert set(found["network"]) == {"ResNet101"}
-    assert set(PHASES) <= set(found.columns)
-    assert found["iteration_s"].nunique() == 1
+def test_of_a_case_run_both_ways_that_without_a_negotiation_counts() -> None:
+    lab = made()
+    lab.runs.loc[~lab.runs["negotiated"], "iteration_s"] *= [1.0, 2.0]
+    factors = osf_lab.fused(lab).set_index("buffer_bytes")
+    alone = predict(WORKLOAD.scaled(3.0), none(WORKLOAD), COST).scaling_factor
+    assert factors.loc[0, "measured"] == pytest.approx(0.75 * alone)
+    assert factors.loc[0, "repeatability"] == pytest.approx(0.5 * alone)
+    assert factors.loc[25_000_000, "repeatability"] == 0
 
 
 # -- ranges over all settings that fit ---------------------------------------------------------
 
-KEYS = ["network", "buffer_bytes", "quantity"]
-
 
 def test_compatible_settings_are_those_with_the_most_statements_best_first() -> None:
-    found = osf_scaling.setting_search()
-    settings = osf_scaling.compatible()
-    assert len(settings) == found.most(osf_scaling.ANCHOR).sum()
-    assert settings[0] == osf_scaling.setting()
-    by_unit = [osf_scaling.compatible(unit) for unit in cluster.UNITS]
-    assert sum(map(len, by_unit)) == len(settings)
-    assert all(
-        one.unit == unit for unit, own in zip(cluster.UNITS, by_unit, strict=True) for one in own
-    )
+    search, settings = osf_scaling.setting_search(), osf_scaling.compatible()
+    assert len(settings) == search.most(osf_scaling.ANCHOR).sum()
+    best = search.grid.setting(search.best_index(osf_scaling.ANCHOR))
+    assert settings[0] == osf_scaling.setting() == best
+    by_unit = {unit: osf_scaling.compatible(unit) for unit in cluster.UNITS}
+    assert sum(map(len, by_unit.values())) == len(settings)
+    assert all(each.unit == unit for unit, mine in by_unit.items() for each in mine)
 
 
 def test_formulas_are_exact_where_they_hold() -> None:
@@ -116,73 +100,78 @@ def test_formulas_are_exact_where_they_hold() -> None:
     for _ in range(20):
         workload = random_workload(rng, 12)
         cost = AlphaBeta(0.0, float(10 ** rng.uniform(-11, -8)))
-        found = osf_scaling.formulas(workload, cost)
+        factors = osf_scaling.formulas(workload, cost)
         simulated = predict(workload, none(workload), cost).scaling_factor
-        assert found["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
-        assert found["CSF"] <= simulated * (1 + 1e-12)
+        assert factors["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
+        assert factors["CSF"] <= simulated * (1 + 1e-12)
 
 
 def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
     """VGG-16's scaling factor, computed for every compatible setting and looked up in the search."""
     low, high = osf_scaling.setting_search().range_of("VGG-16: scaling factor", osf_scaling.ANCHOR)
-    frame = osf_scaling.over(osf_scaling.fig03, ["network", "quantity"]).set_index(
-        ["network", "quantity"]
-    )
-    row = frame.loc["VGG16", "simulated"]
+    keys = ["network", "quantity"]
+    row = osf_scaling.over(osf_scaling.fig03, keys).set_index(keys).loc["VGG16", "simulated"]
     assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
 
 
-KNOWN_SIZES = tuple(1024 << k for k in range(17))
-OWN_SIZES = sorted({4 * count for count in networks.parameters("ResNet101")})
+def test_what_osf_claims_stands_beside_the_gains_of_its_rule() -> None:
+    numbers = osf_lab.fig11(source.open_campaign("", source.BEST).alone)
+    stated = numbers.dropna(subset="paper_gain_low")
+    assert set(stated["planner"]) == {osf_lab.ADAFUSION} and set(stated["grade"]) == {"model"}
+    assert set(stated["paper_gain_low"]) == {0.322, 0.09} and len(stated) == 10
 
 
-# -- figure 10 ---------------------------------------------------------------------------------
+# -- figure 10: a true ring -------------------------------------------------------------------
+
+BEFORE = np.repeat([1024 << k for k in range(17)], 3)
+TENSORS = np.repeat(sorted({4 * count for count in networks.parameters("ResNet101")}), 3)
 
 
-def samples(sizes: tuple[int, ...] | list[int], factor: float = 1.0) -> pd.DataFrame:
-    """All-reduces of 4 ranks over a link that is exactly a ring."""
-    repeated = np.repeat(sizes, 3)
-    seconds = factor * osf.update_s(repeated, 4, 125e6, overhead_s=9e-4)
-    columns = {"bytes": repeated, "seconds": seconds, "collective": "all_reduce"}
-    return pd.DataFrame({**columns, "link": "lab:1gbit", "ranks": 4, "stolen": 0.0, "in_flight": 1})
+def ring(sizes: np.ndarray, factor: float = 1.0, link: str = "lab:1gbit") -> pd.DataFrame:
+    seconds = factor * osf.update_s(sizes, 4, 125e6, overhead_s=9e-4)
+    return samples(sizes, seconds, link).assign(network="ResNet101")
 
 
 def test_a_true_ring_is_predicted_by_all_but_the_logarithm() -> None:
-    tensors = samples(OWN_SIZES).assign(network="ResNet101")
-    frame = osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
-    assert set(frame["model"]) == set(osf_measured.MODELS)
+    frame = osf_lab.fig10(ring(BEFORE), ring(TENSORS), "ResNet101")
+    assert set(frame["model"]) == set(osf_lab.MODELS)
     assert frame["bandwidth_delay_bytes"].iloc[0] == pytest.approx(125e6 * 9e-4 / 3)
-    worst = frame.groupby("model")["error"].agg(lambda column: column.abs().max())
-    assert worst[list(osf_measured.LINE_MODELS)].max() < 1e-9
-    assert worst["piecewise:BDP"] > 0.01
+    worst = frame["error"].abs().groupby(frame["model"]).max()
+    assert worst[osf_lab.LINE_MODELS].max() < 1e-9 and worst["piecewise:BDP"] > 0.01
     assert frame["repeated"].abs().max() < 1e-12
     per_tensor = frame[frame["model"] == "alpha_beta"]["tensors"]
     assert per_tensor.sum() == len(networks.parameters("ResNet101"))
+    with pytest.raises(UserError, match="no link with all-reduces of ResNet101"):
+        osf_lab.fig10(ring(BEFORE), ring(TENSORS, link="lab:2gbit"), "ResNet101")
 
 
 def test_forms_are_told_apart_only_where_runs_differ_by_less() -> None:
-    """A true ring: on one day the line beats Eq 18 on small tensors, on another nothing is decided."""
+    """On one day the line beats Eq 18 on small tensors, on another nothing is decided: all is drawn."""
     for factor, decided in ((1.0, True), (1.5, False)):
-        tensors = samples(OWN_SIZES, factor).assign(network="ResNet101")
-        told = osf_measured.decided(osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101"))
-        small = told[told["tensors"] == "small"].iloc[0]
-        assert small["line"] in osf_measured.LINE_MODELS and small["decided"] == decided
+        frame = osf_lab.fig10(ring(BEFORE), ring(TENSORS, factor), "ResNet101")
+        small = osf_lab.decided(frame).set_index("tensors").loc["small"]
+        assert small["line"] in osf_lab.LINE_MODELS and small["decided"] == decided
         assert small["runs_differ"] == pytest.approx(1 - 1 / factor)
         assert (small["line_error"] < small["eq18_error"]) or not decided
+        (ax,) = core_panels.fig10(frame).axes
+        assert "paper: BDP 45 KB" in ax.get_legend_handles_labels()[1]
 
 
-def test_a_link_that_was_not_measured_before_is_told() -> None:
-    tensors = samples(OWN_SIZES).assign(network="ResNet101", link="lab:2gbit")
-    with pytest.raises(UserError, match="no link with all-reduces of ResNet101"):
-        osf_measured.fig10(samples(KNOWN_SIZES), tensors, "ResNet101")
+# -- replays and rules ------------------------------------------------------------------------
 
 
-def test_no_model_has_seen_the_size_that_it_predicts() -> None:
-    known, tensors = samples(KNOWN_SIZES), samples(OWN_SIZES).assign(network="ResNet101")
-    poisoned = known["bytes"] == 65536  # in both tables: its time must count for nothing there
-    spoiled = known.assign(seconds=known["seconds"].where(~poisoned, 10.0))
-    at_it = [
-        frame[frame["bytes"] == 65536].set_index("model")["error"]
-        for frame in (osf_measured.fig10(part, tensors, "ResNet101") for part in (known, spoiled))
-    ]
-    pd.testing.assert_series_equal(*at_it)
+def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_profiled() -> None:
+    workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "lab:1gbit", 4)
+    cost = Calibration.of(RECORDING.table("collectives"), draws=0).between("lab:1gbit", 4).cost
+    taken_s = runs[runs["plan"] == "ddp"]["iteration_s"].median()
+    assert workload.compute_s == pytest.approx(runs["compute_s"].median())
+    told_s = predict(workload, make_plan("ddp", workload), cost).iteration_s
+    assert told_s == pytest.approx(taken_s, rel=0.02)
+    workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "no link", 4)
+    assert runs.empty and workload.compute_s == RECORDING.profile("googlenet").workload().compute_s
+
+
+def test_gaps_are_sorted_and_never_negative() -> None:
+    _, numbers = core_panels.gaps(audit.random_audit(audit.dense_draw, audit.DENSE, 20))
+    gaps = numbers[numbers["of"] == "share_percent"][core_panels.AUDITED]
+    assert (gaps.diff().dropna() >= 0).all(axis=None) and (gaps >= -1e-9).all(axis=None)

@@ -9,10 +9,19 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.core.cost import FORMS, AlphaBeta, Chords, MessageCost, Piecewise, Segments, Table
-from ddlkit.core.doubt import DIGITS
+from ddlkit.core.cost import (
+    DIGITS,
+    FORMS,
+    AlphaBeta,
+    Chords,
+    MessageCost,
+    Piecewise,
+    Segments,
+    Table,
+    costs_from_dict,
+)
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import costs_from_dict, fit, fitted_forms, held_out_errors, unseen_errors
+from ddlkit.core.fit import fit, fitted_forms, held_out_errors, unseen_errors
 from ddlkit.core.pieces import LINES
 from ddlkit.formats import messages
 from ddlkit.report.clusters import vidur
@@ -39,15 +48,6 @@ def test_exact_data_give_the_exact_cost(form: str) -> None:
     found = fit(form, *samples(TRUTHS[form], 0.0), draws=2)
     np.testing.assert_allclose(found.cost(SIZES), TRUTHS[form](SIZES), rtol=1e-6)
     assert np.abs(found.relative_residuals).max() < 1e-6
-
-
-@pytest.mark.parametrize("form", fitted_forms(FORMS))
-def test_noisy_data_give_the_cost_within_the_noise(form: str) -> None:
-    found = fit(form, *samples(TRUTHS[form], 0.05), draws=50)
-    assert np.abs(found.cost(SIZES) / TRUTHS[form](SIZES) - 1).max() < 0.08
-    lower, upper = found.interval(SIZES)
-    assert np.all(lower <= upper)
-    assert np.mean((lower <= TRUTHS[form](SIZES)) & (TRUTHS[form](SIZES) <= upper)) >= 0.7
 
 
 @pytest.mark.parametrize("how", LINES)
@@ -110,7 +110,7 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
     sizes, errors = unseen_errors(make, samples(truth, 0.0), (others, 2 * truth(others)))
     assert sizes.tolist() == sorted(set(others))
     np.testing.assert_allclose(errors, -0.5, rtol=1e-6)
-    assert seen == [set(SIZES), set(SIZES) - {SIZES[3]}, set(SIZES) - {SIZES[8]}]
+    assert seen == [set(SIZES) - {size} for size in sizes]
 
 
 @pytest.mark.parametrize(

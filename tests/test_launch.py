@@ -19,7 +19,8 @@ import pytest
 import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs import launch, protocol, worker
+from ddlkit.run import jobs
+from ddlkit.run.jobs import launch, worker
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.store.files import scratch
 from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
@@ -100,17 +101,16 @@ def joined(directory: Path) -> bool:
     return any(directory.glob("ddlkit-*/files/job.json"))
 
 
-@pytest.mark.parametrize("moment", ["at once", "started", "at work"])
+@pytest.mark.parametrize("moment", ["at once", "at work"])
 @pytest.mark.fault(
     fault="the launcher is killed",
-    injected="SIGKILL to the process that launches two ranks: while the server imports torch, at their first "
-    "sign, and at work with one rank stopped",
+    injected="SIGKILL to the process that launches two ranks: while the server imports torch, and "
+    "at work with one rank stopped",
     holds="every rank dies with it, within a second; the next launch sweeps its temporary directory",
 )
 def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -> None:
     begun: dict[str, Callable[[int], bool]] = {
         "at once": lambda pid: len(family(pid)) >= 2,
-        "started": lambda pid: ranks_below(pid) != [],
         "at work": lambda pid: joined(tmp_path),
     }
     with a_parent(tmp_path) as parent:
@@ -176,20 +176,6 @@ def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
 
-def test_what_a_rank_changes_of_itself_does_not_reach_the_next(tmp_path: Path) -> None:
-    launch.start_server()
-    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
-    log = tmp_path / "log"
-    for namespace, status, told in (
-        (None, protocol.MISTAKE, "none.json: [Errno 2]"),
-        (tmp_path / "nowhere", 1, "nowhere"),
-    ):
-        rank = launch.RankProcess(["dance", "none.json"], environment, log, namespace)
-        rank.start()
-        assert rank.wait(PATIENCE_S) == status == rank.poll()
-        assert told in log.read_text()
-
-
 @pytest.mark.fault(
     fault="a file lies where a directory is needed",
     injected="an output directory below a file",
@@ -216,7 +202,7 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 BARE = """
 from ddlkit.run.jobs import launch
-few = {"sizes": [1024], "budget": {"max_repeats": 5}, "join": {"gloo_threads": 1}}
+few = {"sizes": [1024], "budget": {"max_repeats": 5}, "join": {"torch_threads": 1}}
 launch.run_ranks("collectives", {"out": ".", **few}, ranks=1, place=launch.Loopback(), timeout_s=60)
 """
 
@@ -264,26 +250,29 @@ def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line() -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.jobs.protocol import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        environment = {**os.environ, protocol.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, jobs.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.stdout == output
 
 
-def test_wrong_settings_files_are_one_line(tmp_path: Path) -> None:
+def test_what_the_worker_cannot_do_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "config.json"
-    with pytest.raises(UserError, match="No such file"):
-        worker.read_config(path)
-    for text, complaint in (
-        ("", "Expecting value"),
-        ("[]", "needs a JSON object"),
-        ("{}", '"out"'),
+    for job, text, complaint in (
+        ("collectives", "", "Expecting value"),
+        ("collectives", "[]", "needs a JSON object"),
+        ("collectives", "{}", '"out"'),
+        ("dance", '{"out": "o"}', "unknown job 'dance': name the module"),
+        ("speed", '{"out": "o"}', "ddlkit.run.measure.speed declares none"),
     ):
         path.write_text(text)
-        with pytest.raises(UserError, match=complaint):
-            worker.read_config(path)
+        assert worker._status([job, str(path)]) == jobs.MISTAKE
+        said = capsys.readouterr().err
+        assert complaint in said and said.count("\n") == 1
 
 
 def job_modules() -> list[str]:
@@ -292,17 +281,11 @@ def job_modules() -> list[str]:
     return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
 
 
-def test_each_job_goes_by_the_last_part_of_its_modules_name() -> None:
-    names = job_modules()
-    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
-    for name in names:
-        assert worker.find(name.rpartition(".")[2]).module == worker.find(name).module == name
-    with pytest.raises(UserError, match="ddlkit.run.instruments.clock declares none"):
-        worker.find("clock")
-
-
 def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
-    """A process that has opened a GPU cannot be forked and use it."""
+    """A process that has opened a GPU cannot be forked and use it; of measurements the name is enough."""
+    for name in (names := job_modules()):
+        assert worker.find(name.removeprefix("ddlkit.run.measure.")).module == name
+    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
     code = """
 import sys
 import torch
@@ -310,12 +293,12 @@ def refuse(*_):
     raise AssertionError("a GPU was asked for")
 for name in ("is_available", "device_count", "get_device_properties", "current_device"):
     setattr(torch.cuda, name, refuse)
-from ddlkit.run.jobs import server, worker
-for job in sys.argv[1:]:
-    worker.find(job)
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(name)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code, *job_modules()], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", code, *names], env=environment, check=True)
 
 
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import instruments
-from ddlkit.run.instruments.clock import Budget, Marks
+from ddlkit.run import clock as clocks
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
@@ -32,7 +32,7 @@ FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """What is timed takes no time but what is added here: how fast this machine is does not matter."""
     simulated = Simulated()
-    monkeypatch.setattr(instruments.clock, "perf_counter", simulated)
+    monkeypatch.setattr(clocks, "perf_counter", simulated)
     return simulated
 
 
@@ -72,13 +72,12 @@ class Slow(nn.Module):
 def _enter(monkeypatch: pytest.MonkeyPatch, *modules: nn.Module) -> nn.Sequential:
     """Make these modules, in a row, a network by the name of "mine"."""
     network = nn.Sequential(*modules)
-    monkeypatch.setitem(
-        networks.NETWORKS,
-        "mine",
-        networks.Network(
-            lambda: network, lambda n, _: (torch.ones(n, 4), torch.zeros(n, dtype=torch.int64))
-        ),
-    )
+
+    def sample(n: int, _: object) -> tuple[Tensor, Tensor]:
+        return torch.ones(n, 4), torch.zeros(n, dtype=torch.int64)
+
+    mine = networks.Network(lambda: network, sample)
+    monkeypatch.setitem(networks.NETWORKS, "mine", mine)
     return network
 
 
@@ -149,16 +148,15 @@ def test_bf16_really_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(arrays(float, (3, 5), elements=st.floats(0, 10)))
 def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) -> None:
-    own_ends = spans.cumsum(axis=1)
-    latest = np.maximum(own_ends.max(axis=0), 0)
+    latest = spans.cumsum(axis=1).max(axis=0)
     line = layers._slowest_line(spans[0], lambda ends: np.maximum(ends, latest))
-    assert (line >= 0).all()
     assert line.cumsum() == pytest.approx(latest)
 
 
 def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
-    settings = LayersSettings({"lenet5": 8}, budget=Budget(1, max_repeats=8, max_s=1.0), threads=1)
-    launch(layers_job, settings, ranks=2, place=Loopback(), timeout_s=PATIENCE_S, out=tmp_path)
+    settings = LayersSettings({"lenet5": 8}, Budget(1, max_repeats=8, max_s=1.0))
+    how: Any = {"ranks": 2, "timeout_s": PATIENCE_S, "join": {"torch_threads": 1}}
+    launch(layers_job, settings, place=Loopback(), out=tmp_path, **how)
     profile = store.read_profile(tmp_path / "layers.csv", ranks=2, threads=1)
     samples = store.load_table(tmp_path / "samples.csv", "samples")
     median = samples.groupby("quantity")["seconds"].median()
@@ -174,18 +172,12 @@ def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
         ({"network": "lenet"}, "unknown network 'lenet': did you mean 'lenet5'"),
         ({"batch": 0}, "batch 0 of lenet5"),
         ({"batch": 10**12}, "out of memory: lenet5 at batch 1000000000000 on cpu"),
-        ({"device": "tpu9000"}, "unknown device 'tpu9000'"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
-        ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"precision": "tf32"}, "precision 'tf32' needs a CUDA device"),
-        ({"threads": 0}, "0 threads"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=f"^{line}.*$"):
         profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
-    assert str(error.value).startswith(line)
-    assert "\n" not in str(error.value)
 
 
 def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
@@ -194,19 +186,17 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
     def refuse(_: object) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(layers, "replay", refuse)
     training = layers.Training("lenet5", 2, torch.device("cpu"), "fp32")
-    issue = np.array([1e-3, 2e-3])
-    assert set(layers._on_gpu(training, issue, True)) == {"issue"}
+    monkeypatch.setattr(layers, "replay", refuse)
+    assert not layers._graph(training, None)
     assert capsys.readouterr().err.endswith("when stream is capturing\n")
     monkeypatch.setattr(layers, "replay", lambda _: np.array([1e-4]))
-    assert set(layers._on_gpu(training, issue, True)) == {"issue", "graph_iteration"}
-    assert set(layers._on_gpu(training, issue, False)) == {"issue"}
+    assert set(layers._graph(training, None)) == {"graph_iteration"}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("precision", layers.PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("network", ["resnet18", "vit_b_16", "alexnet"])
 def test_a_graph_is_made_of_every_kind_of_layer(network: str, precision: str) -> None:
     """Of normalisation, attention and dropout each: what a graph cannot hold is seen here first."""

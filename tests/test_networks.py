@@ -32,12 +32,6 @@ def test_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> Non
             call(wrong)
 
 
-@pytest.mark.parametrize("batch", [0, -4])
-def test_batch_below_one_is_refused(batch: int) -> None:
-    with pytest.raises(UserError, match=f"batch {batch} of lenet5"):
-        registry.sample_batch("lenet5", batch)
-
-
 class Importer:
     """Stands in for import_module: fails with these errors first, then gives an empty module."""
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.core.doubt import interval
-from ddlkit.model.noise import Drift, Noise, Sessions
+from ddlkit.core.fit import interval
+from ddlkit.model.calibration import Drift, Noise, Sessions
 
 TWO = np.repeat([1e3, 1e6], 4)
 SECONDS = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])

@@ -7,37 +7,19 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-import threading
-from functools import partial
+import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import engine, packing
+from ddlkit.run.sessions import Origin, Source, engine, packing
 from ddlkit.run.sessions.packing import pack, restore
-from ddlkit.run.sessions.session import Origin, Source
-from places import PATIENCE_S, ROOT, alive, family, wait_for
-
-TESTS = Path(__file__).parent
-PATH = os.pathsep.join([str(ROOT), str(TESTS)])
-SCRIPT = """
-import signal, sys
-from pathlib import Path
-from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import engine, packing
-from ddlkit.run.sessions.session import Source
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.default_int_handler)
-packing.EVERY_S = 0.1
-out, file = map(Path, sys.argv[1:])
-engine.run_session(Source("faulty_points:steady"), out, isolate=True, pack=file)
-"""
+from places import PATIENCE_S, alive, family, wait_for
+from test_record import begin
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -46,18 +28,18 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def unpacked(file: Path, where: Path, name: str = "rec") -> Path:
+def unpacked(file: Path, where: Path) -> Path:
     """The recording in the file, as by the command that the help names, every table of it checked."""
     where.mkdir()
     subprocess.run(["tar", "xzf", file, "-C", where], check=True)
     for path in where.rglob("*.csv*"):
         store.load_table(path)
-    return where / name
+    return where / "rec"
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    """A recording of three tables, and what else may lie beside them."""
+    """A recording of three tables, one of them in a campaign's folder."""
     out = tmp_path / "here" / "rec"
     for name, directory in (("a", out), ("b", out), ("c", out / "campaign")):
         Origin().save(directory / f"drift-{name}.csv", faulty_points.drift()["drift"], "drift")
@@ -75,7 +57,7 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
     restore(again, file)
     assert contents(again) == expected
     with tarfile.open(file) as archive:
-        assert {(one.uid, one.uname, one.gname) for one in archive} == {(0, "", "")}
+        assert {(member.uid, member.uname, member.gname) for member in archive} == {(0, "", "")}
 
 
 @pytest.mark.fault(
@@ -111,77 +93,60 @@ def test_a_disk_that_refuses_ends_no_session_before_its_end(
 ) -> None:
     monkeypatch.setattr(packing, "EVERY_S", 0.0)
     file = tmp_path / "rec.tgz"
-    with (
-        pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory"),
-        packing.packing(out, file) as keep,
-    ):
+    refused = pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory")
+    with refused, packing.packing(out, file) as keep:
         keep()
         file.unlink()
         file.mkdir()
         keep()
         assert "not packed: cannot write" in capsys.readouterr().err
-    with (
-        pytest.raises(UserError, match="^cannot write"),
-        packing.packing(out, tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"),
-    ):
+    nowhere = tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"
+    with pytest.raises(UserError, match="^cannot write"), packing.packing(out, nowhere):
         pytest.fail("measured without a place for the file")
-
-
-def all_gone(processes: list[psutil.Process]) -> bool:
-    return not alive(processes)
-
-
-def start(out: Path, file: Path, stderr: int | None = None) -> subprocess.Popen[bytes]:
-    """A recording that packs after each point or two, by a process of its own."""
-    command = [sys.executable, "-c", SCRIPT, str(out), str(file)]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": PATH}, stderr=stderr)
 
 
 def points_in(directory: Path) -> int:
     return len([*directory.glob("drift-p*.csv")])
 
 
-def holds(directory: Path, least: int) -> bool:
-    return points_in(directory) >= least
+def lived(out: Path, file: Path, chance: random.Random, victim: str, goal: int) -> None:
+    """A recording that is killed at a random moment after so many points, or ended."""
+    parent = begin(out, "steady", file)
+    try:
+        assert wait_for(lambda: points_in(out) >= goal)
+        time.sleep(chance.uniform(0.0, 0.1))
+        processes = family(parent.pid)
+        if victim == "child":  # another one goes on
+            processes[0].kill()
+            assert wait_for(lambda: points_in(out) > goal)
+        parent.send_signal(signal.SIGTERM if victim == "nobody" else signal.SIGKILL)
+        assert parent.wait(PATIENCE_S) != 0
+        assert wait_for(lambda: not alive(processes))
+    finally:
+        parent.kill()
 
 
-@pytest.mark.parametrize("who", ["parent", "child"])
 @pytest.mark.fault(
-    fault="a recording that packs itself is killed at any moment",
-    injected="SIGKILL to parent or child at random moments, and half an archive beside",
-    holds="the packed file is whole each time and holds no less than before; the last run "
-    "ends with all points",
+    fault="a recording that packs itself is killed at any moment, or ended",
+    injected="SIGKILL to parent or child at random moments, half an archive beside, and SIGTERM",
+    holds="the packed file is whole each time and holds no less than before, of one that was ended "
+    "exactly what was measured; the last run ends with all points",
 )
-def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_path: Path) -> None:
+def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
-    chance, there = random.Random(who), 0
-    for life in range(2):
-        shutil.rmtree(out, ignore_errors=True)  # a machine of its own each time
-        parent = start(out, file)
-        try:
-            goal = min(
-                12, there + chance.randint(2, 4)
-            )  # far enough from the end, on busy cores too
-            assert wait_for(partial(holds, out, goal))
-            threading.Event().wait(chance.uniform(0.0, 0.1))
-            processes = family(parent.pid)
-            victim = parent.pid if who == "parent" else processes[0].pid
-            os.kill(victim, signal.SIGKILL)
-            if who == "child":  # another one goes on
-                assert wait_for(partial(holds, out, goal + 1))
-                parent.kill()
-            parent.wait(PATIENCE_S)
-            assert wait_for(partial(all_gone, processes))
-        finally:
-            parent.kill()
-        found = unpacked(file, tmp_path / f"life{life}")
-        assert points_in(found) >= there
-        there = points_in(found)
-        (file.parent / f".{file.name}.{parent.pid}.tmp").write_bytes(b"half")
+    chance, there = random.Random(3), 0
+    for victim in ("parent", "child", "nobody"):
+        # A machine of its own each time; and far enough from the end, on busy cores too.
+        shutil.rmtree(out, ignore_errors=True)
+        lived(out, file, chance, victim, min(12, there + chance.randint(2, 4)))
+        kept = unpacked(file, tmp_path / victim)
+        assert points_in(kept) >= there
+        there = points_in(kept)
+        assert victim != "nobody" or contents(kept) == contents(out)
+        (file.parent / f".{file.name}.{os.getpid()}.tmp").write_bytes(b"half")
     shutil.rmtree(out)
-    last = start(out, file)
-    assert last.wait(PATIENCE_S) == 0
-    before, after = contents(found), contents(unpacked(file, tmp_path / "last"))
+    assert begin(out, "steady", file).wait(PATIENCE_S) == 0
+    before, after = contents(kept), contents(unpacked(file, tmp_path / "last"))
     changing = {"outcomes.csv", "outcomes.json"}
     assert {name: before[name] for name in before.keys() - changing}.items() <= after.items()
     assert after == contents(out) and points_in(out) == 20
@@ -189,27 +154,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(who: str, tmp_p
     assert not [*out.glob(".*.tmp")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.fault(
-    fault="a recording that packs itself is ended",
-    injected="SIGINT, SIGTERM",
-    holds="the packed file holds exactly what was measured",
-)
-def test_a_recording_that_is_ended_packs_all_it_leaves(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    out, file = tmp_path / "rec", tmp_path / "rec.tgz"
-    parent = start(out, file)
-    try:
-        assert wait_for(lambda: points_in(out) >= 3)
-        parent.send_signal(number)
-        assert parent.wait(PATIENCE_S) != 0
-    finally:
-        parent.kill()
-    assert contents(unpacked(file, tmp_path / "found")) == contents(out)
-
-
-# -- packs of a recording's own directory ---
+# -- packs of a recording's own directory --------------------------------------------------------
 
 
 def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(

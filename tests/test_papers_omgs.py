@@ -33,15 +33,6 @@ def mergings(draw: st.DrawFn) -> tuple[omgs.Instance, np.ndarray]:
     return instance, np.array([False, *flags[1:]])
 
 
-@given(instances())
-def test_merging_all_layers_is_topk_sgd(instance: omgs.Instance) -> None:
-    everything = np.arange(instance.layers) > 0
-    size = instance.elements.sum()
-    costs = float(instance.selection_s(size)), float(instance.communication_s(size))
-    topk = omgs.topk_iteration_s(instance.forward_s, instance.backward_s, *costs)
-    assert float(omgs.merged_iteration_s(instance, everything)) == pytest.approx(topk)
-
-
 @pytest.mark.parametrize("by_code", [False, True])
 def test_each_layer_is_judged_in_the_network_that_is_merged_above_it(by_code: bool) -> None:
     """Written down by Eqs 13-15 and 24: at each layer the whole network of what was merged so far.
@@ -93,16 +84,6 @@ def test_the_best_merging_is_no_worse_than_any_rule_and_is_met_by_rules_of_two_l
             assert taken_s == pytest.approx(best_s, rel=1e-9)
 
 
-@given(mergings())
-def test_algorithm_2_sends_every_layer_once_and_in_ready_order(
-    drawn: tuple[omgs.Instance, np.ndarray],
-) -> None:
-    _, flags = drawn
-    sent = omgs.messages(flags)
-    assert [layer for message in sent for layer in message] == list(range(len(flags), 0, -1))
-    assert len(sent) == int((~flags).sum())
-
-
 SPARSE = ("single", "none", "mgs:8192", "omgs", "omgs:theorem", "omgs:code")
 
 # -- gaps to the best plan -----------------------------------------------------------------------
@@ -134,6 +115,4 @@ def test_the_audit_is_reproducible_and_nothing_beats_the_optimum() -> None:
         draw = audit.sparse_draw(selection)
         first, again = (audit.random_audit(draw, SPARSE, 12, seed=3) for _ in range(2))
         assert first.equals(again) and first["gap"].min() > -1e-11
-        table = audit.summary(first)
-        assert table["planner"].tolist() == [*SPARSE]
-        assert (table["worst_gap"] >= table["mean_gap"]).all()
+        assert first["planner"].unique().tolist() == [*SPARSE]

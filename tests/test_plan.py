@@ -18,7 +18,7 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.model.predictor import planners
-from strategies import plans, random_workload, workloads
+from strategies import random_workload, workloads
 
 SPECS = [spec for planner in planners().values() for spec in planner.examples]
 """As every registered planner shows that it is written: what is registered is tested."""
@@ -49,14 +49,6 @@ def test_an_argument_that_a_planner_does_not_take_is_one_line(name: str) -> None
     for spec in ("ddp:50MB", "single:7", "exact:fast", "none:1"):
         with pytest.raises(UserError, match=f"plan '{spec}': write {spec.partition(':')[0]}$"):
             make_plan(spec, workload, COST)
-
-
-@given(st.data())
-def test_a_plan_is_all_in_its_json(data: st.DataObject) -> None:
-    plan = data.draw(plans(data.draw(st.integers(1, 30))))
-    described = plan.to_dict(1.5)
-    ends = np.cumsum([len(group) for group in described["groups"]])
-    assert FusionPlan(described["planner"], tuple(ends.tolist())) == plan
 
 
 @given(workloads(), st.integers(1, 2 * 10**8))
@@ -100,13 +92,6 @@ def test_exact_equals_brute_force_on_1000_random_instances() -> None:
         assert found == pytest.approx(best, rel=1e-12)
 
 
-@given(st.data())
-def test_exact_is_never_beaten(data: st.DataObject) -> None:
-    workload = data.draw(workloads(max_tensors=30))
-    best = predict(workload, planning.exact(workload, COST), COST).iteration_s
-    assert best <= predict(workload, data.draw(plans(workload.n)), COST).iteration_s + 1e-12
-
-
 def test_exact_asks_for_each_group_of_516_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The benchmark reports the time; this guards the complexity."""
     asked: list[int] = []
@@ -127,9 +112,11 @@ def test_exact_asks_for_each_group_of_516_tensors_once(monkeypatch: pytest.Monke
     [
         ("greedy", "unknown planner 'greedy'"),
         ("buffer:0", "must be above zero"),
+        ("buffer:1MB:0s", "timeout"),
+        ("buffer:1MB:soon", "soon"),
         ("buffer:25Mb", "unit 'Mb'"),
-        ("buffer:25 parsecs", "use B, KB"),
         ("exact", "needs a message cost"),
+        ("adafusion:best", "adafusion:repaired"),
         ("cuts:3,2", "must increase"),
         ("cuts:a", "whole numbers"),
         ("cuts:99", "must increase"),

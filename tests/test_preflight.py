@@ -14,7 +14,7 @@ import tomllib
 import smi
 from ddlkit import cli
 from ddlkit.core.errors import UserError
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
 from ddlkit.run.sessions import preflight
 from places import ROOT
 
@@ -28,8 +28,7 @@ def wrong(device: str, out: Path) -> str:
 
 
 def broken(device: str, out: Path) -> str:
-    nothing: dict[str, str] = {}
-    return nothing["key"]
+    return dict[str, str]()["key"]
 
 
 def hanging(device: str, out: Path) -> str:
@@ -46,8 +45,7 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = {"fine": fine, "wrong": wrong, "broken": broken, "hanging": hanging}
-    checks |= {"killed": killed, "last": fine}
-    monkeypatch.setattr(preflight, "CHECKS", checks)
+    monkeypatch.setattr(preflight, "CHECKS", checks | {"killed": killed, "last": fine})
     monkeypatch.setattr(preflight, "LIMIT_S", 0.5)
     assert cli.main(["record", "--suite", "cpu", "--preflight"]) == 1
     *lines, verdict = capsys.readouterr().out.splitlines()
@@ -61,13 +59,7 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
         ("ok", "last", "on cpu"),
     ]
     assert verdict.startswith("preflight: FAILED: wrong, broken, hanging, killed, after ")
-
-
-@pytest.mark.parametrize("said", ["none", "0"])
-def test_a_patience_that_is_no_factor_is_one_line(
-    said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(preflight.PATIENCE, said)
+    monkeypatch.setenv(preflight.PATIENCE, "0")
     assert cli.main(["record", "--suite", "cpu", "--preflight"]) == 2
     assert "a factor above zero is needed" in capsys.readouterr().err
 
@@ -90,19 +82,13 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
         preflight.environment("cuda", Path())
 
 
-def test_the_versions_needed_are_those_that_the_package_asks_for() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = dict(re.findall(r"([\w-]+) ?>= ?([\d.]+)", " ".join(project["dependencies"])))
-    for extra in project.get("optional-dependencies", {}).values():
-        asked |= dict(re.findall(r"([\w-]+) ?>= ?([\d.]+)", " ".join(extra)))
-    assert {
-        name: asked.get(name, version) for name, version in preflight.NEEDED.items()
-    } == preflight.NEEDED
-
-
 def test_an_old_package_and_too_little_space_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    asked = dict(re.findall(r"([\w-]+) ?>= ?([\d.]+)", str(lists)))
+    assert preflight.NEEDED.items() <= asked.items()
     monkeypatch.setitem(preflight.NEEDED, "numpy", "99.1")
     with pytest.raises(UserError, match="^at least numpy 99.1, here "):
         preflight.packages("cpu", tmp_path)
@@ -112,15 +98,11 @@ def test_an_old_package_and_too_little_space_are_named(
         preflight.space("cpu", tmp_path)
 
 
-def test_nvidia_smi_is_asked_three_times_and_others_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_on_the_gpu_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
     smi.install(tmp_path / "idle", monkeypatch)
-    assert re.fullmatch(
-        r"(0% 4 MiB in \d+\.\d\d s, ){2}0% 4 MiB in \S+ s; persistence mode Disabled; .* there",
-        preflight.nvidia_smi("cuda", tmp_path),
-    )
+    told = preflight.nvidia_smi("cuda", tmp_path)
+    assert told == "0% 4 MiB; persistence mode Disabled; nobody else is there"
     smi.install(tmp_path / "busy", monkeypatch, {"utilization.gpu": "97", "memory.used": "4096"})
     with pytest.raises(UserError, match="^gpu0 is in use by others"):
         preflight.nvidia_smi("cuda", tmp_path)

@@ -23,12 +23,10 @@ import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.report.source import Source as Reader
-from ddlkit.run.instruments import vitals
-from ddlkit.run.sessions import engine, grammar, suites
-from ddlkit.run.sessions import session as outcomes
+from ddlkit.run import sessions, vitals
+from ddlkit.run.sessions import Point, PointList, Source, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
-from ddlkit.run.sessions.session import Point, PointList, Source, Tables
-from faulty_points import FAULTS, fine
+from faulty_points import FAULTS, fine, point
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
@@ -36,7 +34,7 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture
 def with_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes that measure find the plans of these tests."""
+    """The processes that measure find the points of these tests."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
 
@@ -53,23 +51,25 @@ def valid_tables(out: Path) -> dict[str, str]:
     return {path.name: store.sha256_file(path) for path in paths}
 
 
-# -- in this process ---------------------------------------------------------------------------
-
-
-def work(points: PointList, out: Path, **options: Any) -> dict[str, dict[str, Any]]:
-    """What became of each point, as the loop reports it."""
-    events: list[dict[str, Any]] = []
+def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, sessions.Row]:
+    """What became of each point of a recording that is made in this process."""
+    source: Any = SimpleNamespace(points=lambda out, session: points)
+    deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
+    origin = sessions.Origin(machine={"name": "here"})
+    session = engine._Session(source, out, deadline_s, origin, True, False, lambda: None)
+    here = engine._Here(source, out, 1, origin)
     with pytest.MonkeyPatch.context() as patch:
-        # A third of a second at each point, in a process of tests.
-        patch.setattr("gc.collect", lambda: 0)
-        assert outcomes.measure_points(points, out, events.append, **options)
-    rows = [*events[0]["rows"], *(event["row"] for event in events[1:])]
-    return {f"{row['what']}/{row['point']}": row for row in rows}
+        patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
+        session._take_all(here)
+    return session.rows
 
 
 def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
     source = Source(f"faulty_points:{points}")
     return run_session(source, out, budget_s=budget_s, isolate=True)
+
+
+# -- points --------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault(
@@ -78,77 +78,53 @@ def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
     holds="the point is recorded as out of memory; all others are measured",
 )
 def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
-    found = work(faulty_points.faults(tmp_path, 1), tmp_path)
-    told = {
-        name: (found[f"test/{name}"]["outcome"], found[f"test/{name}"]["reason"]) for name in FAULTS
-    }
+    rows = work(faulty_points.faults(tmp_path, 1), tmp_path)
+    ends = {name: (rows[f"test/{name}"].outcome, rows[f"test/{name}"].reason) for name in FAULTS}
     for name, start in {
         "torch-memory": "",
         "numpy-memory": "Unable to allocate",
         "profile-memory": "out of memory: lenet5 at batch 1000000000000 on cpu",
     }.items():
-        assert told[name][0] == outcomes.OUT_OF_MEMORY
-        assert told[name][1].startswith(start)
-    assert told["lacking"] == (outcomes.UNAVAILABLE, "needs 2 GPUs, here are 0")
-    assert told["half"] == (outcomes.PARTIAL, "out of memory: the other half")
-    assert told["compile"][0] == told["bug"][0] == told["wrong-rows"][0] == outcomes.FAILED
-    assert told["compile"][1].startswith("CUDA source does not compile: ddlkit.cu(7)")
-    assert told["bug"][1] == "KeyError: 'drift'"
-    assert "must be above zero" in told["wrong-rows"][1]
-    assert told["nothing"] == (outcomes.FAILED, "it left no table 'drift'")
+        assert ends[name][0] == sessions.OUT_OF_MEMORY
+        assert ends[name][1].startswith(start)
+    assert ends["lacking"] == (sessions.UNAVAILABLE, "needs 2 GPUs, here are 0")
+    assert ends["half"] == (sessions.PARTIAL, "out of memory: the other half")
+    assert ends["bug"] == (sessions.FAILED, "KeyError: 'drift'")
+    assert ends["wrong-rows"][0] == sessions.FAILED
+    assert "must be above zero" in ends["wrong-rows"][1]
+    assert ends["nothing"] == (sessions.FAILED, "it left no table 'drift'")
     # All others are there, whole; of the faulty ones only what the half one had.
-    assert {found[f"test/after-{name}"]["outcome"] for name in FAULTS} == {outcomes.MEASURED}
+    assert {rows[f"test/after-{name}"].outcome for name in FAULTS} == {sessions.MEASURED}
     there = {name.removeprefix("drift-").removesuffix(".csv") for name in valid_tables(tmp_path)}
-    assert there == {"half", "s1-start", "s1-end", *(f"after-{name}" for name in FAULTS)}
+    assert there - {"outcomes"} == {"half", "s1-start", "s1-end", *(f"after-{n}" for n in FAULTS)}
 
 
 def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path: Path) -> None:
     order: list[str] = []
 
-    def noted(name: str) -> Point:
+    def noted(name: str, fails: str = "") -> Point:
         def measure() -> Any:
             order.append(name)
-            return faulty_points.drift(name)
+            return {} if name == fails else faulty_points.drift(name)
 
-        return faulty_points.point(name, measure)
+        return point(name, measure)
 
-    plan = PointList([noted(name) for name in "abcd"], [noted("open")], [noted("close")])
-    work(plan, tmp_path, skip=["test/b", "test/d"])
-    assert order == ["open", "a", "c", "close"]
+    plan = PointList([noted(name, "b") for name in "abc"], [noted("open")], [noted("close")])
+    work(plan, tmp_path)
+    assert order == ["open", "a", "b", "c", "close"]
     hashes = valid_tables(tmp_path)
     order.clear()
-    plan = PointList(plan.body, [noted("open2")], [noted("close2")])
-    found = work(plan, tmp_path, last=["test/b"])
+    again = [noted(name) for name in "abcd"]
+    rows = work(PointList(again, [noted("open2")], [noted("close2")]), tmp_path)
     assert order == ["open2", "d", "b", "close2"]
-    assert found["test/a"]["outcome"] == outcomes.MEASURED
+    assert rows["test/a"].outcome == sessions.MEASURED
+    hashes.pop("outcomes.csv")
     assert hashes.items() <= valid_tables(tmp_path).items()
     order.clear()
-    lacking = faulty_points.point("lacking", FAULTS["lacking"], 0.0)
-    events: list[dict[str, Any]] = []
-    plan = PointList([*plan.body, lacking], plan.opening, plan.closing)
-    outcomes.measure_points(plan, tmp_path, events.append)
+    lacking = point("lacking", FAULTS["lacking"], 0.0)
+    rows = work(PointList([*again, lacking], [noted("open3")], [noted("close3")]), tmp_path)
     assert not order, "nothing can be measured, so nothing is opened or closed either"
-    assert [row["point"] for row in events[0]["rows"]] == [*"abcd", "lacking"]
-
-
-def test_what_does_not_fit_into_the_budget_makes_room_for_what_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outcomes, "time", Clock())
-    body = [fine("a", 50.0), fine("b", 5000.0), fine("c", 50.0)]
-    plan = PointList(body, closing=[fine("close", 200.0)])
-    found = work(plan, tmp_path, deadline_s=600)
-    assert {key: event["outcome"] for key, event in found.items()} == {
-        "test/a": outcomes.MEASURED,
-        "test/b": outcomes.NO_TIME,
-        "test/c": outcomes.MEASURED,
-        "test/close": outcomes.MEASURED,
-    }
-    # Twice the time for the last is set aside: of 500 s, 400 are not for one more of 150.
-    plan = PointList([fine("d", 150.0)], closing=[fine("close2", 200.0)])
-    found = work(plan, tmp_path, deadline_s=500)
-    assert found["test/d"]["outcome"] == outcomes.NO_TIME
-    assert found["test/close2"]["outcome"] == outcomes.MEASURED
+    assert [row.point for row in rows.values()] == [*"abcd", "lacking"]
 
 
 class Clock:
@@ -175,42 +151,48 @@ def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
 ) -> None:
     """Up to the time at which the process is ended, less what they may be expected to take."""
     clock = Clock()
-    body = [clock.point("a", 30.0, taken_s)]
+    body = [clock.point("a", 30.0, taken_s), clock.point("b", 5000.0, 1.0)]
     closing = [clock.point(name, closing_s, closing_s) for name in ("drift", "efficiency")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outcomes, "time", clock)
-        found = work(PointList(body, closing=closing), Path(), deadline_s=60.0)
-        end_s = 60.0 + outcomes.OVERTIME_S
+        patch.setattr(engine, "time", clock)
+        patch.setattr(engine._Session, "_save", lambda session: None)
+        rows = work(PointList(body, closing=closing), Path("/nowhere"), 60.0)
+        end_s = 60.0 + engine.OVERTIME_S
+    assert rows.pop("test/b").outcome == sessions.NO_TIME
     if taken_s + 2 * closing_s <= end_s:
-        assert {row["outcome"] for row in found.values()} == {outcomes.MEASURED}
+        assert {row.outcome for row in rows.values()} == {sessions.MEASURED}
     assert clock.now_s <= max(end_s, taken_s)
 
 
+def test_time_for_the_closing_points_is_set_aside_twice(tmp_path: Path) -> None:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "time", clock)
+        plan = PointList([fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)])
+        rows = work(plan, tmp_path, 500.0)
+    ends = {row.point: row.outcome for row in rows.values()}
+    assert ends == {"d": sessions.NO_TIME, "e": sessions.MEASURED, "close": sessions.MEASURED}
+
+
 def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """torch does not leave the stream of a capture that fails; its random numbers then fail for good."""
     streams = ["null"]
     played = SimpleNamespace(
+        is_initialized=lambda: True,
         synchronize=lambda: None,
         empty_cache=lambda: None,
-        mem_get_info=lambda: (1, 1),
-        memory_reserved=lambda: 0,
         current_stream=lambda: streams[-1],
         default_stream=lambda: "null",
     )
-    monkeypatch.setattr(outcomes, "_cuda", lambda: played)
-
-    def captured() -> Tables:
-        streams.append("of the capture")
-        return faulty_points.drift("b")
-
-    points = PointList([fine("a"), faulty_points.point("b", captured), fine("c")])
-    assert not outcomes.measure_points(points, tmp_path, lambda event: None)
-    assert set(valid_tables(tmp_path)) == {"drift-a.csv", "drift-b.csv"}
+    monkeypatch.setattr(torch, "cuda", played)
+    assert engine._gpu_is_usable()
+    streams.append("of the capture")
+    assert not engine._gpu_is_usable()
 
 
-# -- plans -------------------------------------------------------------------------------------
+# -- suites --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -222,24 +204,24 @@ def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_point_has_a_place_of_its_own(device: str, any_device: None) -> None:
     for name in ("cpu" if device == "cpu" else "gpu", "smoke", "quick", "full"):
-        points = suites.points(out=Path(), session=1, name=name, device=device)
+        points = grammar.points(out=Path(), session=1, name=name, device=device)
         everything = [*points.opening, *points.body, *points.closing]
-        assert len({point.key for point in everything}) == len(everything)
         tables = [(point, schema) for point in everything for schema in point.schemas]
         places = {(point.path(Path(), schema), point.moment) for point, schema in tables}
-        assert len(places) == len(tables)
+        assert len(places) == len({(point.key, schema) for point, schema in tables})
         assert {schema for _, schema in tables} <= set(store.SCHEMAS)
         assert all(0 <= point.estimate_s < 600 for point in everything)
+        drifts = [point.name for point in (*points.opening, *points.closing)]
+        assert drifts == ([] if name in ("quick", "full") else ["s1-start", "s1-end"])
 
 
 def code_paths(name: str, device: str) -> set[tuple[str, str, str]]:
     """(kind, link, precision) of all that a suite measures on a device."""
-    suite = grammar.read(name)
     return {
-        (one["measure"], one.get("link", ""), precision)
-        for one in (*suite.opening, *suite.points, *suite.closing)
-        if one.get("device", "") in ("", device)
-        for precision in (one.get("precisions") or one.get("sides") or ["fp32"])
+        (described["measure"], described.get("link", ""), precision)
+        for described in grammar.read(name).points
+        if described.get("device", "") in ("", device)
+        for precision in described.get("precisions", ["fp32"])
     }
 
 
@@ -250,15 +232,14 @@ def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device:
 
 
 def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:
-    body = suites.points(out=Path(), session=1, name="gpu").body
     ends_s: dict[str, float] = {}
     spent_s = 0.0
-    for point in body:
-        spent_s += point.estimate_s
-        ends_s[point.key] = spent_s
+    for each in grammar.points(out=Path(), session=1, name="gpu").body:
+        spent_s += each.estimate_s
+        ends_s[each.key] = spent_s
     first = [
-        f"layers/{name}-{p}"
-        for p in ("fp32", "bf16")
+        f"layers/{name}-{precision}"
+        for precision in ("fp32", "bf16")
         for name in ("resnet50-b32", "resnet101-b32", "vgg16-b32", "alexnet-b128")
     ]
     assert max(ends_s[key] for key in first) < 90
@@ -266,7 +247,7 @@ def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None
         assert max(end_s for key, end_s in ends_s.items() if key.startswith(what)) < 400
 
 
-# -- whole runs --------------------------------------------------------------------------------
+# -- whole runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.fault(
@@ -277,29 +258,50 @@ def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None
 def test_a_process_that_dies_or_hangs_costs_one_point(
     tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "HUNG_S", 3.0)
+    """None of them sees a GPU where there is one, and tables have the processor's name."""
+    monkeypatch.setattr(engine, "HUNG_S", 2.0)
+    listed = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
+    monkeypatch.setattr(machine, "_gpus", lambda: listed)
+    monkeypatch.setattr(engine, "this_machine", machine.describe)
+    assert machine.name() == "nvidia-h200"
     record("deadly", tmp_path)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
     assert table["outcome"].to_dict() == {
-        "first": outcomes.MEASURED,
-        "killed": outcomes.KILLED,
-        "next": outcomes.MEASURED,
-        "hung": outcomes.KILLED,
-        "s1-end": outcomes.MEASURED,
+        "first": sessions.MEASURED,
+        "killed": sessions.KILLED,
+        "blind": sessions.MEASURED,
+        "hung": sessions.KILLED,
+        "s1-end": sessions.MEASURED,
     }
     assert table["reason"]["killed"].endswith("was killed by SIGKILL")
-    assert table["reason"]["hung"] == "did not end within 3 s"
-    valid_tables(tmp_path)
+    assert table["reason"]["hung"] == "did not end within 2 s"
+    names = {
+        store.load_stamp(tmp_path / path)["machine"]["name"] for path in valid_tables(tmp_path)
+    }
+    assert names == {machine.name("cpu")} and names != {machine.name()}
+    default = engine._default_out(grammar.read("cpu"), "cpu").name
+    assert re.fullmatch(r"cpu-\d+x-.*-suite", default)
+    assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
 
 
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.sessions.engine import run_session
-from ddlkit.run.sessions.session import Source
-signal.signal(signal.SIGINT, signal.default_int_handler)
-run_session(Source("faulty_points:long"), Path(sys.argv[1]), isolate=True)
+from ddlkit.run.sessions import Source, engine, packing
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+packing.EVERY_S = 0.1
+out, points, *files = sys.argv[1:]
+file = Path(files[0]) if files else None
+engine.run_session(Source(f"faulty_points:{points}"), Path(out), isolate=True, pack=file)
 """
+
+
+def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
+    """A recording by a process of its own, which packs after each point or two."""
+    path = os.pathsep.join([str(ROOT), str(TESTS)])
+    argv = [sys.executable, "-c", SCRIPT, str(out), points, *map(str, files)]
+    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -311,13 +313,10 @@ run_session(Source("faulty_points:long"), Path(sys.argv[1]), isolate=True)
 def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     tmp_path: Path, with_tests: None, number: signal.Signals
 ) -> None:
-    path = os.pathsep.join([str(ROOT), str(TESTS)])
-    parent = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], env={**os.environ, "PYTHONPATH": path}
-    )
+    parent = begin(tmp_path, "long")
     try:
         assert wait_for(lambda: (tmp_path / "outcomes.csv").exists())
-        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == outcomes.STARTED)
+        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == sessions.STARTED)
         children: list[psutil.Process] = family(parent.pid)
         assert children
         parent.send_signal(number)
@@ -326,15 +325,15 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     finally:
         parent.kill()
     hashes = valid_tables(tmp_path)
-    assert outcomes_in(tmp_path)["test/first"] == outcomes.MEASURED
+    assert outcomes_in(tmp_path)["test/first"] == sessions.MEASURED
     if number == signal.SIGINT:  # it was not the point's fault: it need not wait next time
-        assert outcomes_in(tmp_path)["test/slow"] == outcomes.PENDING
+        assert outcomes_in(tmp_path)["test/slow"] == sessions.PENDING
         return
     record("long", tmp_path, budget_s=200.0)
     assert outcomes_in(tmp_path) == {
-        "test/first": outcomes.MEASURED,
-        "test/last": outcomes.MEASURED,
-        "test/slow": outcomes.NO_TIME,
+        "test/first": sessions.MEASURED,
+        "test/last": sessions.MEASURED,
+        "test/slow": sessions.NO_TIME,
     }
     assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
@@ -345,7 +344,7 @@ def test_a_process_that_cannot_start_after_another_died_is_tried_again(
     monkeypatch.setattr(engine, "PAUSE_S", 0.0)
     record("recovering", tmp_path)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
-    assert table["outcome"].to_dict() == {"killed": outcomes.KILLED, "next": outcomes.MEASURED}
+    assert table["outcome"].to_dict() == {"killed": sessions.KILLED, "next": sessions.MEASURED}
     assert len((tmp_path / "starts").read_text()) == 4
     (tmp_path / "drift-next.csv").unlink()
     with pytest.raises(UserError, match="^the GPU is not back yet$"):
@@ -360,18 +359,14 @@ def test_no_gpu_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_load_that_is_ignored_is_told_in_every_stamp(
-    tmp_path: Path,
-    with_tests: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    busy = "gpu0 is in use by others"
+    busy, pair = "gpu0 is in use by others", Source("faulty_points:pair")
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
-    how: dict[str, Any] = {"isolate": True, "gpu": True}
     with pytest.raises(UserError, match=f"^nothing is measured: {busy}; wait, .* --ignore-load$"):
-        run_session(Source("faulty_points:pair"), tmp_path, **how)
+        run_session(pair, tmp_path, gpu=True)
     assert not valid_tables(tmp_path)
-    run_session(Source("faulty_points:pair"), tmp_path, ignore_load=True, **how)
+    run_session(pair, tmp_path, gpu=True, ignore_load=True)
     assert f"{busy}; measured all the same" in capsys.readouterr().err
     names = [*valid_tables(tmp_path)]
     assert {store.load_stamp(tmp_path / name)["remark"] for name in names} == {busy}
@@ -379,43 +374,21 @@ def test_a_load_that_is_ignored_is_told_in_every_stamp(
     # Afterwards the GPU is free: what is there stays what it was.
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: "")
     (tmp_path / "drift-b.csv").unlink()
-    run_session(Source("faulty_points:pair"), tmp_path, **how)
-    assert set(outcomes_in(tmp_path).values()) == {outcomes.MEASURED}
-    assert store.load_stamp(tmp_path / "drift-b.csv")["remark"] == ""
+    run_session(pair, tmp_path, gpu=True)
+    remarks = [store.load_stamp(tmp_path / f"drift-{name}.csv")["remark"] for name in "ab"]
+    assert remarks == [busy, ""]
 
 
-@pytest.fixture
-def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver lists a GPU."""
-    found = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
-    monkeypatch.setattr(machine, "_gpus", lambda: found)
-    outcomes.this_machine.cache_clear()
-    monkeypatch.setattr(outcomes, "this_machine", machine.describe)
-
-
-def test_a_suite_for_the_processor_has_its_name_and_sees_no_gpu(
-    tmp_path: Path, with_tests: None, a_gpu: None
-) -> None:
-    assert machine.name() == "nvidia-h200"
-    found = grammar.read("cpu")
-    assert re.fullmatch(r"cpu-\d+x-.*-suite", engine._default_out(found, "cpu").name)
-    assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
-    for _ in range(2):  # the second finds its own recording there
-        record("blind", tmp_path)
-    assert outcomes_in(tmp_path) == {"test/blind": outcomes.MEASURED}
-    names = {
-        store.load_stamp(tmp_path / name)["machine"]["name"] for name in valid_tables(tmp_path)
-    }
-    assert names == {machine.name("cpu")} and names != {machine.name()}
-
-
+@pytest.mark.fault(
+    fault="two measuring runs into one directory",
+    injected="the lock of the directory is held",
+    holds="the second is refused and names the first's process",
+)
 def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:
     row = {"what": "a", "point": "b", "outcome": "measured", "reason": ""}
     frame = pd.DataFrame([{**row, "estimate_s": 1.0, "seconds": 1.0}])
-    store.save_table(
-        frame, tmp_path, "outcomes", schema="outcomes", command=[], machine={"name": "another"}
-    )
-    with pytest.raises(UserError, match="holds a recording of another, this is .*: choose another"):
+    sessions.Origin(machine={"name": "other"}).save(tmp_path / "outcomes.csv", frame, "outcomes")
+    with pytest.raises(UserError, match="holds a recording of other, this is .*: choose another"):
         measure("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),
@@ -428,12 +401,7 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_every_code_path_on_a_gpu(tmp_path: Path) -> None:
     measure("smoke", device="cuda", out=tmp_path)
-    found = outcomes_in(tmp_path)
-    wrong = {
-        key: outcome
-        for key, outcome in found.items()
-        if outcome not in (outcomes.MEASURED, outcomes.UNAVAILABLE)
-    }
-    assert not wrong
+    ends = outcomes_in(tmp_path)
+    assert set(ends.values()) <= {sessions.MEASURED, sessions.UNAVAILABLE}, ends
     valid_tables(tmp_path)
-    assert outcomes_in(tmp_path)["layers/lenet5-b4-tf32"] == outcomes.MEASURED
+    assert ends["layers/lenet5-b4-tf32"] == sessions.MEASURED

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core import plan, resources
+from ddlkit.core import iteration as resources
+from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, predict
+from ddlkit.core.iteration import Iteration, Resources, Shared
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.resources import Resources, Shared
 from ddlkit.core.workload import Workload
 
 TENTHS = st.integers(0, 20).map(lambda k: k / 10)
@@ -58,22 +56,6 @@ def test_no_plan_with_any_resources_is_faster_than_the_joint_one(
     )
 
 
-@given(WORK, CHOICES, st.integers(0, 7))
-def test_freer_choices_are_never_slower(
-    work: Workload, choices: list[Resources], which: int
-) -> None:
-    """One for all, any for each, and of any plan: each holds the one before."""
-    sent = partitions(work.n)[which]
-    found = [
-        *(Shared(work, sent, (way,) * len(sent.ends)) for way in choices[:1]),
-        resources.of_each(work, sent, choices),
-        resources.jointly(work, choices),
-    ]
-    times = [one.iteration_s for one in found]
-    assert np.all(np.diff(times) <= 1e-9)
-    assert times[1] == pytest.approx(every_gift(work, sent, choices))
-
-
 @given(WORK, TENTHS, TENTHS, TENTHS)
 def test_one_choice_is_the_iteration_over_such_a_link(
     work: Workload, slowdown: float, drag: float, copy: float
@@ -85,14 +67,6 @@ def test_one_choice_is_the_iteration_over_such_a_link(
         shared = Shared(work, sent, (only,) * len(sent.ends), copy_s_per_byte=copy / 100)
         one = Iteration(work, sent, cost, link, copy / 100)
         assert shared.iteration_s == pytest.approx(one.prediction.iteration_s)
-
-
-@given(WORK)
-def test_without_slowdowns_the_joint_plan_is_the_exact_one(work: Workload) -> None:
-    cost = AlphaBeta(0.3, 0.01)
-    best = resources.jointly(work, [Resources("only", cost)])
-    exact = predict(work, plan.exact(work, cost), cost)
-    assert best.iteration_s == pytest.approx(exact.iteration_s)
 
 
 def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
@@ -107,12 +81,3 @@ def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
     assert all(
         best.iteration_s < Shared(work, sent, (way,) * 3).iteration_s for way in (frugal, rich)
     )
-
-
-def test_no_choice_and_a_wrong_number_are_refused() -> None:
-    work = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
-    only = Resources("only", AlphaBeta(0.0, 1.0))
-    with pytest.raises(UserError, match="none to choose from"):
-        resources.jointly(work, [])
-    with pytest.raises(UserError, match="1 resources for 2 messages"):
-        Shared(work, plan.none(work), (only,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ddlkit.core import plan
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure import sharing_training, standin
 from ddlkit.run.measure.layers import Training
 from ddlkit.run.measure.sharing_training import (
@@ -32,7 +33,6 @@ from ddlkit.run.measure.sharing_training import (
 from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
 
-CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
 
@@ -76,11 +76,6 @@ class PlayedStandIn:
         self._sent = []
 
 
-def sending_of(training: Training, most: int = 10**9) -> SendingTraining:
-    played: Any = PlayedStandIn(most)
-    return SendingTraining(training, played)
-
-
 class Tied(nn.Module):
     """A parameter that two layers share, one that the loss does not see, and one that is not trained."""
 
@@ -95,26 +90,24 @@ class Tied(nn.Module):
         return self.second(self.frozen(self.first(x)))
 
 
-def training_of(network: str, monkeypatch: pytest.MonkeyPatch) -> Training:
-    """One of a registered network, or of Tied."""
+# -- how much is sent --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sending_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SendingTraining]:
+    """Make the training of a registered network, or of Tied, beside a played stand-in."""
 
     def inputs(n: int, _: object) -> tuple[Tensor, Tensor]:
         return torch.ones(n, 64), torch.zeros(n, dtype=torch.int64)
 
     monkeypatch.setitem(networks.NETWORKS, "tied", networks.Network(Tied, inputs))
-    torch.manual_seed(0)
-    return Training(network, 2, CPU, "fp32")
 
+    def make(network: str, most: int = 10**9) -> SendingTraining:
+        stand_in: Any = PlayedStandIn(most)
+        return SendingTraining(Training(network, 2, torch.device("cpu"), "fp32"), stand_in)
 
-def gradient_bytes(training: Training) -> int:
-    """Bytes that one backward pass leaves."""
-    nn.functional.cross_entropy(training.model(training.inputs), training.labels).backward()
-    found = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
-    training.optimizer.zero_grad()
-    return found
+    return make
 
-
-# -- how much is sent --------------------------------------------------------------------------
 
 messages = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**7)), min_size=1)
 
@@ -129,43 +122,36 @@ def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int
 
 
 @pytest.mark.parametrize("network", ["lenet5", "tied"])
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_an_iteration_sends_all_gradients_by_its_records(
-    network: str, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training = training_of(network, monkeypatch)
-    expected = bus_factor("all_reduce", ranks) * gradient_bytes(training)
-    sending = sending_of(training)
+def test_an_iteration_sends_all_gradients_by_its_records(network: str, sending_of: Any) -> None:
+    sending = sending_of(network)
+    training = sending.training
+    nn.functional.cross_entropy(training.model(training.inputs), training.labels).backward()
+    n_bytes = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
+    training.optimizer.zero_grad()
     with sending.hooked():
-        for footprint in (Footprint(1, 1), Footprint(3, 1)):
-            run = sending.iterate(Setting(footprint, ranks=ranks))
+        for blocks, ranks in ((1, 2), (3, 8)):
+            run = sending.iterate(Setting(Footprint(blocks, 1), ranks=ranks))
             sent_bytes = CHUNK_BYTES * sum(read_message(record)[1] for record in run.records)
-            assert expected <= sent_bytes < expected + footprint.blocks * CHUNK_BYTES
+            expected = bus_factor("all_reduce", ranks) * n_bytes
+            assert expected <= sent_bytes < expected + blocks * CHUNK_BYTES
 
 
-def test_buckets_are_those_of_ddp() -> None:
-    training = Training("resnet18", 1, CPU, "fp32")
-    sending = sending_of(training)
-    sizes = sending.sizes
-    assert sum(sizes) == sum(p.nbytes for p in training.model.parameters())
-    assert MIB <= sizes[0] < sizes[1] and sizes[1] >= 25 * MIB and len(sizes) == 3
+def test_buckets_are_those_of_ddp(sending_of: Any) -> None:
+    sending = sending_of("resnet18")
+    first, second, _ = sending.sizes
+    assert sum(sending.sizes) == sum(p.nbytes for p in sending.training.model.parameters())
+    assert MIB <= first < 25 * MIB <= second
 
 
 # -- when it is sent ---------------------------------------------------------------------------
 
 
-def spans_s(records: list[Tensor]) -> list[tuple[float, float]]:
-    """Begin and end of each message, by `time.perf_counter`."""
-    blocks = [np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in records]
-    return [(begins.min() / 1e9, ends.max() / 1e9) for begins, ends, _ in blocks]
-
-
 def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_ready(
-    monkeypatch: pytest.MonkeyPatch,
+    sending_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing_training, "ddp", plan.none)
-    training = training_of("lenet5", monkeypatch)
-    sending = sending_of(training)
+    sending = sending_of("lenet5")
+    training = sending.training
     assert len(sending.sizes) == 10
     began_s: list[float] = []
     training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
@@ -173,7 +159,8 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     note = training.watched(lambda _: None, lambda _: ready_s.append(time.perf_counter()))
     with note, sending.hooked():
         run = sending.iterate(SLOW)
-    spans = spans_s(list(run.records))
+    blocks = [np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in run.records]
+    spans = [(begins.min() / 1e9, ends.max() / 1e9) for begins, ends, _ in blocks]
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     assert all(at < begin for at, (begin, _) in zip(ready_s, spans, strict=True))
     assert spans[-1][1] < began_s[0]
@@ -183,34 +170,22 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
 
 
-# -- policies and rows -------------------------------------------------------------------------
-
-
-def test_the_table_can_be_saved_and_agrees_with_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path: Path) -> None:
     compared = [SLOW, Setting(Footprint(1, 1, 20e6), Footprint(2, 1, 20e6), ranks=8)]
-    sending = sending_of(training_of("lenet5", monkeypatch))
-    table = measure_sending(sending, "lenet5", compared, TWICE)
-    path = store.save_table(table, tmp_path, "sharing-x", schema="sharing", command=[])
-    rows = store.load_table(path, "sharing")
-    assert rows.groupby("quantity").size().to_dict() == {
-        **{"compute": 2, "iteration": 4, "communication": 4}
-    }
+    where = {"network": "lenet5", "device": "cpu", "batch": 2, "precision": "fp32"}
+    rows = measure_sending(sending_of("lenet5"), compared, TWICE).assign(**where)
+    store.save_table(rows, tmp_path, "sharing-x", schema="sharing", command=[])
+    counts = {"compute": 2, "iteration": 4, "communication": 4}
+    assert rows.groupby("quantity").size().to_dict() == counts
+    assert set(rows["policy"]) == {"none", "same", "last_2x1"}
     sent = rows[rows["quantity"] != "compute"]
-    assert (sent["bytes_per_s"] * sent["communication_s"]).to_numpy() == pytest.approx(
-        sent["bytes"]
-    )
+    moved = sent["bytes_per_s"] * sent["communication_s"]
+    assert moved.to_numpy() == pytest.approx(sent["bytes"])
     assert (sent["bytes_per_s"] <= 20e6 * 1.001).all()
     alone = sent[sent["quantity"] == "communication"]
     assert (alone["seconds"] >= alone["communication_s"]).all()
     assert (alone["overlap_share"] == 0).all()
     beside = sent[sent["quantity"] == "iteration"]
     assert (beside["seconds"] > beside["exposed_communication_s"]).all()
-    assert set(rows["policy"]) == {"none", "same", "last_2x1"}
-
-
-def test_a_message_that_does_not_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = sending_of(training_of("lenet5", monkeypatch), most=1)
     with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
-        measure_sending(sending, "lenet5", [SLOW], TWICE)
+        measure_sending(sending_of("lenet5", most=1), [SLOW], TWICE)

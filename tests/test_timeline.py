@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,16 +91,6 @@ def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Time
         assert event["args"]["origin"] == line.origin[row]
         assert event["ts"] >= busy.get(place, 0.0) - 1e-3
         busy[place] = event["ts"] + event["dur"]
-
-
-@given(timelines())
-def test_chrome_trace_puts_iterations_one_after_the_other(line: Timeline) -> None:
-    events = [event for event in line.to_chrome_trace()["traceEvents"] if event["ph"] == "X"]
-    end = 0.0
-    for iteration in np.unique(line.iteration):
-        own = [event for event in events if event["args"]["iteration"] == iteration]
-        assert min(event["ts"] for event in own) == pytest.approx(end)
-        end = max(event["ts"] + event["dur"] for event in own)
 
 
 def test_wrong_spans_are_refused() -> None:

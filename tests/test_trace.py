@@ -22,8 +22,7 @@ from ddlkit.formats.trace import (
     parse_trace,
 )
 from ddlkit.papers.dag import STRATEGIES
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.store import DATA, files
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"

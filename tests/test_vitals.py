@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 import smi
 from ddlkit import store
 from ddlkit.model.calibration import STOLEN_LIMIT
-from ddlkit.run.instruments import vitals
-from ddlkit.run.instruments.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
-from ddlkit.run.lab import emulated
+from ddlkit.run import vitals
+from ddlkit.run.lab import tunnel
+from ddlkit.run.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
 from places import wait_for
 
 # As printed by nvidia-smi 580 of the last two of four GPUs, the second one without a power sensor.
@@ -55,19 +55,20 @@ def test_a_run_is_marked_where_any_one_of_the_three_is_beyond_its_limit(
     assert used.disturbed == (stolen > STOLEN_LIMIT), "taken again"
 
 
-@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_a_run_is_marked_late_as_its_link_says_it_was(early: int, late: int, full: bool) -> None:
-    """Rank 0 asks the link before and after; the others ask nobody, and see nothing late."""
-    before = {"seconds": 1.0, "processor_s": 2.0, "packets": 3, "late": 1}
-    spent = {"seconds": 1.0, "processor_s": 1.0 if full else 0.1}
-    spent |= {"packets": early + late, "late": late}
-    after = {name: before[name] + spent[name] for name in before}
-    with mock.patch.object(emulated, "ask_mine", side_effect=[before, after]):
-        used = emulated.Watch(0).usage()
+@pytest.mark.parametrize(("early", "late", "full"), [(0, 0, False), (3, 1, False), (9, 0, True)])
+def test_a_run_is_marked_late_as_its_link_says_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: int, late: int, full: bool
+) -> None:
+    """Rank 0 reads before and after what has crossed; the others see nothing late."""
+    link = tmp_path / "link"
+    monkeypatch.setenv(vitals.LINK, str(link))
+    link.write_bytes(tunnel.CROSSED.pack(3, 1, 1.0, 2.0))
+    watches = vitals.Watch(0), vitals.Watch(1)
+    spent = (1.0, 1.0 if full else 0.1)
+    link.write_bytes(tunnel.CROSSED.pack(3 + early + late, 1 + late, 1 + spent[0], 2 + spent[1]))
     share = late / (early + late) if early + late else 0.0
-    assert used.late == pytest.approx(1.0 if full else share)
-    with mock.patch.object(emulated, "ask_mine", side_effect=AssertionError):
-        assert emulated.Watch(1).usage().late == 0
+    assert watches[0].usage().late == pytest.approx(1.0 if full else share)
+    assert watches[1].usage().late == 0
 
 
 def test_units_are_those_of_the_names() -> None:
@@ -152,7 +153,7 @@ def test_it_does_not_outlive_one_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = smi.install(tmp_path, monkeypatch)
-    sampling = "from ddlkit.run.instruments import vitals as v; v.Sampler(gpu=True).__enter__(); "
+    sampling = "from ddlkit.run import vitals as v; v.Sampler(gpu=True).__enter__(); "
     with subprocess.Popen(
         [sys.executable, "-c", sampling + "input()"], stdin=subprocess.PIPE
     ) as owner:

@@ -35,14 +35,24 @@ def test_compute_is_three_times_the_forward_work_over_the_rate(
     workload = profile.workload()
     assert workload.compute_s == pytest.approx(3 * sum(flops) * batch / (c * peak))
     assert np.array_equal(profile.backward_s, 2 * profile.forward_s)
-    # osf Eq 5 solved for c finds the utilisation that went in
-    assert osf.utilisation(profile.flops.sum(), workload.compute_s, peak) == pytest.approx(c)
+    one_sample = osf.compute_s(flops, batch, c, peak)
+    assert workload.compute_s == pytest.approx(one_sample)
 
 
-def test_bytes_follow_the_parameters() -> None:
-    half = counted([1e6, 0.0], bytes_per_parameter=2)
-    assert half.gradient_bytes.tolist() == [20, 20]
-    assert half.layer == half.tensor == ("t0", "t1")
+def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
+    profile = counted([1e6, 4e6])
+    assert profile.gradient_bytes.tolist() == [40, 40]
+    assert profile.layer == profile.tensor == ("t0", "t1")
+    half = profile.resized({"t1": 0.5})
+    assert (half.gradient_bytes.tolist(), half.parameters.tolist()) == ([40, 20], [10, 5])
+    assert (half.forward_s / profile.forward_s).tolist() == [1.0, 0.5]
+    assert (half.backward_s / profile.backward_s).tolist() == [1.0, 0.5]
+    for wrong, message in (
+        ({"t7": 2.0}, "no layer or tensor 't7'"),
+        ({"t0": 0.0}, "cannot be 0 times"),
+    ):
+        with pytest.raises(UserError, match=message):
+            profile.resized(wrong)
 
 
 @pytest.mark.parametrize(

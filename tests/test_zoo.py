@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,7 +9,7 @@ from torch import nn
 from ddlkit import store
 from ddlkit.papers import networks as published
 from ddlkit.report.claims import paper_table
-from ddlkit.run.instruments.clock import Budget
+from ddlkit.run.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry, zoo
 
@@ -41,33 +40,27 @@ def test_what_has_no_published_flops_is_counted_by_hand() -> None:
     replaced = kept + 2 * 7 * 7 * (512 * 512 + 512 * 1000)
     assert registry.size("vgg16_replaced").forward_flops == replaced
     heads = 2 * (4 * 4 * (512 + 528) * 128 + 2 * (2048 * 1024 + 1024 * 1000))
-    assert (
-        registry.size("googlenet_aux").forward_flops
-        == registry.size("googlenet").forward_flops + heads
-    )
+    with_heads = registry.size("googlenet").forward_flops + heads
+    assert registry.size("googlenet_aux").forward_flops == with_heads
+    on_cuda = registry.recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
+    assert on_cuda == 2 * 7 * 3 * 20 * (6 + 5)
 
 
-def test_alexnet_of_caffe_has_the_layers_of_dag_table_6_in_order() -> None:
-    rows = paper_table("dag", "tab06")
+def test_layers_are_those_of_the_papers_tables() -> None:
+    """AlexNet's of dag table 6, in order; those replaced in osf table 3; and the 54 tensors of omgs."""
+    rows = paper_table("dag", "tab06").set_index("name")["size_bytes"].drop(["data", "loss"])
     with torch.device("meta"):
         layers = dict(registry.build("alexnet_caffe").named_children())
-    printed = [name for name in rows["name"] if name not in ("data", "loss")]
-    assert [name for name in layers if name != "flatten"] == printed
-    size_bytes = {name: 4 * sum(p.numel() for p in m.parameters()) for name, m in layers.items()}
-    assert all(
-        size_bytes.get(row.name, 0) == row.size_bytes for row in rows.itertuples(index=False)
-    )
-
-
-def test_the_replaced_layers_have_the_sizes_of_osf_table_3() -> None:
-    rows = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-    with torch.device("meta"):
-        found = {name: p.shape for name, p in registry.build("vgg16_replaced").named_parameters()}
+        replaced = registry.build("vgg16_replaced")
         tensors = [p.numel() for p in registry.build("vgg16_cifar").parameters()]
-    assert tuple(tensors) == published.parameters("vgg16_cifar")  # the 54 tensors of omgs
+    sizes = {name: 4 * sum(p.numel() for p in layer.parameters()) for name, layer in layers.items()}
+    assert [name for name in layers if name != "flatten"] == list(rows.index)
+    assert all(sizes.get(name, 0) == size for name, size in rows.items())
+    assert tuple(tensors) == published.parameters("vgg16_cifar")
+    mib = paper_table("osf", "tab03").set_index("layer")["size_mb"]
     for tensor, row in (("conv1", "Convolution Layer 1"), ("conv2", "Convolution Layer 2")):
-        mib = 4 * np.prod(found[f"{tensor}.weight"]) / 2**20
-        assert mib == pytest.approx(rows[row], abs=0.005)
+        n_bytes = 4 * replaced.get_parameter(f"{tensor}.weight").numel()
+        assert n_bytes / 2**20 == pytest.approx(mib[row], abs=0.005)
 
 
 @pytest.mark.parametrize("name", ["vgg16_cifar", "lstm_ptb", "googlenet_aux", "tied"])
@@ -92,12 +85,3 @@ def test_a_profile_holds_every_tensor_and_all_flops(
     assert profile.gradient_bytes.sum() == 4 * sum(held.values())
     assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
     assert profile.flops.sum() == 2 * registry.size(name).forward_flops
-
-
-def test_recurrent_kernels_count_alike_on_every_device() -> None:
-    lstm, words = nn.LSTM(6, 5, num_layers=2), torch.randn(7, 3, 6)
-    with registry.flop_counter() as counter:
-        lstm(words)
-    assert counter.get_total_flops() == 2 * 7 * 3 * 4 * 5 * (6 + 5 + 5 + 5)
-    on_cuda = registry.recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,), (20,)])
-    assert on_cuda == 2 * 7 * 3 * 20 * (6 + 5)

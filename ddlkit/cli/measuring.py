@@ -11,7 +11,7 @@ from ddlkit.cli.command import JSON, arg, command, flag, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
-_MEASURE = """a suite (quick, full, cpu, gpu, smoke, sharing), a file of one, or a part of the suite quick:
+_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
 layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
 which take minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
@@ -103,8 +103,6 @@ _EMULATED = {
     "jitter": "by how much a packet's delay may differ, in order [0s]",
     "loss": "share of frames that are lost on their way: 0.1%% [0]",
     "background": "load by others, as 40%%",
-    "congestion": "control of TCP's: reno, cubic or bbr [reno]",
-    "seed": "of loss and jitter [0]",
 }
 
 
@@ -120,10 +118,7 @@ _EMULATED = {
     arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
     arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
     arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
-    *(
-        arg(f"--{name}", type=int if name == "seed" else str, help=text)
-        for name, text in _EMULATED.items()
-    ),
+    *(arg(f"--{name}", help=text) for name, text in _EMULATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
     JSON,
 )
@@ -153,8 +148,7 @@ def lab(arguments: argparse.Namespace) -> None:
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
-    from ddlkit.run.lab import conditions
-    from ddlkit.run.lab.network import LabShape
+    from ddlkit.run.lab import LabShape, parse
 
     given = {name: getattr(arguments, name) for name in _EMULATED}
     given = {name: value for name, value in given.items() if value is not None}
@@ -167,5 +161,5 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         units.parse_bits_per_s(arguments.rate),
         arguments.ranks_per_node,
         units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
-        conditions.parse(given) if emulated else None,
+        parse(given) if emulated else None,
     )

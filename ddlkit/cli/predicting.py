@@ -247,7 +247,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return communication at a cost that is given as JSON, and how that was measured."""
-    from ddlkit.core.fit import costs_from_dict
+    from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
     from ddlkit.report.doubts import Measured
@@ -363,8 +363,7 @@ _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "d
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
-    from ddlkit.papers.dag import training
-    from ddlkit.papers.dag.tasks import schedule
+    from ddlkit.papers.dag.graph import changed, described, schedule
 
     for name, left_out in _NOT_IN_THE_GRAPH.items():
         if getattr(arguments, name) != left_out:
@@ -375,7 +374,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     predicted, doubtful, profile = _forecast(arguments, arguments.plan)
     plan, cost = predicted.iteration.plan, predicted.iteration.cost
     before = Iteration(predicted.iteration.workload, plan, cost)
-    other = training.resized(profile, dict(_change(text, "=") for text in arguments.layer))
+    other = profile.resized(dict(_change(text, "=") for text in arguments.layer))
     there = cost.workers or 1
     gpus = there if arguments.gpus is None else arguments.gpus
     if gpus < 1:
@@ -383,8 +382,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     carried = cost if gpus == there else cost.at_workers(gpus)
     after = Iteration(other.workload().scaled(arguments.dilation), plan, carried)
     graph, grown = _graph(arguments, before, profile), _graph(arguments, after, other)
-    compared = training.WhatIf(schedule(graph), schedule(training.changed(grown, changes)))
-    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared.described()}
+    compared = described(schedule(graph), schedule(changed(grown, changes)))
+    result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared}
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
@@ -400,15 +399,15 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     """Return the tasks of training by these arguments."""
     from ddlkit.formats.plans import read_inputs
     from ddlkit.papers import dag
-    from ddlkit.papers.dag import training
+    from ddlkit.papers.dag.graph import Gpus, of_iteration
 
     timed = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
     said = {name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")}
     workers, machine_gpus = iteration.cost.workers or 1, arguments.gpus_per_machine
-    return training.of_iteration(
+    return of_iteration(
         iteration,
         dag.strategy(arguments.strategy),
-        training.Gpus.of(workers, machine_gpus, arguments.shared_disk),
+        Gpus.of(workers, machine_gpus, arguments.shared_disk),
         iterations=arguments.iterations,
         forward_s=profile.forward_s * arguments.dilation,
         **{name: timed.get(name, 0.0) if s is None else s for name, s in said.items()},

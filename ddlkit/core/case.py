@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Axis(NamedTuple):
-    """How a campaign's file may vary a field of Case.
-
-    key : what stands in the file; low, high : range of a number, both included
-    """
+    """How a campaign's file may vary a field of Case: by what key, and in which range, ends included."""
 
     key: str
     low: float = 1
@@ -71,15 +68,13 @@ class Case:
 
     @property
     def key(self) -> str:
-        """12 hex digits of the SHA-256 of all fields; those that came later only where they differ from
-        what held before, so that a case keeps its key.
-        """
+        """Return 12 hex digits of the SHA-256 of all fields; of those that came later, where they differ."""
         said = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
-        """The case that a row of the runs table belongs to (other columns are ignored)."""
+        """Return the case that a row of the runs table belongs to (other columns are ignored)."""
         return cls(**{f.name: _TYPES[str(f.type)](row[f.name]) for f in fields(cls)})
 
 

@@ -1,12 +1,9 @@
-"""What one message costs: forms of the function bytes -> seconds, each a frozen dataclass.
-
-Forms of any cost share checked parameters, and a JSON description that reads back to the same cost.
-"""
+"""What one message costs: forms of the function bytes -> seconds, and draws that say how sure that is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -19,7 +16,7 @@ from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
 MOST_WORKERS = 100_000
-"""Of a cost: more than any machine has GPUs."""
+"""More than any machine has GPUs."""
 UNDESCRIBED = {"described": False}
 """Metadata of a field that is no part of a form's JSON description."""
 REPLACED = {
@@ -36,37 +33,31 @@ REPLACED = {
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):
-    """A formula with a name and parameters: keyword-only fields say what it holds for."""
+    """A formula with a name and parameters, numbers or vectors: keyword-only fields say what it holds for."""
 
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
         for name in parameters(type(self)):
             value = getattr(self, name)
-            real = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-            if not real or not np.isfinite(value):
-                raise UserError(
-                    f"{self.form} cost: {name} is {shown(value)}: must be a finite number"
-                )
+            if isinstance(value, (list, np.ndarray)):
+                value = np.array(value, dtype=float)
+                value.setflags(write=False)
+                object.__setattr__(self, name, value)
+            real = isinstance(value, (int, float, np.number, np.ndarray))
+            finite = real and not isinstance(value, bool) and np.all(np.isfinite(value))
+            self.check(finite, f"{name} is {shown(value)}: must be a finite number")
+
+    def check(self, right: Any, what: str) -> None:
+        """Raise a UserError that says ``what`` must be, unless that is right."""
+        if not right:
+            raise UserError(f"{self.form} cost: {what}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return, JSON-ready, ``form``, its unit-named parameters, and what it holds for."""
         values = {f.name: getattr(self, f.name) for f in _described(type(self))}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
-
-    def _freeze(self, *names: str) -> None:
-        """Make the named fields read-only float vectors of one common length."""
-        arrays = [np.array(getattr(self, name), dtype=float) for name in names]
-        if any(
-            a.ndim != 1 or a.shape != arrays[0].shape or not np.all(np.isfinite(a)) for a in arrays
-        ):
-            raise UserError(
-                f"{self.form} cost: {' and '.join(names)} must be lists of equal length, all finite"
-            )
-        for name, array in zip(names, arrays, strict=True):
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
 
 
 F = TypeVar("F", bound=Form)
@@ -101,9 +92,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     allowed, needed = {f.name for f in _described(kind)}, set(parameters(kind))
     given = set(description) - {"form", "fit"}
     if given - allowed or needed - given:
-        unknown, missing = (
-            ", ".join(sorted(names)) or "none" for names in (given - allowed, needed - given)
-        )
+        wrong = given - allowed, needed - given
+        unknown, missing = (", ".join(sorted(names)) or "none" for names in wrong)
         raise UserError(f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}")
     try:
         cost = kind(**{name: description[name] for name in given})
@@ -111,8 +101,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         raise UserError(f"{kind.form} cost: {error}") from error
     for name in parameters(kind):
         value = getattr(cost, name)
-        if isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST):
-            raise UserError(f"{kind.form} cost: {name} is beyond {MOST:g}: nobody means that")
+        beyond = isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST)
+        cost.check(not beyond, f"{name} is beyond {MOST:g}: nobody means that")
     return cost
 
 
@@ -159,18 +149,12 @@ class MessageCost(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_use()
-
-    def _check_use(self) -> None:
-        """Raise a UserError for what cannot be a number of workers, a collective or an algorithm."""
         workers = self.workers
         whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-        if workers is not None and not (whole and 1 <= workers <= MOST_WORKERS):
-            what = f"must be a whole number from 1 to {MOST_WORKERS}"
-            raise UserError(f"{self.form} cost: workers is {shown(workers)}: {what}")
+        what = f"workers is {shown(workers)}: must be a whole number from 1 to {MOST_WORKERS}"
+        self.check(workers is None or (whole and 1 <= workers <= MOST_WORKERS), what)
         for name, value in (("collective", self.collective), ("algorithm", self.algorithm or "")):
-            if not isinstance(value, str):
-                raise UserError(f"{self.form} cost: {name} is {shown(value)}: must be a name")
+            self.check(isinstance(value, str), f"{name} is {shown(value)}: must be a name")
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
@@ -189,7 +173,7 @@ class MessageCost(Form):
 
     @property
     def selects(self) -> bool:
-        """Whether it takes compute time to make a message, so that what is computed next is delayed."""
+        """Return whether making a message takes compute time, which delays what is computed next."""
         return False
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -239,12 +223,9 @@ class AlphaBeta(MessageCost):
                 "algorithm 'ring' and its workers, and both numbers are at least 2"
             )
         steps = (workers - 1) / (self.workers - 1)
-        return replace(
-            self,
-            alpha_s=self.alpha_s * steps,
-            beta_s_per_byte=self.beta_s_per_byte * steps * self.workers / workers,
-            workers=workers,
-        )
+        slope = self.beta_s_per_byte * steps * self.workers / workers
+        alpha_s = self.alpha_s * steps
+        return replace(self, alpha_s=alpha_s, beta_s_per_byte=slope, workers=workers)
 
 
 SMALL = 4 * KIB
@@ -264,18 +245,17 @@ class Table(MessageCost):
     seconds: Floats
 
     def __post_init__(self) -> None:
-        self._check_use()
-        self._freeze("bytes", "seconds")
-        if self.bytes.size < 2 or np.any(np.diff(self.bytes) <= 0) or self.bytes[0] <= 0:
-            raise UserError(
-                f"{self.form} cost: bytes must be at least 2 sizes, above zero and increasing"
-            )
-        if not np.all(self.seconds > 0):
-            raise UserError(f"{self.form} cost: every time in seconds must be above zero")
+        super().__post_init__()
+        sizes, seconds = np.atleast_1d(self.bytes), np.atleast_1d(self.seconds)
+        alike = sizes.ndim == 1 and sizes.shape == seconds.shape
+        self.check(alike, "bytes and seconds must be lists of equal length, all finite")
+        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
+        self.check(rising, "bytes must be at least 2 sizes, above zero and increasing")
+        self.check(np.all(seconds > 0), "every time in seconds must be above zero")
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
-        """Logarithms of bytes and of seconds."""
+        """Return logarithms of bytes and of seconds."""
         return np.log(self.bytes), np.log(self.seconds)
 
     def _seconds(self, sizes: Floats) -> Floats:
@@ -324,10 +304,8 @@ class Piecewise(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold_bytes <= 0:
-            raise UserError(
-                f"piecewise cost: threshold_bytes is {self.threshold_bytes}: must be above zero"
-            )
+        above = self.threshold_bytes > 0
+        self.check(above, f"threshold_bytes is {self.threshold_bytes}: must be above zero")
 
     def _seconds(self, sizes: Floats) -> Floats:
         small = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
@@ -349,12 +327,13 @@ class Segments(MessageCost):
     beta_s_per_byte: Floats
 
     def __post_init__(self) -> None:
-        self._check_use()
-        self._freeze("alpha_s", "beta_s_per_byte")
-        breaks = np.asarray(self.breaks_bytes, dtype=float)
-        object.__setattr__(self, "breaks_bytes", breaks)
-        if breaks.shape != (self.alpha_s.size - 1,) or not np.all(np.diff(breaks) > 0):
-            raise UserError("segments cost: k pieces need k-1 increasing breaks_bytes")
+        super().__post_init__()
+        breaks, alpha_s, beta = map(np.atleast_1d, (getattr(self, n) for n in parameters(Segments)))
+        fitting = alpha_s.shape == beta.shape == (breaks.size + 1,)
+        rising = fitting and np.all(np.diff(breaks) > 0)
+        self.check(
+            rising, "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
+        )
 
     def _seconds(self, sizes: Floats) -> Floats:
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")
@@ -364,3 +343,154 @@ class Segments(MessageCost):
 def cost_from_dict(description: dict[str, Any]) -> MessageCost:
     """Return the cost that ``to_dict`` described; raises UserError as `from_dict`."""
     return from_dict(description, FORMS)
+
+
+# -- draws: how sure a cost is -------------------------------------------------------------------
+
+DRAWS, MOST_DRAWS = 200, 10_000
+"""Of a cost: as ddlkit fit writes them, and at most."""
+DIGITS = 7
+"""Of numbers in draws, in a file; what a resample draws again has the very same digits."""
+AROUND = 10
+"""So many errors count in the mean around a size. So the half-width of 95% of the draws is less than three
+times the error, in the median of fourteen dense tables (rules vidur-*, data/external/rules.yml); 87% of their
+rows lie in it, and 95% would lie in five times the error."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """How far a form is off near each size, learned from sizes that were held out of its fit.
+
+    at_bytes : (k,) sizes, increasing, from the first to the last that the cost was fitted to
+    log_errors : (k,) mean size of the logarithm of measured over predicted near each; of a table over the
+        `gap` there to the power ``apart``
+    below, above : what that grows by, for a size e times smaller, or larger, than all of them
+    apart : of a table, power of the gap with which errors grow; 0: gaps do not matter
+    """
+
+    at_bytes: Floats
+    log_errors: Floats
+    below: float
+    above: float
+    apart: float
+
+    def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
+        """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
+        at, known = np.log(np.maximum(sizes, 1.0)), np.log(self.at_bytes)
+        inside = np.interp(at, known, self.log_errors)
+        if self.apart and isinstance(cost, Table):
+            inside = inside * gap(cost.bytes, sizes) ** self.apart
+        below, above = np.maximum(known[0] - at, 0.0), np.maximum(at - known[-1], 0.0)
+        return np.asarray(inside + self.below * below + self.above * above)
+
+    def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
+        """Return ``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error.
+
+        Errors are taken to follow an exponential law at each size, whose mean is known from AROUND others:
+        of a new one, over that mean, (1 + x / AROUND) ** -AROUND is the share beyond x.
+        """
+        shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
+        sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
+        times = np.where(np.arange(count) % 2, sizes, -sizes)
+        use = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
+        use["samples"] = cost.samples
+        return tuple(_Off(cost, self, float(factor), **use) for factor in times)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready, errors to four digits."""
+        errors = [float(f"{error:.4g}") for error in self.log_errors]
+        return {**vars(self), "at_bytes": self.at_bytes.tolist(), "log_errors": errors}
+
+    @classmethod
+    def from_dict(cls, description: Any) -> HeldOut:
+        """Return what ``to_dict`` described. Raises UserError for anything else."""
+        try:
+            numbers = [np.asarray(description[f.name], float) for f in fields(cls)]
+            at_bytes, errors, *ends = numbers
+            right = at_bytes.ndim == 1 and at_bytes.size >= 2 and at_bytes.shape == errors.shape
+            right &= all(np.all((each >= 0) & (each < np.inf)) for each in numbers)
+            right &= bool(np.all(np.diff(at_bytes, prepend=0.0) > 0))
+            held_out = cls(at_bytes, errors, *map(float, ends))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            right = False
+        if not right:
+            raise UserError("the cost's held_out is not what ddlkit fit writes: fit again")
+        return held_out
+
+
+@dataclass(frozen=True, eq=False)
+class _Off(MessageCost, described=False):
+    """Another cost that is off by so many ``times`` the error of sizes held out of its fit: a draw."""
+
+    form: ClassVar[str] = "drawn"
+    cost: MessageCost
+    held_out: HeldOut
+    times: float
+
+    def __post_init__(self) -> None:
+        """Check nothing: all of it comes from a cost."""
+
+    def _seconds(self, sizes: Floats) -> Floats:
+        off = self.times * self.held_out.log_error(sizes, self.cost)
+        return np.asarray(self.cost(sizes) * np.exp(off))
+
+    def startup_s(self) -> float:
+        """Return that of the other cost: far below the fitted sizes the error is large, not the software."""
+        log_error = self.held_out.log_error(self.held_out.at_bytes[0], self.cost)
+        return self.cost.startup_s() * float(np.exp(self.times * log_error))
+
+
+def gap(known: Floats, sizes: ArrayLike) -> Floats:
+    """Return the logarithm of how many times apart two neighbours lie, between which each size is.
+
+    known : (k,) increasing, at least 2; sizes : any shape; beyond the known ones as of the nearest two
+    """
+    behind = np.clip(np.searchsorted(known, sizes), 1, known.size - 1)
+    return np.asarray(np.log(known[behind] / known[behind - 1]))
+
+
+def packed(draws: Sequence[Form]) -> dict[str, Any]:
+    """Return, JSON-ready, how many ``draws`` of one form, and each parameter's numbers, and which by draw.
+
+    Draws of a table have the same sizes, and times of which many are alike: what is alike is there once.
+    """
+    columns: dict[str, Any] = {"count": len(draws)}
+    for name in parameters(type(draws[0])):
+        columns[name] = []
+        for numbers in np.array([np.ravel(getattr(draw, name)) for draw in draws], float).T:
+            texts = [f"{number:.{DIGITS}g}" for number in numbers]
+            values, which = np.unique(texts, return_inverse=True)
+            places = which.tolist() if len(values) > 1 else []
+            columns[name].append({"values": [*map(float, values)], "which": places})
+    return columns
+
+
+def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
+    """Return the cost, and the draws that came with it (none for a cost written by hand)."""
+    cost, fitted = cost_from_dict(description), description.get("fit", {})
+    if not isinstance(fitted, dict):
+        raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
+    if held_out := fitted.get("held_out"):
+        errors = HeldOut.from_dict(held_out)
+        return cost, [*errors.draws(cost, _count(held_out.get("draws", DRAWS)))]
+    columns = fitted.get("draws") or {"count": 0}
+    try:
+        count, by_name = _count(columns["count"]), {}
+        for name in parameters(type(cost)) if count else ():
+            every = [
+                np.asarray(column["values"], dtype=float)[column["which"] or [0] * count]
+                for column in columns[name]
+            ]
+            rows = np.array(every, dtype=float).reshape(len(every), count).T
+            by_name[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
+        draws = [replace(cost, **{n: rows[k] for n, rows in by_name.items()}) for k in range(count)]
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+        raise UserError("the cost's draws are not what ddlkit fit writes: fit again") from error
+    return cost, draws
+
+
+def _count(draws: Any) -> int:
+    """Return how many draws there are. Raises UserError for what is no number of them."""
+    if not isinstance(draws, int) or not 0 <= draws <= MOST_DRAWS:
+        raise UserError(f"the cost has {shown(draws)} draws: from 0 to {MOST_DRAWS}: fit again")
+    return draws

@@ -10,10 +10,9 @@ MOST_CHARACTERS = 900
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: one line saying what, where and what to do.
+    """A mistake that the user can mend: one printable line that says what, where and what to do.
 
-    The command line prints it without a traceback and exits with status 2. Whatever was put into it, its
-    text is one printable line.
+    The command line prints it without a traceback and exits with status 2.
     """
 
     def __str__(self) -> str:
@@ -21,7 +20,7 @@ class UserError(Exception):
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """The text with what cannot be printed escaped, and its middle left out if it is longer than ``most``.
+    """Return the text, what cannot be printed escaped, without its middle if longer than ``most``.
 
     >>> one_line("two\\nlines")
     'two\\\\nlines'

@@ -1,6 +1,8 @@
-"""Fit costs of messages and selections to measured times, and say how sure the fit is.
+"""Fit costs of messages and selections to measured times, and say how sure that is, and which form to take.
 
-How each form is fitted stands in `ddlkit.core.pieces`; here, how sure that is, and which form to take.
+How each form is fitted stands in `ddlkit.core.pieces`. Repeats of a size tell how the times scatter, not
+whether the form can follow them; and most logs have no repeats at all. The error at a size that was held out
+of the fit holds both.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,37 +18,29 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.cost import (
+    DRAWS,
     FORMS,
     REPLACED,
     AlphaBeta,
     Chords,
     Form,
+    HeldOut,
     MessageCost,
     Piecewise,
     Segments,
     Table,
     checked_form,
-    cost_from_dict,
-    parameters,
+    packed,
 )
-from ddlkit.core.doubt import LEVEL, HeldOut, checked_count, interval, packed, unpacked
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import METHODS, VARIANTS, Fitter, each, grouped
-from ddlkit.core.sparse import (
-    SELECTION_FORMS,
-    DensityLog,
-    Log,
-    Scan,
-    SelectionCost,
-    SelectionTimes,
-)
+from ddlkit.core.sparse import SELECTION_FORMS, DensityLog, Log, Scan, SelectionCost, SelectionTimes
 from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
 MOST_ROWS, MOST_SIZES = 100_000, 2_000
 """Of a fit: some 200 resamples of all rows, and every cut between sizes, are held in memory at once."""
-DRAWS = 200
 ENOUGH_REPEATS = 4
 """Of messages measured more rarely at most sizes, resamples of a size hardly differ."""
 MOST_LEFT_OUT = 24
@@ -54,23 +49,70 @@ AUTO = "auto"
 """In place of a form's name: whichever of messages' forms does best at sizes left out."""
 SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Chords.form, Table.form)
 """Between which AUTO chooses."""
-AS_GOOD = 1.1
-"""Forms whose error is at most so many times the least are as good: of those the simplest is taken."""
 SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.form)
 """Between which AUTO chooses for selections."""
+AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
+"""Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
 THROUGH_ALL = (Chords.form, Table.form)
 """Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
 such a form is off by there is once what it will be if times scatter, and four times if they bend."""
-COUNTS = 0.25
+COUNTS, APART = 0.25, 2.0
 """What AUTO makes of errors of THROUGH_ALL: that times bend. Seven dense tables (`tuned` of rules vidur-*,
-data/external/rules.yml) and twelve logs are off by less so than at a half or more in the mean."""
-APART = 2.0
-"""Power of how far apart, in logarithms, the two sizes around a message lie, with which errors of THROUGH_ALL
-grow: none if times scatter, two if they bend."""
+data/external/rules.yml) and twelve logs are off by less so than at a half or more in the mean. And the power
+of how far apart, in logarithms, the two sizes around a message lie, with which those errors grow: 0 if times
+scatter, 2 if they bend."""
 FAR = 4.0
 """So many times beyond the sizes that it is fitted to a form is tried at either end."""
-NEGLIGIBLE = 1e-6
-"""Errors that differ by less are rounding."""
+NEAR, ALIKE = 2.0, 0.5
+"""How fast an error counts less away from its size: e to this power a size further; and how much of what is
+expected near a size is expected everywhere. With few errors, neither alone tells enough."""
+LEAST_ERROR = 1e-4
+"""Of sizes held out: less is chance."""
+MEAN = float(np.exp(np.euler_gamma))
+"""Of an exponential law over its geometric mean, which single large errors hardly move."""
+LEVEL = 0.95
+"""Of an interval, where nobody asks for another."""
+
+
+def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
+    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies.
+
+    Raises UserError for a level that is not between 0 and 1.
+
+    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.5).tolist()
+    [2.0, 4.0]
+    """
+    if not 0 < level < 1:
+        raise UserError(f"level is {shown(level)}: must be above 0 and below 1, as 0.95")
+    tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
+    return np.asarray(np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0))
+
+
+@cache
+def _rank(n: int, rare: int) -> int:
+    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / ``rare``, or 0. Exact, in integers."""
+    k, term, below = 0, 1, 1
+    while rare * below <= 2**n:
+        term = term * (n - k) // (k + 1)
+        k, below = k + 1, below + term
+    return k
+
+
+def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
+    """Return the nonparametric interval of the median from order statistics.
+
+    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
+    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
+    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
+
+    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
+    (1.0, 6.0)
+    """
+    k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
+    return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
+
+
+# -- the fit -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +123,6 @@ class Fit(Generic[C]):
         than ENOUGH_REPEATS a size, off by what the form was off at sizes left out of it
     at, seconds : rows fitted on, (n,) each; ``at`` is what the cost is a function of: (bytes,) of a
         message, (elements, density) of a selection
-    relative_residuals : (n,) (fitted - measured) / measured
     form : as it was asked for, or chosen, as "piecewise:45KB"
     held_out : those errors, where the draws are made of them
     held_out_error : median size of the relative error of medians at sizes left out; None: not asked for
@@ -92,7 +133,6 @@ class Fit(Generic[C]):
     draws: tuple[C, ...]
     at: tuple[Floats, ...]
     seconds: Floats
-    relative_residuals: Floats
     form: str
     held_out: HeldOut | None = None
     held_out_error: float | None = None
@@ -100,8 +140,13 @@ class Fit(Generic[C]):
 
     @property
     def bytes(self) -> Floats:
-        """(n,) sizes of the messages, or elements of the selections, that it was fitted on."""
+        """Return (n,) sizes of the messages, or elements of the selections, that it was fitted on."""
         return self.at[0]
+
+    @property
+    def relative_residuals(self) -> Floats:
+        """Return (n,) (fitted - measured) / measured."""
+        return np.asarray(self.cost(*self.at) / self.seconds - 1)
 
     def interval(self, *at: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
         """Return (lower, upper) of the fitted time ``at`` bytes, or elements and density.
@@ -118,11 +163,12 @@ class Fit(Generic[C]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost's JSON with a summary of the fit and its draws, for ``costs_from_dict``."""
+        off = np.abs(self.relative_residuals)
         summary: dict[str, Any] = {
             "form": self.form,
             "rows": len(self.seconds),
-            "median_abs_relative_error": float(np.median(np.abs(self.relative_residuals))),
-            "max_abs_relative_error": float(np.max(np.abs(self.relative_residuals))),
+            "median_abs_relative_error": float(np.median(off)),
+            "max_abs_relative_error": float(np.max(off)),
         }
         if len(self.at) == 1:
             edges = float(self.bytes.min()), float(self.bytes.max())
@@ -139,26 +185,12 @@ class Fit(Generic[C]):
         return {**self.cost.to_dict(), "fit": summary}
 
 
-def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
-    """Return the cost, and the draws that came with it (none for a cost written by hand)."""
-    cost, fitted = cost_from_dict(description), description.get("fit", {})
-    if not isinstance(fitted, dict):
-        raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
-    if held_out := fitted.get("held_out"):
-        errors = HeldOut.from_dict(held_out)
-        return cost, [*errors.draws(cost, checked_count(held_out.get("draws", DRAWS)))]
-    return cost, unpacked(cost, fitted.get("draws", []))
-
-
-# -- the fit -----------------------------------------------------------------------------------
-
-
 def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
     """Return the names of those forms that can be fitted to measured times."""
     return tuple(name for name, kind in forms.items() if kind in METHODS)
 
 
-def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: Any) -> Fit[Any]:
+def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, **use: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
     form : AUTO for the best of all, or of messages one of SIMPLE_FIRST, "piecewise:45KB" with its threshold
@@ -177,13 +209,8 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
     *at, times = _checked(rows)
     why, held, messages = "", None, len(rows) == 2
     if form == AUTO:
-        of_messages, of_selections = (
-            (SIMPLE_FIRST, AlphaBeta.form),
-            (SELECTIONS_SIMPLE_FIRST, Scan.form),
-        )
-        forms, otherwise = of_messages if messages else of_selections
-        every = unseen_by_form(forms, *at, times)
-        form, why = chosen_because(every, otherwise)
+        every = unseen_by_form(SIMPLE_FIRST if messages else SELECTIONS_SIMPLE_FIRST, *at, times)
+        form, why = chosen_because(every, AlphaBeta.form if messages else Scan.form)
         held = every.get(form)
     kind, fitter, least = _method(form, len(rows))
     distinct, repeats = np.unique(at[0], return_counts=True)
@@ -196,12 +223,11 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, seed: int = 0, **use: A
         held = held or unseen(form, at[0], times)
         held_out = _held_out(form, at[0], times, held)
         costs = held_out.draws(cost, draws) if held_out else ()
-    else:
-        again = _resampled(kind, fitter, at, times, draws, np.random.default_rng(seed))
+    elif draws:
+        again = _resampled(kind, fitter, at, times, draws)
         costs = tuple(kind(**values, **use) for values in again)
-    residuals = cost(*at) / times - 1
     error = held.error() if held and held.sizes.size else None
-    return Fit(cost, costs, tuple(at), times, residuals, form, held_out, error, why)
+    return Fit(cost, costs, tuple(at), times, form, held_out, error, why)
 
 
 def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
@@ -242,54 +268,23 @@ def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
 
 
 def _resampled(
-    kind: Callable[..., Any],
-    fitter: Fitter,
-    at: Sequence[Floats],
-    times: Floats,
-    draws: int,
-    rng: np.random.Generator,
+    kind: Callable[..., Any], fitter: Fitter, at: Sequence[Floats], times: Floats, draws: int
 ) -> Iterable[dict[str, Any]]:
     """Yield parameters fitted to bootstrap samples, drawn with replacement at each point: none is lost."""
+    rng = np.random.default_rng(0)
     _, starts, counts = np.unique(np.stack(at), axis=1, return_index=True, return_counts=True)
     first, count = np.repeat(starts, counts), np.repeat(counts, counts)
     drawn = [first + rng.integers(0, count) for _ in range(draws)]
-    if not drawn or kind not in (Table, Chords):
+    if kind not in (Table, Chords):
         yield from (fitter(*at, times[rows]) for rows in drawn)
         return
     sizes, starts = np.unique(at[0], return_index=True)  # of a table all draws at once
     groups = np.split(times[np.stack(drawn)], starts[1:], axis=1)
     medians = np.column_stack([np.median(group, axis=1) for group in groups])
-    yield from (dict(zip(parameters(Table), (sizes, row), strict=True)) for row in medians)
+    yield from ({"bytes": sizes, "seconds": row} for row in medians)
 
 
-# -- which form --------------------------------------------------------------------------------
-
-
-def unseen_by_form(forms: Sequence[str], *rows: ArrayLike) -> dict[str, Unseen]:
-    """Return what forms say of inner sizes of rows, each held out; without forms that need every size."""
-    every = {form: unseen(form, *rows) for form in forms}
-    return {form: one for form, one in every.items() if one.sizes.size}
-
-
-def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form) -> tuple[str, str]:
-    """Return what AUTO takes of forms, the simplest first, and a sentence of why.
-
-    otherwise : the form that it is where the sizes are too few to hold one out of it
-    """
-    if otherwise not in every:
-        return otherwise, "too few sizes to leave one out and compare forms"
-    errors = {form: one.error() for form, one in every.items()}
-    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
-    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
-    chosen = next(form for form, error in counted.items() if error <= as_good)
-    others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
-    why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
-    if chosen in THROUGH_ALL:
-        why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
-    return chosen, why
-
-
-# -- where it was not fitted -------------------------------------------------------------------
+# -- which form, by sizes held out -------------------------------------------------------------
 
 
 class Unseen(NamedTuple):
@@ -304,7 +299,7 @@ class Unseen(NamedTuple):
 
     @property
     def sizes(self) -> Floats:
-        """(k,) sizes that were held out."""
+        """Return (k,) sizes that were held out."""
         return self.at[0]
 
     def errors(self) -> Floats:
@@ -322,7 +317,7 @@ def unseen(form: str, *rows: ArrayLike) -> Unseen:
     At the ends a fit would have to extrapolate; MOST_LEFT_OUT are held out at most, evenly spaced.
     """
     columns = _checked(rows)
-    points, groups, _ = grouped(np.column_stack(columns[:-1]), columns[-1])
+    points, groups = grouped(np.column_stack(columns[:-1]), columns[-1])
     simplest = AlphaBeta.form if len(columns) == 2 else Scan.form
     least = _method(simplest if form == AUTO else form, len(columns))[-1]
     distinct = np.unique(columns[0])
@@ -346,6 +341,51 @@ def held_out_errors(form: str, *rows: ArrayLike) -> tuple[Floats, ...]:
     """Return (k,) sizes (and densities) of `unseen`, and signed relative errors of the medians there."""
     held_out = unseen(form, *rows)
     return *held_out.at, held_out.errors()
+
+
+def unseen_by_form(forms: Sequence[str], *rows: ArrayLike) -> dict[str, Unseen]:
+    """Return what forms say of inner sizes of rows, each held out; without forms that need every size."""
+    every = {form: unseen(form, *rows) for form in forms}
+    return {form: held for form, held in every.items() if held.sizes.size}
+
+
+def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form) -> tuple[str, str]:
+    """Return what AUTO takes of forms, the simplest first, and a sentence of why.
+
+    otherwise : the form that it is where the sizes are too few to hold one out of it
+    """
+    if otherwise not in every:
+        return otherwise, "too few sizes to leave one out and compare forms"
+    errors = {form: held.error() for form, held in every.items()}
+    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
+    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
+    chosen = next(form for form, error in counted.items() if error <= as_good)
+    others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
+    why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
+    if chosen in THROUGH_ALL:
+        why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
+    return chosen, why
+
+
+def unseen_errors(
+    make: Callable[..., Any], rows: Sequence[Floats], others: Sequence[Floats]
+) -> tuple[Floats, ...]:
+    """Return another run's distinct points, a column each, and the signed relative error of its medians.
+
+    make : columns of samples, times last -> cost; each size is predicted by one made without that size
+    rows, others : columns of the samples to make it from, and of the other run
+    """
+    *at, times = others
+    points, groups = grouped(np.column_stack(at), times)
+    medians, errors = each(np.median, groups), [np.empty(0)]
+    for size in np.unique(at[0]):
+        kept, of_size = rows[0] != size, points[:, 0] == size
+        cost = make(*(column[kept] for column in rows))
+        errors.append(cost(*points[of_size].T) / medians[of_size] - 1)
+    return *points.T, np.concatenate(errors)
+
+
+# -- draws of a cost whose sizes are not repeated ------------------------------------------------
 
 
 def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOut | None:
@@ -372,7 +412,7 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOu
     where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
     at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
-    return HeldOut.near(sizes[left_out], inner, at_bytes, ends, apart)
+    return HeldOut(at_bytes, _near(sizes[left_out], inner, at_bytes), ends[0], ends[1], apart)
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
@@ -380,46 +420,14 @@ def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
     return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, measured_s / 1000))))
 
 
-def unseen_errors(
-    make: Callable[..., Any],
-    rows: Sequence[ArrayLike],
-    others: Sequence[ArrayLike],
-) -> tuple[Floats, ...]:
-    """Predict another run's samples, each size by a cost made without that size.
+def _near(sizes: Floats, log_errors: Floats, at_bytes: Floats) -> Floats:
+    """Return (k,) mean errors that (n,) errors at sizes (n,) let expect near each of ``at_bytes`` (k,).
 
-    make : columns of samples, times last -> cost, as ``lambda *rows: fit("table", *rows, draws=0).cost``
-    rows : columns of the samples to make it from; others : those of the other run
-
-    Returns the other run's distinct points, a column each, and the signed relative error of its median.
+    An error counts less the farther away it is, in logarithms, so a range where the form does badly
+    widens all others by the share ALIKE only.
     """
-    columns = [np.asarray(column, float) for column in rows]
-    *at, times = (np.asarray(column, float) for column in others)
-    points, groups, _ = grouped(np.column_stack(at), times)
-    medians, whole, errors = each(np.median, groups), make(*columns), [np.empty(0)]
-    for size in np.unique(at[0]):
-        kept, of_size = columns[0] != size, points[:, 0] == size
-        cost = whole if kept.all() else make(*(column[kept] for column in columns))
-        errors.append(cost(*points[of_size].T) / medians[of_size] - 1)
-    return *points.T, np.concatenate(errors)
-
-
-class Judged(NamedTuple):
-    """A fit of a selection cost, and (k,) signed relative errors at inner sizes, each held out of a fit."""
-
-    fit: Fit[SelectionCost]
-    elements: Floats
-    density: Floats
-    held_out: Floats
-
-
-def judge_selections(
-    *rows: ArrayLike, forms: Sequence[str] = (), draws: int = DRAWS
-) -> dict[str, Judged]:
-    """Return every form fitted to the same measured selections, with its held-out error by size.
-
-    rows : elements, density, seconds, (n,) raw samples each; forms : by default all that can be fitted
-    """
-    return {
-        form: Judged(fit(form, *rows, draws=draws), *held_out_errors(form, *rows))
-        for form in forms or fitted_forms(SELECTION_FORMS)
-    }
+    at, logs = np.log(at_bytes), np.log(np.maximum(log_errors, LEAST_ERROR))
+    step = (at[-1] - at[0]) / (at.size - 1)
+    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / step)
+    around = np.exp(weight @ logs / weight.sum(axis=1))
+    return np.asarray(MEAN * ((1 - ALIKE) * around + ALIKE * np.exp(logs.mean())))

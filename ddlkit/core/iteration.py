@@ -12,9 +12,10 @@ which unrolls to a maximum over the group from which on communication never paus
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
+from ddlkit.core.pareto import undominated
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MOST
@@ -29,6 +31,8 @@ from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
 """A link on which messages share nothing: each takes what it costs, one after the other."""
+IN_CACHE = 4096
+"""So many scenarios at a time."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +48,17 @@ class Prediction:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Iteration minus compute."""
+        """Return iteration minus compute."""
         return self.iteration_s - self.compute_s
 
     @property
     def scaling_factor(self) -> float:
-        """Weak scaling: one worker's iteration over this one (osf Eq 1 per iteration)."""
+        """Return weak scaling: one worker's iteration over this one (osf Eq 1 per iteration)."""
         return self.compute_s / self.iteration_s
 
 
 def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
-    """(..., G) end of each group's communication; leading axes are scenarios.
+    """Return (..., G) the end of each group's communication; leading axes are scenarios.
 
     With S the running sum of communication, end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]).
     """
@@ -63,20 +67,17 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
 
 
 def packed(workload: Workload, copy_s_per_byte: float) -> Workload:
-    """The workload whose backward also copies each gradient into its message, when it is ready."""
-    if not copy_s_per_byte:
-        return workload
+    """Return the workload whose backward also copies each gradient into its message, when it is ready."""
     packing_s = copy_s_per_byte * workload.bytes
     return replace(workload, backward_s=workload.backward_s + packing_s)
 
 
 def unpacked_s(ends_s: Floats, group_bytes: Ints, copy_s_per_byte: float) -> Floats:
-    """(...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
+    """Return (...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
     if not copy_s_per_byte:
         return np.asarray(ends_s.max(axis=-1))
-    unpack_s = copy_s_per_byte * group_bytes
-    last_s: Floats = group_ends(ends_s, np.broadcast_to(unpack_s, ends_s.shape))[..., -1]
-    return last_s
+    unpack_s = np.broadcast_to(copy_s_per_byte * group_bytes, ends_s.shape)
+    return np.asarray(group_ends(ends_s, unpack_s)[..., -1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,22 +115,24 @@ class Iteration:
 
     @cached_property
     def tensor_ready_s(self) -> Floats:
-        """(n,) when each gradient is ready, and in its message."""
+        """Return (n,) when each gradient is ready, and in its message."""
+        if not self.copy_s_per_byte:
+            return self.workload.ready_s
         return packed(self.workload, self.copy_s_per_byte).ready_s
 
     @cached_property
     def ready_s(self) -> Floats:
-        """(G,) when the last gradient of each group is ready."""
+        """Return (G,) when the last gradient of each group is ready."""
         return self.tensor_ready_s[np.array(self.plan.ends) - 1]
 
     @cached_property
     def communication_s(self) -> Floats:
-        """(G,) what each message costs."""
+        """Return (G,) what each message costs."""
         return self._checked_s(self.cost)
 
     @cached_property
     def played_s(self) -> tuple[Floats, Floats]:
-        """(G,) when each message begins, and (G,) when it has arrived."""
+        """Return (G,) when each message begins, and (G,) when it has arrived."""
         begin_s = self.ready_s if self.leave_s is None else self.leave_s
         if self.link.plain:
             ends_s = group_ends(begin_s, self.communication_s)
@@ -139,12 +142,12 @@ class Iteration:
 
     @property
     def ends_s(self) -> Floats:
-        """(G,) when each message has arrived."""
+        """Return (G,) when each message has arrived."""
         return self.played_s[1]
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Its times; what copies take counts as exposed communication."""
+        """Return its times; what copies take counts as exposed communication."""
         iteration_s = float(self._unpacked_s(self.ends_s)) + self.workload.update_s
         sent_s = float(self.communication_s.sum())
         return Prediction(iteration_s, self.workload.compute_s, sent_s)
@@ -152,7 +155,7 @@ class Iteration:
     def draws(
         self, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0, slower: ArrayLike = 1.0
     ) -> Floats:
-        """(B,) iteration times, one per bootstrap draw of the cost.
+        """Return (B,) iteration times, one per bootstrap draw of the cost.
 
         scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
             the draws show how sure the rule is, with it what a single iteration may show
@@ -172,14 +175,14 @@ class Iteration:
         return self._unpacked_s(ends_s) + self.workload.update_s * stretch
 
     def timeline(self) -> Timeline:
-        """The iteration as spans: forward, backward per tensor, one message per group, update."""
+        """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
         names = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
         spans = (*self._compute_spans(), *self._message_spans())
         rows = (dict(zip(names, span, strict=True)) for span in spans)
         return Timeline.from_rows({"origin": "simulated", **row} for row in rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
-        """The iteration as a graph: (task, next task, duration of the first); from "start" to "end".
+        """Return the iteration as a graph: (task, next task, duration of the first); from "start" to "end".
 
         The longest path from "start" to "end" is the iteration time: an independent way to compute it.
         Raises UserError where messages share a link or are copied: no graph of tasks says that.
@@ -205,7 +208,6 @@ class Iteration:
         return communication_s
 
     def _unpacked_s(self, ends_s: Floats) -> Floats:
-        """(...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
         return unpacked_s(ends_s, self.group_bytes, self.copy_s_per_byte)
 
     def _compute_spans(self) -> Iterator[tuple[object, ...]]:
@@ -221,7 +223,7 @@ class Iteration:
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
 
     def _message_spans(self) -> Iterator[tuple[object, ...]]:
-        """And the update that follows them."""
+        """Yield the messages, and the update that follows them."""
         kind = self.cost.collective
         starts_s, ends_s = self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
@@ -237,18 +239,18 @@ class Iteration:
 def predict(
     workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
 ) -> Prediction:
-    """The times of an `Iteration`, in one call."""
+    """Return the times of an `Iteration`, in one call."""
     return Iteration(workload, plan, cost, link).prediction
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Trivial model: all of the plan's communication after all computation (CSF, osf Eq 2)."""
+    """Return the trivial model: all of the plan's communication after all computation (CSF, osf Eq 2)."""
     compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
     return Prediction(compute_s + sent_s, compute_s, sent_s)
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
-    """Trivial model: communication hides behind computation, or computation behind communication."""
+    """Return the other one: communication hides behind computation, or computation behind communication."""
     compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
     return Prediction(max(compute_s, sent_s), compute_s, sent_s)
 
@@ -265,34 +267,31 @@ class LinearScenarios:
     coefficients: Floats
 
     @classmethod
-    def of(cls, workload: Workload, plan: FusionPlan, *, prune: bool = True) -> LinearScenarios:
-        """The groups' coefficients; ``prune`` keeps only corners of their convex hull.
-
-        Only a corner can be the maximum of a linear function, so pruning never changes a prediction.
-        """
+    def of(cls, workload: Workload, plan: FusionPlan) -> LinearScenarios:
+        """Return the groups' coefficients, of which only corners of their convex hull can be the maximum."""
         sizes = plan.group_bytes(workload).astype(float)
         messages = np.arange(len(sizes), 0, -1.0)
         compute_s = plan.group_ready_s(workload) + workload.update_s
         points = np.stack([compute_s, messages, np.cumsum(sizes[::-1])[::-1]])
-        return cls(points[:, _corners(points)] if prune else points)
+        return cls(points[:, _corners(points)])
 
     def iteration_s(
-        self, scale: ArrayLike, alpha_s: ArrayLike, beta_s_per_byte: ArrayLike, out_rows: int = 4096
+        self, scale: ArrayLike, alpha_s: ArrayLike, beta_s_per_byte: ArrayLike
     ) -> Floats:
-        """(S,) iteration times for S scenarios; computed ``out_rows`` at a time to stay in cache."""
+        """Return (S,) iteration times for S scenarios, computed IN_CACHE at a time."""
         scenarios = np.stack(
             np.broadcast_arrays(*map(np.atleast_1d, (scale, alpha_s, beta_s_per_byte))), axis=1
         )
         result = np.empty(len(scenarios))
         columns = self.coefficients.T.copy()
-        for start in range(0, len(scenarios), out_rows):
-            block = scenarios[start : start + out_rows]
+        for start in range(0, len(scenarios), IN_CACHE):
+            block = scenarios[start : start + IN_CACHE]
             np.max(columns @ block.T.astype(float), axis=0, out=result[start : start + len(block)])
         return result
 
 
 def _corners(points: Floats) -> NDArray[np.int64]:
-    """Columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
+    """Return columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
     from scipy.spatial import ConvexHull, QhullError
 
     spread = np.ptp(points, axis=1, keepdims=True)
@@ -301,3 +300,142 @@ def _corners(points: Floats) -> NDArray[np.int64]:
         return np.sort(ConvexHull(unit.T).vertices).astype(np.int64)
     except QhullError:
         return np.arange(points.shape[1])
+
+
+# -- what a message may take of a machine ----------------------------------------------------------
+# A collective that gets more of a machine (blocks and threads of a GPU, threads and cores of a processor) is
+# often sooner done, and slows down more what is computed beside it (the `sharing` paper). Which is better
+# depends on whether anything is still computed: so each message of an iteration may be given its own.
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """One way in which a message can be sent: what it costs, takes from computing, and loses by it.
+
+    slowdown, message_slowdown : as of a `Link`: how much longer computing takes beside such a message, and
+        such a message beside computing; 0.1 is a tenth longer
+    """
+
+    name: str
+    cost: MessageCost
+    slowdown: float = 0.0
+    message_slowdown: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """An iteration in which every message has resources of its own.
+
+    given : (G,) the resources of each message of the plan
+    in_flight : how many may be under way when each begins, as of a `Link`; one after the other by default
+    copy_s_per_byte : to copy gradients into messages, and out of them, as of an `Iteration`
+    """
+
+    workload: Workload
+    plan: FusionPlan
+    given: tuple[Resources, ...]
+    in_flight: int | Ints = 1
+    copy_s_per_byte: float = 0.0
+
+    @property
+    def played_s(self) -> tuple[Floats, Floats]:
+        """Return (G,) when each message begins, and (G,) when it has arrived."""
+        of_each = np.array([(way.slowdown, way.message_slowdown) for way in self.given]).T
+        link = Link(self.in_flight, slowdown=of_each[0], message_slowdown=of_each[1])
+        sizes = self.plan.group_bytes(self.workload).tolist()
+        each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
+        parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
+        ready_s = self.plan.group_ready_s(packed(self.workload, self.copy_s_per_byte))
+        return link.play(ready_s, parts)
+
+    @property
+    def iteration_s(self) -> float:
+        """Return seconds from the start of forward to the end of the update."""
+        sizes = self.plan.group_bytes(self.workload)
+        done_s = unpacked_s(self.played_s[1], sizes, self.copy_s_per_byte)
+        return float(done_s) + self.workload.update_s
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return (G,) whose resources each message has."""
+        return tuple(way.name for way in self.given)
+
+
+class _Front(NamedTuple):
+    """Ways to have sent a prefix, none better than another: rising end, rising work.
+
+    end_s, work_s : (m,) when the last message has arrived, and computing done by then
+    first, state, choice : (m,) the last message's first gradient, the way before it, its resources
+    """
+
+    end_s: Floats
+    work_s: Floats
+    first: Ints
+    state: Ints
+    choice: Ints
+
+
+def of_each(workload: Workload, plan: FusionPlan, choices: Sequence[Resources]) -> Shared:
+    """Return the plan with those resources for each message that make its iteration shortest."""
+    return jointly(workload, choices, plan)
+
+
+def jointly(
+    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None = None
+) -> Shared:
+    """Return the shortest iteration of all plans, with all resources that each of their messages could have.
+
+    Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
+    last has arrived and how far computing has come by then. Of two ways one is better for sure if it is
+    earlier and computing further; the others are kept. plan : whose messages they are, if that is given
+    """
+    n, ready_s = workload.n, workload.ready_s
+    total = np.concatenate([[0], np.cumsum(workload.bytes)])
+    ends = tuple(range(1, n + 1)) if plan is None else plan.ends
+    none, starts = np.zeros(1, np.int64), (0, *ends[:-1])
+    fronts = {0: _Front(np.zeros(1), np.zeros(1), none, none, none)}
+    for at, end in enumerate(ends):
+        firsts = starts[: at + 1] if plan is None else starts[at : at + 1]
+        sizes = total[end] - total[list(firsts)]
+        costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
+        before = {first: fronts[first] for first in firsts}
+        ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
+        kept = undominated(ways.end_s, -ways.work_s)
+        columns: list[Any] = [column[kept] for column in ways]
+        fronts[end] = _Front(*columns)
+    state = int(np.argmin(fronts[n].end_s))
+    cuts, given, end = [], [], n
+    while end:
+        front = fronts[end]
+        cuts.append(end)
+        given.append(choices[int(front.choice[state])])
+        end, state = int(front.first[state]), int(front.state[state])
+    planned = plan or FusionPlan("jointly", tuple(reversed(cuts)))
+    return Shared(workload, planned, tuple(reversed(given)))
+
+
+def _after(
+    fronts: Mapping[int, _Front],
+    ready_s: float,
+    last_s: float,
+    costs_s: Floats,
+    choices: Sequence[Resources],
+) -> _Front:
+    """Return every way of every front with one more message, by any of the resources.
+
+    fronts : by the message's first gradient; costs_s : (choices, fronts) of it, alone
+    """
+    counts = [len(front.end_s) for front in fronts.values()]
+    end_s, before_s = (np.concatenate([front[k] for front in fronts.values()]) for k in (0, 1))
+    of = np.arange(len(fronts)).repeat(counts)
+    late_s = end_s - before_s
+    start_s = np.maximum(end_s, ready_s + late_s)
+    work_s = np.minimum(start_s - late_s, last_s)
+    slower = np.array([[1 + way.slowdown] for way in choices])
+    drag = np.array([[1 + way.message_slowdown] for way in choices])
+    beside_s, alone_s = (last_s - work_s) * slower, costs_s[:, of]
+    took_s = np.minimum(alone_s * drag, beside_s) + np.maximum(0.0, alone_s - beside_s / drag)
+    done_s = np.where(took_s >= beside_s, last_s, work_s + took_s / slower)
+    first, state = np.repeat([*fronts], counts), np.concatenate([np.arange(m) for m in counts])
+    columns = start_s + took_s, done_s, first, state, np.arange(len(choices))[:, None]
+    return _Front(*(np.broadcast_to(column, took_s.shape).ravel() for column in columns))

@@ -30,17 +30,6 @@ NARROW, WIDER = 32, 4
 """How many points fronts have after the first, of one each; and how many times as many next."""
 
 
-class Best(NamedTuple):
-    """A plan and its certificate: this one ends at ``end_s``, and no plan ends before ``least_s``.
-
-    ends : exclusive end of each group; the two times differ by rounding only
-    """
-
-    ends: tuple[int, ...]
-    end_s: float
-    least_s: float
-
-
 class Groups(NamedTuple):
     """Every group that there could be, (n, n): row its last tensor, column its first; above, nothing counts.
 
@@ -53,29 +42,23 @@ class Groups(NamedTuple):
     sending_s: Floats
 
     def mirrored(self) -> Groups:
-        """The same from the last tensor to the first: selecting and sending change places."""
-        ready_s, selecting_s, sending_s = (np.ascontiguousarray(one.T[::-1, ::-1]) for one in self)
+        """Return the same from the last tensor to the first: selecting and sending change places."""
+        turned = (np.ascontiguousarray(column.T[::-1, ::-1]) for column in self)
+        ready_s, selecting_s, sending_s = turned
         return Groups(ready_s, sending_s, selecting_s)
 
-    def of(self, last: Ints | int, first: Ints) -> Groups:
-        """Those of (m,) or one last tensor and (m,) first ones: columns (m,)."""
-        ready_s, selecting_s, sending_s = (one[last, first] for one in self)
-        return Groups(ready_s, selecting_s, sending_s)
-
-    def repeated(self, times: Ints) -> Groups:
-        """Columns in which each group stands so many times, one after the other."""
-        ready_s, selecting_s, sending_s = (one.repeat(times) for one in self)
-        return Groups(ready_s, selecting_s, sending_s)
-
-    def after(self, one: Floats, other: Floats) -> tuple[Floats, Floats]:
-        """(m,) both clocks after one more group: columns (m,)."""
-        now = one + self.selecting_s
-        then = np.maximum(other, self.ready_s + now)
-        then += self.sending_s
+    def after(
+        self, last: int, firsts: Ints, times: Ints, one: Floats, other: Floats
+    ) -> tuple[Floats, Floats]:
+        """Return (m,) both clocks after one more group: each of ``firsts`` stands so many times."""
+        ready_s, selecting_s, sending_s = (column[last, firsts].repeat(times) for column in self)
+        now = one + selecting_s
+        then = np.maximum(other, ready_s + now)
+        then += sending_s
         return now, then
 
     def end_s(self, ends: tuple[int, ...]) -> float:
-        """When the last message of a plan has arrived."""
+        """Return when the last message of a plan has arrived."""
         selected_s, end_s, first = 0.0, 0.0, 0
         for end in ends:
             group = end - 1, first
@@ -93,18 +76,18 @@ class Front(NamedTuple):
 
     @property
     def corner(self) -> tuple[float, float]:
-        """The least of both; infinite where there is no point."""
+        """Return the least of both; infinite where there is no point."""
         return (float(self.one[0]), float(self.other[-1])) if len(self.one) else (np.inf, np.inf)
 
     def least(self, one: Floats, other: Floats) -> Floats:
-        """(m,) how early iterations end that go on from ``self`` with the points of the mirrored problem."""
+        """Return (m,) how early iterations end that go on from here with points of the mirrored problem."""
         turn = (self.one - self.other).searchsorted(one - other)
         late, early = np.empty((2, len(self.one) + 1))
         late[:-1], late[-1], early[1:], early[0] = self.one, np.inf, self.other, np.inf
         return np.minimum(late[turn] + other, early[turn] + one)
 
     def parts(self, width: int) -> Ints:
-        """Where up to ``width`` parts begin whose points lie close together: in one, or in the other."""
+        """Return where up to ``width`` parts begin whose points lie close together in one or the other."""
         apart = np.minimum(self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]).cumsum()
         part = np.minimum(apart * (width / apart[-1]), width - 1).astype(int)
         begins = np.empty(len(self.one), bool)
@@ -116,8 +99,11 @@ START = Front(np.zeros(1), np.full(1, -np.inf))
 """Nothing selected, nothing sent."""
 
 
-def best(groups: Groups) -> Best:
-    """Return the plan whose last message arrives first, of all 2**(n-1), with its certificate."""
+def best(groups: Groups) -> tuple[tuple[int, ...], float]:
+    """Return the group ends of the plan whose last message arrives first, and its certificate.
+
+    No plan ends before that; the two times differ by rounding only.
+    """
     sides, n = (groups, groups.mirrored()), len(groups.ready_s)
     fronts = [[START] * (n + 1)] * 2
     ends: tuple[int, ...] = ()
@@ -127,17 +113,17 @@ def best(groups: Groups) -> Best:
             sides[side], fronts[side], fronts[1 - side], end_s, width, bound=bound
         )
         plan = tuple(n - end for end in (*plan[-2::-1], 0)) if plan and side else plan
-        if plan:
-            ends, end_s = min((ends, end_s), (plan, groups.end_s(plan)), key=lambda one: one[1])
+        if plan and groups.end_s(plan) < end_s:
+            ends, end_s = plan, groups.end_s(plan)
         if bound:
             fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
         if least_s >= end_s * (1 - ROUNDING):
             break
-    return Best(ends, end_s, min(least_s, end_s))
+    return ends, min(least_s, end_s)
 
 
 def _passes() -> Iterator[tuple[int, int, bool]]:
-    """Of which side, of how many points, and whether a bound: prefixes and suffixes take turns, without end.
+    """Yield which side, of how many points, whether a bound: prefixes and suffixes in turn, without end.
 
     Before each bound of the prefixes but the first there is a pass for a plan.
     """
@@ -158,7 +144,7 @@ def _fronts(
     *,
     bound: bool = True,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """(n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
+    """Return (n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
 
     What cannot end by ``limit_s`` is left out; where that is all, the plan is (). Where points become one,
     it leads to that of them which may end first.
@@ -178,8 +164,8 @@ def _fronts(
         firsts = useful[last].nonzero()[0]
         each = points[firsts]
         among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(each.sum())
-        now, then = groups.of(last, firsts).repeated(each).after(one[among], other[among])
-        kept = _undominated(now, then)
+        now, then = groups.after(last, firsts, each, one[among], other[among])
+        kept = undominated(now, then)
         ends_s = rest[n - last - 1].least(now[kept], then[kept])
         in_time = ends_s <= limit_s * (1 + ROUNDING)
         kept, ends_s = kept[in_time], ends_s[in_time]
@@ -199,7 +185,7 @@ def _fronts(
 
 
 def _least_of_each(values: Floats, begins: Ints) -> Ints:
-    """(k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
+    """Return (k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
     part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(values)))
     # What leads to one plan may differ by rounding.
     least = (values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)).nonzero()[0]
@@ -209,7 +195,7 @@ def _least_of_each(values: Floats, begins: Ints) -> Ints:
 
 
 def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
-    """Group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
+    """Return group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
     state, ends = len(first) - 1, []
     while first[state]:
         ends.append(int(first[state]))
@@ -217,8 +203,8 @@ def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
     return tuple(reversed(ends))
 
 
-def _undominated(one: Floats, other: Floats) -> Ints:
-    """Which points no other is as good as in both, by rising ``one``."""
+def undominated(one: Floats, other: Floats) -> Ints:
+    """Return which points no other is as good (as small) as in both, by rising ``one``."""
     ordered = one.argsort()
     lowest = np.minimum.accumulate(other[ordered])
     kept = np.ones(len(one), bool)
@@ -234,7 +220,7 @@ def _undominated(one: Floats, other: Floats) -> Ints:
 def _useful(
     groups: Groups, known: list[Front], rest: list[Front], limit_s: float
 ) -> NDArray[np.bool_]:
-    """(n, n) whether a group can be in a plan that ends by ``limit_s``, by the corners of all fronts."""
+    """Return (n, n) whether a group can be in a plan that ends by ``limit_s``, by fronts' corners."""
     one, other = np.array([front.corner for front in known[:-1]]).T
     following, free = np.array([front.corner for front in rest[1:]]).T[..., None]
     now = one + groups.selecting_s

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta, Chords, Form, Piecewise, Segments, Table, parameters
@@ -32,11 +31,10 @@ in seconds through every sample, or through the median of every size; through th
 def least_squares(
     design: Floats, seconds: Floats, unit_s: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Minimise sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
 
+    And (n,) leverage: weight of each row on its own fitted value, from 0 to 1.
     unit_s : (n,) what an error counts in: by default the measured time itself, so errors are relative
-
-    Returns (k,) values, and (n,) leverage: weight of each row on its own fitted value, from 0 to 1.
     """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
@@ -55,13 +53,13 @@ def least_squares(
     return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
 
 
-def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats], NDArray[np.int64]]:
-    """Return (k', k) distinct ones of (n, k) points, the times at each, and (n,) which each row is at."""
+def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
+    """Return (k', k) distinct ones of (n, k) points, and the times at each."""
     rows = points[:, 0] if points.shape[1] == 1 else points  # numbers take half the time of rows
     distinct, inverse, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    distinct, which = distinct.reshape(-1, points.shape[1]), inverse.ravel()
-    in_order = seconds[np.argsort(which, kind="stable")]
-    return distinct, np.split(in_order, np.cumsum(counts)[:-1]), which
+    in_order = seconds[np.argsort(inverse.ravel(), kind="stable")]
+    groups = np.split(in_order, np.cumsum(counts)[:-1])
+    return distinct.reshape(-1, points.shape[1]), groups
 
 
 def each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
@@ -119,19 +117,17 @@ def best_breaks(
 
     Raises UserError for fewer than ``minimum`` distinct sizes a piece.
     """
-    points, groups, _ = grouped(sizes[:, None], seconds)
-    grid = points[:, 0]
-    if grid.size < minimum * len(designs):
-        raise UserError(
-            f"{len(designs)} pieces need at least {minimum * len(designs)} distinct sizes, "
-            f"got {grid.size}"
-        )
+    points, groups = grouped(sizes[:, None], seconds)
+    grid, needed = points[:, 0], minimum * len(designs)
+    if grid.size < needed:
+        pieces = f"{len(designs)} pieces need at least {needed} distinct sizes"
+        raise UserError(f"{pieces}, got {grid.size}")
     weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
     mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
     # A design is a constant and a variable: their sum is as good a variable.
-    pieces = [_losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs]
-    least, came = pieces[0][0], []
-    for piece in pieces[1:]:
+    first, *rest = (_losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs)
+    least, came = first[0], []
+    for piece in rest:
         total = least[:, None] + piece
         came.append(total.argmin(axis=0))
         least = total.min(axis=0)
@@ -143,14 +139,14 @@ def best_breaks(
 
 def apart(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
-) -> Floats:
-    """Return (2k,) values of k pieces between the breaks, fitted one by one."""
+) -> list[float]:
+    """Return 2k values of k pieces between the breaks, fitted one by one."""
     which = np.searchsorted(breaks, sizes, side="right")
-    lines = [
+    fits = [
         least_squares(design(sizes[which == k]), seconds[which == k])[0]
         for k, design in enumerate(designs)
     ]
-    return np.concatenate(lines)
+    return [float(value) for values in fits for value in values]
 
 
 # -- forms -------------------------------------------------------------------------------------
@@ -160,13 +156,13 @@ Fitter = Callable[..., dict[str, Any]]
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Of a form without breakpoints: a column of the design is the form with one parameter 1, others 0."""
+    """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, else 0."""
     names = parameters(kind)
 
     def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
         terms: list[Any] = [
-            kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names))
+            kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names)).tolist()
         ]
         design = np.column_stack([term(*at) for term in terms])
         return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
@@ -175,11 +171,11 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
 
 
 def _full_grid(kind: type[Form]) -> Fitter:
-    """Of a table: medians at each point, which must make a full grid."""
+    """Return how a table is fitted: medians at each point, which must make a full grid."""
 
     def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
-        points, groups, _ = grouped(np.column_stack(at[::-1]), seconds)
+        points, groups = grouped(np.column_stack(at[::-1]), seconds)
         axes = [np.unique(column) for column in points.T]
         shape = [axis.size for axis in axes]
         if len(points) != np.prod(shape):
@@ -194,47 +190,41 @@ def _full_grid(kind: type[Form]) -> Fitter:
 
 
 def _line(how: str) -> Fitter:
-    """One of LINES, or "1.2e-8": that many seconds a byte are given, and the smallest message adds its time.
+    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time.
 
     In seconds the largest messages decide, where a line's slope shows; so a start-up below zero may come out:
     then it is zero and the slope alone is fitted. Raises UserError for any other ``how``.
     """
     if how == "relative":
         return _linear_in_parameters(AlphaBeta)
-    names = parameters(AlphaBeta)
-    slope = 0.0 if how in LINES else _seconds_per_byte(how)
+    try:
+        slope = 0.0 if how in LINES else float(how)
+    except ValueError:
+        slope = math.nan
+    if how not in LINES and not 0 < slope < math.inf:
+        ways = ", ".join(LINES)
+        raise UserError(f"cost form alpha_beta:{how}: use {ways}, or seconds per byte as 1.2e-8")
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        points, groups, _ = grouped(sizes[:, None], seconds)
+        points, groups = grouped(sizes[:, None], seconds)
         grid, medians = points[:, 0], each(np.median, groups)
-        if how not in LINES:
-            return dict(zip(names, (float(medians[0]), slope), strict=True))
+        values = np.array([medians[0], slope])
         if how == "least_squares":
             grid, medians = sizes, seconds
         elif how == "ends":
             grid, medians = grid[[0, -1]], medians[[0, -1]]
-        unit_s = np.ones_like(medians)
-        values = least_squares(straight(grid), medians, unit_s)[0]
-        if values[0] < 0:
-            values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
-        return dict(zip(names, values.tolist(), strict=True))
+        if how in LINES:
+            unit_s = np.ones_like(medians)
+            values = least_squares(straight(grid), medians, unit_s)[0]
+            if values[0] < 0:
+                values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
+        return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
     return fitter
 
 
-def _seconds_per_byte(text: str) -> float:
-    try:
-        given = float(text)
-    except ValueError:
-        given = math.nan
-    if not (math.isfinite(given) and given > 0):
-        ways = ", ".join(LINES)
-        raise UserError(f"cost form alpha_beta:{text}: use {ways}, or seconds per byte as 1.2e-8")
-    return given
-
-
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
-    """With the threshold that is given, or else with the one of least loss."""
+    """Return parameters with the threshold that is given, or else with the one of least loss."""
     designs: tuple[Design, ...] = (log2, lambda sizes: straight(sizes)[:, ::-1])
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
@@ -247,16 +237,16 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
             )
     else:
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
-    values = apart(designs, (threshold_bytes,), sizes, seconds).tolist()
+    values = apart(designs, (threshold_bytes,), sizes, seconds)
     return dict(zip(parameters(Piecewise), (threshold_bytes, *values), strict=True))
 
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-    """As many pieces as the sizes can carry, at most PIECES; they need not join."""
+    """Return as many pieces as the sizes can carry, at most PIECES; they need not join."""
     pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
     designs = (straight,) * pieces
     breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
-    values = apart(designs, breaks, sizes, seconds).tolist()
+    values = apart(designs, breaks, sizes, seconds)
     return dict(zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True))
 
 

@@ -30,37 +30,33 @@ class FusionPlan:
     least_s: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if (
-            not self.ends
-            or self.ends[0] < 1
-            or any(b <= a for a, b in zip(self.ends, self.ends[1:], strict=False))
-        ):
+        if not self.ends or any(b <= a for a, b in zip((0, *self.ends), self.ends, strict=False)):
             raise UserError(
                 f"plan {self.planner!r}: group ends {self.ends[:6]}... must increase from above 0"
             )
 
     @property
     def n(self) -> int:
-        """Number of tensors."""
+        """Return the number of tensors."""
         return self.ends[-1]
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """First tensor of each group."""
+        """Return the first tensor of each group."""
         return (0, *self.ends[:-1])
 
     @property
     def slices(self) -> list[slice]:
-        """The tensors of each group, in ready order."""
+        """Return the tensors of each group, in ready order."""
         return [slice(a, b) for a, b in zip(self.starts, self.ends, strict=True)]
 
     def group_bytes(self, workload: Workload) -> Ints:
-        """(G,) bytes of each group. Raises UserError when the plan is of another workload."""
+        """Return (G,) bytes of each group. Raises UserError when the plan is of another workload."""
         self._check(workload)
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
-        """(G,) time at which the last gradient of each group is ready."""
+        """Return (G,) the time at which the last gradient of each group is ready."""
         self._check(workload)
         return workload.ready_s[np.array(self.ends) - 1]
 
@@ -71,29 +67,29 @@ class FusionPlan:
             )
 
     def forward_groups(self) -> list[list[int]]:
-        """Groups and members in ready order, each tensor by its index in forward order from 0."""
+        """Return groups and members in ready order, each tensor by its index in forward order from 0."""
         return [[self.n - 1 - i for i in range(s.start, s.stop)] for s in self.slices]
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
-        """JSON-ready: planner, groups in forward-order indices, predicted iteration."""
+        """Return it JSON-ready: planner, groups in forward-order indices, predicted iteration."""
         groups = self.forward_groups()
         return {"planner": self.planner, "groups": groups, "iteration_s": iteration_s}
 
 
 def none(workload: Workload) -> FusionPlan:
-    """Every gradient travels alone."""
+    """Return the plan in which every gradient travels alone."""
     return FusionPlan("none", tuple(range(1, workload.n + 1)))
 
 
 def single(workload: Workload) -> FusionPlan:
-    """All gradients travel in one message after backward."""
+    """Return the plan of one message after backward."""
     return FusionPlan("single", (workload.n,))
 
 
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """A group closes before it would exceed the buffer (osf Eq 12); a larger tensor travels alone.
+    """Return groups that close before they exceed the buffer (osf Eq 12); a larger tensor travels alone.
 
     It also closes when the next gradient takes ``timeout_s`` or longer to become ready. A plan says what
     travels together, not when it leaves: a scheduler that finds this out by waiting leaves later.
@@ -117,7 +113,7 @@ DDP_BUCKET_BYTES = 25 * units.MIB
 
 
 def ddp(workload: Workload) -> FusionPlan:
-    """PyTorch's rule: a bucket closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
+    """Return PyTorch's buckets: one closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
 
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
     (2, 4)
@@ -134,7 +130,7 @@ def ddp(workload: Workload) -> FusionPlan:
 
 
 def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """The plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
+    """Return the plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
 
     Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
     minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
@@ -161,19 +157,13 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
-    """The plan with the shortest iteration where messages are selected first, and its certificate.
+    """Return the plan with the shortest iteration where messages are selected first, and its certificate.
 
     The certificate is the least time that any plan takes, in seconds of an iteration, found by two searches
-    that meet (`ddlkit.core.pareto`). At worst exponential; the tensors of a network take half a second.
+    that meet. At worst exponential; the tensors of a network take half a second.
 
     Raises UserError for more than MOST_SELECTED tensors.
     """
-    found = pareto.best(_selected_groups(workload, cost))
-    return FusionPlan("exact", found.ends), found.least_s + workload.update_s
-
-
-def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
-    """What each group takes to be selected and sent. Raises UserError for more than MOST_SELECTED tensors."""
     if workload.n > MOST_SELECTED:
         raise UserError(
             f"plan exact of {workload.n} tensors that are selected: at most {MOST_SELECTED}, since every "
@@ -183,7 +173,8 @@ def _selected_groups(workload: Workload, cost: MessageCost) -> pareto.Groups:
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
     selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
     sending_s = _of_groups(workload, cost, cost.form, every)
-    return pareto.Groups(ready_s, selecting_s, sending_s)
+    ends, least_s = pareto.best(pareto.Groups(ready_s, selecting_s, sending_s))
+    return FusionPlan("exact", ends), least_s + workload.update_s
 
 
 AT_ONCE = 2**20
@@ -195,7 +186,7 @@ MOST_SELECTED = 2_000
 def _of_groups(
     workload: Workload, seconds: Callable[[Floats], Any], what: str, lasts: range
 ) -> Floats:
-    """(len(lasts), n) ``seconds`` by bytes, of the group from each first tensor (column) to a last one."""
+    """Return (len(lasts), n) ``seconds`` by bytes, of the group from each first tensor to a last one."""
     total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
     rows, columns = np.tril_indices(len(lasts), lasts.start, workload.n)
     price = np.zeros((len(lasts), workload.n))
@@ -235,7 +226,7 @@ class Planner:
 
     @property
     def free_text(self) -> bool:
-        """Whether ``make`` reads what stands after the colon itself."""
+        """Return whether ``make`` reads what stands after the colon itself."""
         return not self.variants and any(":" in example for example in self.examples)
 
 
@@ -284,7 +275,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Cuts drawn at random: plans that no planner would choose, to test a model with."""
+    """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = _integers(text, f"random:{text}")
     if len(numbers) != 2 or numbers[0] < 0:
         raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS, whole numbers from 0")
@@ -304,14 +295,14 @@ planner("exact", look=("#00588f", "*", "-", "xxx"))(
 
 
 def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
-    """The cost itself. Raises UserError when there is none."""
+    """Return the cost itself. Raises UserError when there is none."""
     if cost is None:
         raise UserError(f"planner {planner!r} needs a message cost: give --cost")
     return cost
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """The plan that ``spec`` names: "none", "buffer:25MB", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
+    """Return the plan that ``spec`` names: "none", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
     "random:SEED:GROUPS", or one that ddlkit.papers registers.
 
     Raises UserError for an unknown planner or variant, or one that needs a cost when none is given.

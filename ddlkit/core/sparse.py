@@ -61,14 +61,13 @@ class SparseGather(MessageCost):
     def __post_init__(self) -> None:
         if isinstance(self.gather, dict):  # of a JSON description
             object.__setattr__(self, "gather", cost_from_dict(self.gather))
-        if not isinstance(self.gather, MessageCost):
-            raise UserError(f"sparse cost: gather is {shown(self.gather)}: must be another cost")
-        if self.gather.workers is None or self.gather.collective != "all_gather":
-            raise UserError("sparse cost: needs the cost of an all_gather that knows its workers")
-        if not 0 < self.density <= 1:
-            raise UserError(f"sparse cost: density {self.density} is not above 0 and at most 1")
+        gather = self.gather
+        self.check(isinstance(gather, MessageCost), f"gather is {shown(gather)}: no other cost")
+        known = gather.workers is not None and gather.collective == "all_gather"
+        self.check(known, "needs the cost of an all_gather that knows its workers")
+        self.check(0 < self.density <= 1, f"density {self.density} is not above 0 and at most 1")
         for name in ("workers", "samples"):
-            object.__setattr__(self, name, getattr(self.gather, name))
+            object.__setattr__(self, name, getattr(gather, name))
 
     def _seconds(self, sizes: Floats) -> Floats:
         return np.asarray(2 * self.gather(self.collective_bytes(sizes)))
@@ -79,7 +78,7 @@ class SparseGather(MessageCost):
 
     @property
     def selects(self) -> bool:
-        """Whether it is known what selecting takes."""
+        """Return whether it is known what selecting takes."""
         return self.selecting is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
@@ -220,20 +219,15 @@ class SelectionTimes(SelectionCost):
     seconds: Floats
 
     def __post_init__(self) -> None:
-        self._freeze("elements")
-        self._freeze("density")
-        rows = np.array(self.seconds, dtype=float)
-        if rows.ndim == 1 and self.density.size == 1:
-            rows = rows[None]
-        if rows.shape != (self.density.size, self.elements.size):
-            raise UserError("table cost: seconds must hold one row a density, one column a size")
-        for name, least in (("density", 1), ("elements", 2)):
-            axis = getattr(self, name)
-            if axis.size < least or np.any(np.diff(axis) <= 0) or axis[0] <= 0:
-                raise UserError(
-                    f"table cost: {name} must be {least} or more, increasing, above zero"
-                )
-        rows = np.array([Table(self.elements, row).seconds for row in rows])  # which checks them
+        super().__post_init__()
+        rows = self.seconds[None] if np.ndim(self.seconds) == 1 else self.seconds
+        axes = {"density": (self.density, 1), "elements": (self.elements, 2)}
+        for name, (axis, least) in axes.items():
+            rising = axis.size >= least and np.all(np.diff(axis, prepend=0.0) > 0)
+            self.check(rising, f"{name} must be {least} or more, increasing, above zero")
+        fitting = rows.shape == (self.density.size, self.elements.size)
+        self.check(fitting, "seconds must hold one row a density, one column a size")
+        self.check(np.all(rows > 0), "every time in seconds must be above zero")
         rows.setflags(write=False)
         object.__setattr__(self, "seconds", rows)
 

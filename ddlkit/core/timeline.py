@@ -30,7 +30,7 @@ class Timeline:
     """One NumPy array a column, all of length n; times in seconds from the iteration's start.
 
     ``kind`` is one of KINDS, ``origin`` one of ORIGINS; ``group`` is -1 where none applies.
-    Raises UserError for unequal columns, unknown kinds or origins, or spans that end before they start.
+    Raises UserError for unknown kinds or origins, or spans that end before they start.
     """
 
     task: NDArray[Any]
@@ -48,15 +48,10 @@ class Timeline:
         for name in COLUMNS:
             column = np.asarray(getattr(self, name), dtype=_DTYPES.get(name, str))
             object.__setattr__(self, name, column)
-            if column.shape != self.task.shape:
-                raise UserError(
-                    f"timeline: column {name} has {column.size} rows, task has {self.task.size}"
-                )
         for name, known in (("kind", KINDS), ("origin", ORIGINS)):
-            unknown = set(getattr(self, name).tolist()) - set(known)
-            if unknown:
+            for unknown in sorted(set(getattr(self, name).tolist()) - set(known))[:1]:
                 raise UserError(
-                    f"timeline: unknown {name} {sorted(unknown)[0]!r}: use one of {', '.join(known)}"
+                    f"timeline: unknown {name} {unknown!r}: use one of {', '.join(known)}"
                 )
         late = np.flatnonzero(~(self.end_s >= self.start_s))
         if late.size:
@@ -64,53 +59,53 @@ class Timeline:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
-        """A timeline of mappings; ``rank``, ``iteration`` and ``bytes`` default to 0, ``group`` to -1."""
+        """Return a timeline of mappings; rank, iteration and bytes default to 0, group to -1."""
         default = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
         listed = [{**default, **row} for row in rows]
         return cls(**{name: np.array([row[name] for row in listed]) for name in COLUMNS})
 
     @property
     def n(self) -> int:
-        """Number of spans."""
+        """Return the number of spans."""
         return len(self.task)
 
     def select(self, mask: NDArray[np.bool_]) -> Timeline:
-        """The spans where ``mask`` (n,) is true."""
+        """Return the spans where ``mask`` (n,) is true."""
         return Timeline(**{name: getattr(self, name)[mask] for name in COLUMNS})
 
     def spans(self, kinds: Sequence[str]) -> NDArray[np.float64]:
-        """(m, 2) disjoint, sorted union of the spans of ``kinds``."""
+        """Return the (m, 2) disjoint, sorted union of the spans of ``kinds``."""
         chosen = np.isin(self.kind, kinds)
         return merge(np.column_stack([self.start_s[chosen], self.end_s[chosen]]))
 
     def busy_s(self, kinds: Sequence[str]) -> float:
-        """Time during which at least one span of ``kinds`` runs."""
+        """Return seconds during which at least one span of ``kinds`` runs."""
         spans = self.spans(kinds)
         return float(np.sum(spans[:, 1] - spans[:, 0]))
 
     def overlap_s(
         self, first: Sequence[str] = COMPUTE, second: Sequence[str] = COMMUNICATION
     ) -> float:
-        """Time during which spans of both kinds run."""
+        """Return seconds during which spans of both kinds run."""
         return self.busy_s(first) + self.busy_s(second) - self.busy_s((*first, *second))
 
     def exposed_communication_s(self) -> float:
-        """Communication during which nothing computes: what training waits for."""
+        """Return seconds of communication while nothing computes: what training waits for."""
         return self.busy_s(COMMUNICATION) - self.overlap_s()
 
     @property
     def duration_s(self) -> float:
-        """From the first start to the last end."""
+        """Return seconds from the first start to the last end."""
         return float(self.end_s.max() - self.start_s.min()) if self.n else 0.0
 
     def to_frame(self) -> Any:
-        """The columns as a pandas DataFrame."""
+        """Return the columns as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """The Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs.
+        """Return the Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs.
 
         Iterations follow one another, and the first span starts at 0. A thread holds one span at a
         time: where spans of a stream overlap, it gets as many threads as needed.
@@ -122,18 +117,11 @@ class Timeline:
             rank = int(self.rank[row])
             tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
             named = ("iteration", "group", "bytes", "origin")
-            spans.append(
-                {
-                    "ph": "X",
-                    "name": str(self.task[row]),
-                    "cat": str(self.kind[row]),
-                    "ts": float(start_s[row]) * 1e6,
-                    "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
-                    "pid": rank,
-                    "tid": tid,
-                    "args": {name: getattr(self, name)[row].item() for name in named},
-                }
-            )
+            span: dict[str, Any] = {"ph": "X", "name": str(self.task[row])}
+            span |= {"cat": str(self.kind[row]), "ts": float(start_s[row]) * 1e6}
+            span |= {"dur": float(self.end_s[row] - self.start_s[row]) * 1e6}
+            args = {name: getattr(self, name)[row].item() for name in named}
+            spans.append({**span, "pid": rank, "tid": tid, "args": args})
         names = [
             ("process_name", rank, 0, f"rank {rank}") for rank in np.unique(self.rank).tolist()
         ]
@@ -146,14 +134,14 @@ class Timeline:
         return {"traceEvents": [*metadata, *spans], "displayTimeUnit": "ms"}
 
     def _offsets_s(self) -> NDArray[np.float64]:
-        """(n,) what to add to each start so that iterations follow one another from 0 on."""
+        """Return (n,) what to add to each start so that iterations follow one another from 0 on."""
         spans = self.to_frame().groupby("iteration")
         first_s, last_s = spans["start_s"].min(), spans["end_s"].max()
         shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
         return np.asarray(shift_s.loc[self.iteration])
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
-        """n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""
+        """Return n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""
         tracks = [0] * self.n
         end_s = start_s + (self.end_s - self.start_s)
         # Where one ends and the next begins in the same instant, rounding must not part them.
@@ -173,7 +161,7 @@ COLUMNS = tuple(column.name for column in fields(Timeline))
 
 
 def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(m, 2) disjoint, sorted union of (n, 2) half-open spans."""
+    """Return the (m, 2) disjoint, sorted union of (n, 2) half-open spans."""
     if not len(spans):
         return np.empty((0, 2))
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]

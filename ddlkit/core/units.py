@@ -39,9 +39,7 @@ def _split(text: str, what: str, example: str) -> tuple[float, str]:
 
 
 def parse_bytes(text: str) -> int:
-    """``"25MB"`` or ``"1 KiB"`` or ``"1024"`` (bytes) as a whole number of bytes.
-
-    Raises UserError for an unknown unit; bits ("25Mb") are refused, not guessed.
+    """Return whole bytes. Raises UserError for an unknown unit; bits ("25Mb") are refused, not guessed.
 
     >>> parse_bytes("25MB"), parse_bytes("1 KiB")
     (25000000, 1024)
@@ -58,11 +56,7 @@ _ELEMENT_BYTES["fp8"] = 1
 
 
 def parse_element_bytes(text: str) -> int:
-    """``"2"`` or ``"bf16"``: bytes of one number. Raises UserError.
-
-    >>> parse_element_bytes("2"), parse_element_bytes("bf16"), parse_element_bytes("fp32")
-    (2, 2, 4)
-    """
+    """Return bytes of one number, by ``"2"`` or ``"bf16"``. Raises UserError."""
     number = int(text) if text.isdecimal() and len(text) < 3 else 0
     n_bytes = number or _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
@@ -72,7 +66,7 @@ def parse_element_bytes(text: str) -> int:
 
 
 def parse_bits_per_s(text: str) -> float:
-    """``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"`` in bits per second. Raises UserError."""
+    """Return bits per second of ``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"``. Raises UserError."""
     value, unit = _split(text, "rate", "1gbit or 200mbit")
     factor = _BITS_PER_S.get(unit.lower().removesuffix("/s"))
     if factor is None:
@@ -83,7 +77,7 @@ def parse_bits_per_s(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """``"8m"``, ``"250ms"`` or ``"8m30s"`` in seconds. Raises UserError.
+    """Return seconds of ``"8m"``, ``"250ms"`` or ``"8m30s"``. Raises UserError.
 
     >>> parse_seconds("8m30s")
     510.0
@@ -98,11 +92,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Bytes with the binary prefix that keeps the number between 1 and 1024.
-
-    >>> format_bytes(65536)
-    '64 KiB'
-    """
+    """Return bytes with the binary prefix that keeps the number between 1 and 1024: ``"64 KiB"``."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(n_bytes) >= size:
             return f"{n_bytes / size:.4g} {unit}"
@@ -110,7 +100,7 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds with the prefix that keeps the number readable: ``"1.23 ms"``."""
+    """Return seconds with the prefix that keeps the number readable: ``"1.23 ms"``."""
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,21 +81,21 @@ class Workload:
 
     @property
     def n(self) -> int:
-        """Number of gradient tensors."""
+        """Return the number of gradient tensors."""
         return len(self.tensor)
 
     @property
     def ready_s(self) -> Floats:
-        """(n,) time at which each gradient is ready, counted from the start of the iteration."""
+        """Return (n,) the time at which each gradient is ready, counted from the start of the iteration."""
         return self.forward_s + np.cumsum(self.backward_s)
 
     @property
     def compute_s(self) -> float:
-        """Forward, backward and update: the iteration of a single worker."""
+        """Return seconds of forward, backward and update: the iteration of a single worker."""
         return float(self.ready_s[-1]) + self.update_s
 
     def scaled(self, factor: float) -> Workload:
-        """The same workload on a machine ``factor`` times slower (time dilation)."""
+        """Return the workload on a machine ``factor`` times slower (time dilation)."""
         if not factor > 0:
             raise UserError(f"time dilation factor is {factor}: must be above zero")
         return replace(
@@ -106,7 +106,7 @@ class Workload:
         )
 
     def accumulated(self, batches: int) -> Workload:
-        """As many micro-batches whose gradients are summed up, and sent beside the last one's backward only.
+        """Return micro-batches whose gradients are summed up, and sent beside the last one's backward only.
 
         What PyTorch's DDP does within ``no_sync``: all before the last backward counts as forward.
         """
@@ -124,11 +124,14 @@ class Workload:
         n_bytes: Sequence[int] | Ints,
         update_s: float = 0.0,
     ) -> Workload:
-        """A workload of float32 gradients without names: for teaching examples and tests."""
+        """Return a workload of float32 gradients without names: for teaching examples and tests."""
         sizes = np.asarray(n_bytes, dtype=np.int64)
         names = tuple(f"t{i}" for i in range(sizes.size))
         times, elements = np.asarray(backward_s, float), np.maximum(sizes // 4, 1)
         return cls(forward_s, times, sizes, elements, names, names, update_s)
+
+
+_PROFILED = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,13 +171,12 @@ class LayerProfile:
         peak_flops_per_s: float,
         utilisation: float,
         layer: Sequence[str] | None = None,
-        bytes_per_parameter: int = 4,
     ) -> LayerProfile:
-        """A profile by count instead of clock: work over the rate at which a device does it (osf Eqs 4-6).
+        """Return a profile by count instead of clock: work over a device's rate (osf Eqs 4-6), in float32.
 
         forward is M C / (c pi) and backward twice that, so that all takes 3 sum(M C) / (c pi).
         Symbols: M = batch, C = sample_flops (n,), the forward FLOP of one sample (2 per multiply-add),
-        pi = peak_flops_per_s, c = utilisation, s = bytes_per_parameter. The update takes no time.
+        pi = peak_flops_per_s, c = utilisation. The update takes no time.
 
         Raises UserError for a batch below 1, a peak rate that is not above zero, a utilisation
         outside (0, 1], no FLOP at all, and as every profile does.
@@ -188,24 +190,13 @@ class LayerProfile:
         flops = np.asarray(sample_flops, float) * batch
         if not np.any(flops):
             raise UserError("no tensor has any FLOP: count them, or measure the layers")
-        forward_s = flops / (utilisation * peak_flops_per_s)
-        counts = np.asarray(parameters)
-        return cls(
-            network=network,
-            device="estimated",
-            batch=batch,
-            tensor=tuple(tensor),
-            layer=tuple(tensor if layer is None else layer),
-            parameters=counts,
-            gradient_bytes=counts * bytes_per_parameter,
-            forward_s=forward_s,
-            backward_s=2 * forward_s,
-            flops=flops,
-        )
+        forward_s, counts = flops / (utilisation * peak_flops_per_s), np.asarray(parameters)
+        layers, times = tuple(tensor if layer is None else layer), (forward_s, 2 * forward_s, flops)
+        return cls(network, "estimated", batch, tuple(tensor), layers, counts, counts * 4, *times)
 
     @property
     def sha256(self) -> str:
-        """Hash of all that a prediction depends on: names, sizes and times to the last bit."""
+        """Return the hash of all that a prediction depends on: names, sizes and times to the last bit."""
         digest = hashlib.sha256()
         for names in ((self.network, self.device, str(self.batch)), self.tensor, self.layer):
             digest.update("\0".join(names).encode())
@@ -215,13 +206,34 @@ class LayerProfile:
         return digest.hexdigest()
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
-        """The same profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
+        """Return the profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
         if element_bytes < 1:
             raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
         return replace(self, gradient_bytes=self.parameters * element_bytes)
 
+    def resized(self, factors: Mapping[str, float]) -> LayerProfile:
+        """Return it with layers or tensors, by name, so many times as large: in time and bytes.
+
+        Raises UserError for a name that it does not have, and a factor that is not above 0.
+        """
+        factor = np.ones(len(self.tensor))
+        for name, times in factors.items():
+            named = [name in pair for pair in zip(self.layer, self.tensor, strict=True)]
+            if not any(named):
+                some = ", ".join(dict.fromkeys(self.layer[:3]))
+                raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
+            if not 0 < times < np.inf:
+                raise UserError(
+                    f"layer {name}: cannot be {times:g} times as large: use a number > 0"
+                )
+            factor[named] *= times
+        columns = {name: factor * getattr(self, name) for name in _PROFILED}
+        for name in ("parameters", "gradient_bytes"):
+            columns[name] = np.maximum(1, np.rint(columns[name])).astype(int)
+        return replace(self, **columns)
+
     def workload(self) -> Workload:
-        """The profile in ready order: the exact reverse of forward order."""
+        """Return the profile in ready order: the exact reverse of forward order."""
         return Workload(
             forward_s=float(self.forward_s.sum()),
             backward_s=self.backward_s[::-1],

@@ -18,8 +18,8 @@ from ddlkit import papers
 from ddlkit.core import plan as planning
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.doubt import LEVEL, interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, Planner
@@ -59,10 +59,9 @@ def forecast(
 ) -> Forecast:
     """Return a prediction of ``workload`` under ``plan``, with the interval of a single iteration.
 
-    The interval holds three kinds of noise, all of the calibration: how sure the cost is, how single
-    messages scatter about it, and how it drifts from session to session; and, where it is known, a
-    fourth, of the profile: how compute scatters from iteration to iteration. Where the cost knows what
-    selecting a message takes, that counts as compute, too.
+    The interval holds how sure the cost is, how single messages scatter about it, how it drifts from session
+    to session, and, where that is known, how compute scatters from iteration to iteration. Where the cost
+    knows what selecting a message takes, that counts as compute, too.
 
     copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
     compute_scatter : iterations of one worker alone over their median
@@ -160,8 +159,7 @@ def planners() -> dict[str, Planner]:
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
     """Return the plan that ``spec`` names, by our own planners or by those of the papers.
 
-    Planners see what a message costs, not what messages share: they plan as if messages went one after
-    the other over a link that saves nothing while it rests. Predict what comes out with the link.
+    Planners see what a message costs, not what messages share: predict what comes out with the link.
 
     Raises UserError for an unknown planner, or one that needs a cost when none is given.
 
@@ -229,9 +227,8 @@ def predicted_times(
     iteration, link = ours.iteration, ours.iteration.link
     bare = replace(iteration, link=Link(link.in_flight, link.software))
     costs = {OWN: iteration.cost, **others}
-    rows = {}
+    rows = dict.fromkeys(TRIALS, (math.nan, math.nan))
     for name, trial in TRIALS.items():
-        rows[name] = math.nan, math.nan
         if trial.cost in costs:
             rows[name] = times(trial.formula(replace(bare, cost=costs[trial.cost])))
     return {**rows, OURS: times(ours.prediction)}

@@ -22,12 +22,12 @@ class Paper:
 
 @cache
 def load() -> dict[str, Paper]:
-    """Import all modules of this room, so that their planners are registered; the papers by key, in order.
+    """Return the papers by key, in order, once all modules of this room and their planners are imported.
 
     >>> list(load())
     ['osf', 'sharing', 'dag', 'omgs']
     """
-    found = pkgutil.walk_packages(__path__, f"{__name__}.")
-    modules = [importlib.import_module(module.name) for module in found]
+    names = [module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")]
+    modules = [importlib.import_module(name) for name in names]
     papers = (module.PAPER for module in modules if hasattr(module, "PAPER"))
     return {paper.key: paper for paper in sorted(papers, key=lambda paper: paper.place)}

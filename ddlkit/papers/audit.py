@@ -1,18 +1,24 @@
-"""Planners held against the best of all plans: over random networks, and over settings of osf's networks.
+"""Settings that a paper leaves out against its statements, and planners against the best of all plans.
 
-A gap is how much longer an iteration takes than under the best plan; that of omgs's rules is 0 by its
-Theorem 1, which does not hold.
+A statement is an interval of a quantity; a quantity is computed for every setting of a grid. Of one setting
+nothing is proven. What holds together in none of them does not hold together in the model, within the
+grid's ranges. A planner's gap is how much longer an iteration takes than under the best plan; that of omgs's
+rules is 0 by its Theorem 1, which does not hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, product
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
@@ -24,13 +30,178 @@ from ddlkit.core.sparse import (
     SparseGather,
     sparse_iteration,
 )
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
+from ddlkit.papers import load
 from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
-from ddlkit.papers.osf import cluster, update_s
-from ddlkit.papers.search import frame
 
 if TYPE_CHECKING:
     import pandas as pd
+
+HALF_OPEN_WIDTH = 0.05
+"""What counts as one unit of missing a statement that has only one bound."""
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One statement of the paper as an interval: low <= quantity <= high."""
+
+    name: str
+    low: float
+    high: float
+
+    def miss(self, value: Floats) -> NDArray[np.float32]:
+        """Return the distance from the interval in half-widths, 0 inside; any shape."""
+        outside = np.maximum(self.low - value, value - self.high)
+        half = (self.high - self.low) / 2
+        width = half if math.isfinite(half) else HALF_OPEN_WIDTH
+        return (np.maximum(outside, 0.0) / width).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A statement that is left out: its values in the settings that agree with the most ``others``.
+
+    most : how many others these ``settings`` agree with; with_it : how many at most where it holds too. If
+    it is fewer, who accepts the statement has to give up so many more of the others.
+    """
+
+    low: float
+    high: float
+    settings: int
+    others: int
+    most: int
+    with_it: int
+
+
+@dataclass(frozen=True, eq=False)
+class SettingSearch:
+    """Which statements hold where: ``holds`` is (statements, *grid.shape).
+
+    grid : its ``shape``, and the scanned numbers of its last axes by name, in order, ``free``
+    miss : (*grid.shape) the statements' distances from their intervals, in half-widths, summed
+    values : of each statement's quantity, which broadcast to the grid's shape
+    """
+
+    grid: Any
+    stated: tuple[Stated, ...]
+    holds: NDArray[np.bool_]
+    miss: NDArray[np.float32]
+    values: Mapping[str, Floats]
+
+    @cached_property
+    def count(self) -> NDArray[np.int64]:
+        """Return how many statements hold, by setting."""
+        return self.holds.sum(axis=0)
+
+    def fits_all(self) -> bool:
+        """Return whether some setting agrees with every statement."""
+        return bool(self.holds.all(axis=0).any())
+
+    def most(self, *required: str) -> NDArray[np.bool_]:
+        """Return the mask of the settings with the most statements, among those where ``required`` hold."""
+        allowed = np.all(self.holds[[self._number(name) for name in required]], axis=0)
+        mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
+        return mask
+
+    def best_index(self, *required: str) -> tuple[int, ...]:
+        """Return the best compromise: ``most(*required)``, and among these the smallest ``miss``."""
+        chosen = np.where(self.most(*required), self.miss, np.inf)
+        return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
+
+    def range_of(self, name: str, *required: str) -> tuple[float, float]:
+        """Return the least and largest value of a statement's quantity, over ``most(*required)``."""
+        seen = self._value(name)[self.most(*required)]
+        return float(seen.min()), float(seen.max())
+
+    def without(self, name: str) -> LeftOut:
+        """Return what all *other* statements say of this one."""
+        holds = self.holds[self._number(name)]
+        agreed = self.count - holds
+        best = agreed == agreed.max()
+        seen, others = self._value(name)[best], len(self.stated) - 1
+        with_it = int(agreed[holds].max(initial=0))
+        ends = float(seen.min()), float(seen.max())
+        return LeftOut(*ends, int(best.sum()), others, int(agreed.max()), with_it)
+
+    def _number(self, name: str) -> int:
+        return [statement.name for statement in self.stated].index(name)
+
+    def _value(self, name: str) -> Floats:
+        return np.broadcast_to(self.values[name], self.grid.shape)
+
+    def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
+        """Return every statement at one setting: allowed interval, computed value, whether it holds."""
+        rows = [
+            (
+                each.name,
+                each.low,
+                each.high,
+                float(self._value(each.name)[index]),
+                bool(holds[index]),
+            )
+            for each, holds in zip(self.stated, self.holds, strict=True)
+        ]
+        return _frame(rows, ["statement", "low", "high", "computed", "holds"])
+
+    def alone(self) -> pd.DataFrame:
+        """Return for each statement the share of settings that agree, and of the best ones."""
+        best, stated = self.most(), zip(self.stated, self.holds, strict=True)
+        rows = [(each.name, holds.mean(), holds[best].mean()) for each, holds in stated]
+        return _frame(rows, ["statement", "settings", "best_settings"])
+
+    def conflicts(self) -> pd.DataFrame:
+        """Return pairs of statements of which each holds somewhere, but both nowhere."""
+        packed = np.packbits(self.holds.reshape(len(self.stated), -1), axis=1)
+        somewhere = [
+            (each.name, bits) for each, bits in zip(self.stated, packed, strict=True) if bits.any()
+        ]
+        rows = [
+            (name, other)
+            for k, (name, bits) in enumerate(somewhere)
+            for other, also in somewhere[:k]
+            if not np.any(bits & also)
+        ]
+        return _frame(rows, ["statement", "contradicts"])
+
+    def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
+        """Return the smallest and largest value of every free setting over the ``wanted`` ones.
+
+        "scanned" is the range of the grid: a setting whose range is as wide is not determined.
+        """
+        places = np.nonzero(wanted)[-len(self.grid.free) :]
+        rows = [
+            (name, scanned[at].min(), scanned[at].max(), scanned.min(), scanned.max())
+            for (name, scanned), at in zip(self.grid.free.items(), places, strict=True)
+        ]
+        columns = ["free", "low", "high", "scanned_low", "scanned_high"]
+        return _frame(rows, columns)
+
+
+def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
+    """Return these rows as a data frame; pandas is loaded only now, as this room imports without it."""
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=columns)
+
+
+def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) -> SettingSearch:
+    """Return every setting of a grid against every statement; ``values`` broadcast to the grid's shape.
+
+    Raises UserError for a statement of which there is no value.
+    """
+    unknown = [each.name for each in stated if each.name not in values]
+    if unknown:
+        raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
+    holds = np.empty((len(stated), *grid.shape), dtype=bool)
+    miss = np.zeros(grid.shape, dtype=np.float32)
+    for k, each in enumerate(stated):
+        value = values[each.name]
+        holds[k] = (value >= each.low) & (value <= each.high)
+        miss += each.miss(value)
+    return SettingSearch(grid, tuple(stated), holds, miss, values)
+
+
+# -- planners ------------------------------------------------------------------------------------
 
 OPTIMAL = 1e-9
 """Largest relative gap that still counts as optimal: rounding."""
@@ -45,52 +216,24 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> floa
     return predict(workload, plan, cost).iteration_s
 
 
-def compared(
-    where: Mapping[str, Any], workload: Workload, cost: MessageCost, planners: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per planner: ``where``; what decides; messages; and the gap to the best plan.
-
-    Deciding, over the time of computation: all traffic, and all start-ups, one a tensor.
-    """
-    compute_s, startup_s = workload.compute_s, cost.startup_s()
-    best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)
-    for planner in planners:
-        plan = make_plan(planner, workload, cost)
-        yield {
-            **where,
-            "tensors": workload.n,
-            "bytes_over_compute": (cost(float(workload.bytes.sum())) - startup_s) / compute_s,
-            "start_ups_over_compute": workload.n * startup_s / compute_s,
-            "planner": planner,
-            "messages": len(plan.ends),
-            "gap": iteration_s(workload, plan, cost) / best_s - 1,
-            "best_scaling_factor": compute_s / best_s,
-        }
-
-
 def random_audit(
     draw: Draw, planners: Sequence[str], instances: int, seed: int = 0
 ) -> pd.DataFrame:
-    """Return one row per random instance and planner; the same ones for a seed."""
-    random = np.random.default_rng(seed)
-    rows = (compared({"instance": k}, *draw(random), planners) for k in range(instances))
-    return frame(list(chain.from_iterable(rows)))
+    """Return one row per random instance and planner, and its gap; the same ones for a seed.
 
+    And what decides: all start-ups, one a tensor, over the time of computation.
+    """
+    load()  # the papers' planners
+    random, rows = np.random.default_rng(seed), []
+    for instance in range(instances):
+        workload, cost = draw(random)
+        start_ups = workload.n * cost.startup_s() / workload.compute_s
+        best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)
+        for planner in planners:
+            taken_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
+            rows.append((instance, start_ups, planner, taken_s / best_s - 1))
+    return _frame(rows, ["instance", "start_ups_over_compute", "planner", "gap"])
 
-def summary(audit: pd.DataFrame) -> pd.DataFrame:
-    """Return per planner: share of instances where it is optimal; mean, 95th percentile and worst gap."""
-    gaps = audit.groupby("planner", sort=False)["gap"]
-    shares = gaps.agg(
-        instances="size",
-        optimal=lambda gap: np.mean(gap <= OPTIMAL),
-        mean_gap=lambda gap: gap.to_numpy().mean(),
-        gap_95=lambda gap: np.quantile(gap, 0.95),
-        worst_gap="max",
-    )
-    return shares.reset_index()
-
-
-# -- dense messages (osf) ------------------------------------------------------------------------
 
 DENSE = (
     "none",
@@ -103,10 +246,7 @@ DENSE = (
     "adafusion",
     "adafusion:repaired",
 )
-RATES_BITS_PER_S = (1e9, 5e9, 25e9, 100e9)
-OVERHEADS_S = (2e-5, 1e-4, 5e-4, 2e-3, 1e-2)
-IMAGES_OVER_C = (16, 64, 256)
-"""M / c of osf Eq 5 for an RTX 2080 Ti: images in the mini-batch over the GPU's utilisation."""
+"""Planners of messages that are not sparsified (osf)."""
 
 
 def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
@@ -123,22 +263,8 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
 
 
-def sweep() -> pd.DataFrame:
-    """Return one row per network of osf, compute speed, link rate, overhead and planner of DENSE."""
-    rows: list[dict[str, Any]] = []
-    for network, batch in product(cluster.FIVE, IMAGES_OVER_C):
-        compute_s = 3 * batch * cluster.network_flops(network) / cluster.PEAK_FLOPS
-        workload = cluster.workload(network, compute_s)
-        for rate, overhead_s in product(RATES_BITS_PER_S, OVERHEADS_S):
-            cost = AlphaBeta(overhead_s, float(update_s(1.0, cluster.WORKERS, rate / 8)))
-            where = {"network": network, "images_over_c": batch, "rate_bits_per_s": rate}
-            rows += compared({**where, "overhead_s": overhead_s}, workload, cost, DENSE)
-    return frame(rows)
-
-
-# -- sparsified messages (omgs) ------------------------------------------------------------------
-
 WORKERS, DENSITY = 16, 0.001
+"""Of sparsified messages (omgs)."""
 BANDWIDTH_BYTES_PER_S = 320e9
 """Of a GPU's memory, as a card with GDDR5X of 2017 has it: what a scan of the tensor is limited by."""
 SELECTIONS: dict[str, Selecting] = {
@@ -146,19 +272,17 @@ SELECTIONS: dict[str, Selecting] = {
     "log": Log(PUBLISHED_GAMMA_S),
     "scan": Scan(2e-5, 5 * ELEMENT_BYTES / BANDWIDTH_BYTES_PER_S),
 }
-"""Eq 10 as printed; without its density, as the code has it; and a radix select that reads five times."""
+"""omgs Eq 10 as printed; without density, as the code has it; and a radix select that reads five times."""
 
 
-def linear_cost(
-    alpha_s: float, beta_s: float, selecting: Selecting, density: float = DENSITY
-) -> SparseGather:
+def linear_cost(alpha_s: float, beta_s: float, selecting: Selecting) -> SparseGather:
     """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element.
 
     Exactly so where density x elements is whole.
     """
-    per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * density)
+    per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
     gather = AlphaBeta(alpha_s / 2, per_byte, collective="all_gather", workers=WORKERS)
-    return SparseGather(gather, density, selecting=selecting)
+    return SparseGather(gather, DENSITY, selecting=selecting)
 
 
 def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload, float, float]:
@@ -174,11 +298,11 @@ def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload,
     return workload, float(10 ** rng.uniform(-4, -1.5)), float(10 ** rng.uniform(-10, -8))
 
 
-def sparse_draw(selection: str, tensors: range = range(2, 41)) -> Draw:
+def sparse_draw(selection: str) -> Draw:
     """Return how to draw a `random_workload` with one of SELECTIONS, on which the instances do not depend."""
 
     def draw(rng: np.random.Generator) -> tuple[Workload, MessageCost]:
-        workload, alpha_s, beta_s = random_workload(rng, tensors)
+        workload, alpha_s, beta_s = random_workload(rng, range(2, 41))
         return workload, linear_cost(alpha_s, beta_s, SELECTIONS[selection])
 
     return draw

@@ -31,9 +31,7 @@ class Layer:
 
 
 def layers(network: str) -> tuple[Layer, ...]:
-    """The layers of VGG-16/19, ResNet-50/101/152, AlexNet, GoogLeNet, Inception-v4 and others listed below.
-
-    Forward order; any spelling. Raises UserError for another network.
+    """Return the layers of a network, in forward order; any spelling. Raises UserError for another one.
 
     >>> sum(size for layer in layers("ResNet-50") for size in layer.tensors)
     25557032
@@ -45,40 +43,45 @@ def layers(network: str) -> tuple[Layer, ...]:
 
 
 def parameters(network: str) -> tuple[int, ...]:
-    """Elements of every parameter tensor in forward order. Raises UserError as ``layers``."""
+    """Return elements of every parameter tensor in forward order. Raises UserError as ``layers``."""
     return tuple(size for layer in layers(network) for size in layer.tensors)
 
 
 def multiply_adds(network: str) -> int:
-    """Multiply-adds of a forward pass on one image. Raises UserError as ``layers``."""
+    """Return multiply-adds of a forward pass on one image. Raises UserError as ``layers``."""
     return sum(layer.multiply_adds for layer in layers(network))
 
 
 def conv(inputs: int, outputs: int, kernel: int, side: int, *, groups: int = 1) -> Layer:
-    """A convolution with bias whose output has ``side`` x ``side`` places."""
+    """Return a convolution with bias whose output has ``side`` x ``side`` places."""
     weights = kernel * kernel * inputs // groups * outputs
     return Layer((weights, outputs), weights * side * side)
 
 
 def dense(inputs: int, outputs: int) -> Layer:
-    """A fully connected layer with bias."""
+    """Return a fully connected layer with bias."""
     return conv(inputs, outputs, kernel=1, side=1)
 
 
 def _normed(layer: Layer) -> Layer:
-    """Batch norm's scale and shift in place of the bias."""
+    """Return it with batch norm's scale and shift in place of the bias."""
     weights, outputs = layer.tensors
     return Layer((weights, outputs, outputs), layer.multiply_adds)
 
 
-def _vgg(convolutions: Sequence[int]) -> Iterator[Layer]:
-    inputs, side = 3, 224
-    for outputs, count in zip((64, 128, 256, 512, 512), convolutions, strict=True):
+def _convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
+    """Return VGG's: so many of each width, each width on half the side of the one before."""
+    inputs = 3
+    for outputs, count in zip((64, 128, 256, 512, 512), counts, strict=True):
         for _ in range(count):
             yield conv(inputs, outputs, 3, side)
             inputs = outputs
         side //= 2
-    yield from (dense(512 * side * side, 4096), dense(4096, 4096), dense(4096, 1000))
+
+
+def _vgg(convolutions: Sequence[int]) -> Iterator[Layer]:
+    yield from _convolutions(convolutions, 224)
+    yield from (dense(512 * 7 * 7, 4096), dense(4096, 4096), dense(4096, 1000))
 
 
 def _resnet(blocks: Sequence[int]) -> Iterator[Layer]:
@@ -137,7 +140,7 @@ _TIMES = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
 
 
 def inception_v4_stages() -> dict[str, list[Any]]:
-    """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stage -> blocks -> branches -> units, in order.
+    """Return Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stage -> blocks -> branches -> units.
 
     A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
     or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
@@ -152,47 +155,42 @@ def _inception_v4() -> Iterator[Layer]:
         for branches in blocks:
             inputs, place, channels = channels, side, 0
             for units in branches:
-                found, outputs, side = _row(inputs, place, units)
+                row, outputs, side = _row(inputs, place, units)
                 channels += outputs
-                yield from found
+                yield from row
     yield dense(channels, 1000)
 
 
 def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int, int]:
-    """Layers of units in a row, how many channels they put out, and of which side."""
-    found: list[Layer] = []
+    """Return layers of units in a row, how many channels they put out, and of which side."""
+    row: list[Layer] = []
     fork = 0
     for unit in units:
         if unit == "halve":
             side = (side - 3) // 2 + 1
         elif isinstance(unit, dict):
-            for row in unit["side_by_side"]:
-                layers_of, outputs, _ = _row(inputs, side, row)
-                found, fork = found + layers_of, fork + outputs
+            for branch in unit["side_by_side"]:
+                branch_layers, outputs, _ = _row(inputs, side, branch)
+                row, fork = row + branch_layers, fork + outputs
         elif unit != "mean":
             outputs, kernel, *stride = unit
             height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
             side = (side - height) // stride[0] + 1 if stride else side
             weights = inputs * outputs * height * width
-            found.append(Layer((weights, outputs, outputs), weights * side * side))
+            row.append(Layer((weights, outputs, outputs), weights * side * side))
             inputs = outputs
-    return found, fork or inputs, side
+    return row, fork or inputs, side
 
 
 def _cifar_vgg16() -> Iterator[Layer]:
-    """13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
-    inputs, side = 3, 32
-    for outputs, count in zip((64, 128, 256, 512, 512), VGG_CONVOLUTIONS["VGG16"], strict=True):
-        for _ in range(count):
-            one = conv(inputs, outputs, 3, side)
-            yield Layer((*one.tensors, outputs, outputs), one.multiply_adds)
-            inputs = outputs
-        side //= 2
-    yield dense(inputs, 10)
+    """Yield 13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
+    for layer in _convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
+        yield Layer((*layer.tensors, layer.tensors[1], layer.tensors[1]), layer.multiply_adds)
+    yield dense(512, 10)
 
 
 def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
-    """A two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
+    """Return a two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
 
     Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
     1500 units and untied words are the large network of Zaremba et al. (2014).

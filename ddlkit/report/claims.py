@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import papers, store
-from ddlkit.papers.search import SettingSearch
+from ddlkit.papers.audit import SettingSearch
 from ddlkit.store import readers
 
 PAPERS = tuple(papers.load())

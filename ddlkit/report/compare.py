@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.doubt import interval
+from ddlkit.core.fit import interval
 from ddlkit.core.units import format_bytes
 from ddlkit.report.source import Source
 

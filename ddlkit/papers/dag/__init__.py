@@ -2,8 +2,7 @@
 
 Here are Eqs 1-6, strategies and counts. Beside them:
 
-    tasks      any graph of tasks: longest path, slack, schedule on resources
-    training   the graph of S-SGD (Fig 1) by a strategy, and what changes in it
+    graph      the graph of S-SGD (Fig 1) by a strategy: longest path, schedule, and what changes in it
     cluster    its two clusters (Tables II to IV), and a grid over what it does not state of them
 
 Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
@@ -13,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
 PAPER = Paper(
@@ -27,7 +26,6 @@ PAPER = Paper(
     3,
     "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning",
 )
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class IterationTimes:
     def of_workload(
         cls, workload: Workload, cost: MessageCost, io_s: float = 0.0, h2d_s: float = 0.0
     ) -> IterationTimes:
-        """A workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1.
+        """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1.
 
         >>> from ddlkit.core.cost import AlphaBeta
         >>> workload = Workload.from_arrays(1.0, [0.5, 1.5], [4_000_000, 8_000_000])
@@ -65,12 +63,12 @@ class IterationTimes:
 
     @property
     def fetch_s(self) -> float:
-        """t_io + t_h2d."""
+        """Return t_io + t_h2d."""
         return self.io_s + self.h2d_s
 
     @property
     def gpu_s(self) -> float:
-        """t_f + t_b."""
+        """Return t_f + t_b."""
         return float(np.sum(self.forward_s) + np.sum(self.backward_s))
 
 
@@ -94,11 +92,11 @@ def communication_start_s(times: IterationTimes) -> Floats:
 
     A layer is sent when its gradient is ready and the layer after it has been sent.
     """
-    ready = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
-    start = np.array(ready, dtype=float)
+    start = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
     for layer in range(len(start) - 2, -1, -1):
-        start[layer] = max(ready[layer], start[layer + 1] + times.communication_s[layer + 1])
-    return start
+        free_s = start[layer + 1] + times.communication_s[layer + 1]
+        start[layer] = max(start[layer], free_s)
+    return np.asarray(start)
 
 
 def exposed_communication_s(times: IterationTimes) -> float:
@@ -142,14 +140,10 @@ STRATEGIES = {
 
 
 def strategy(framework: str) -> Strategy:
-    """A framework's entry in STRATEGIES, in any spelling. Raises UserError for another one.
-
-    >>> strategy("caffe-mpi").copies_ahead, strategy("cntk").sends_during_backward
-    (True, False)
-    """
-    for name, known in STRATEGIES.items():
+    """Return a framework's entry in STRATEGIES, in any spelling. Raises UserError for another one."""
+    for name, edges in STRATEGIES.items():
         if name.lower() == framework.lower():
-            return known
+            return edges
     raise UserError(f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}")
 
 
@@ -166,6 +160,17 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     if strategy.copies_ahead:
         return max(times.fetch_s, busy)
     return max(times.io_s, times.h2d_s + busy)
+
+
+def steady_s(reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy) -> Any:
+    """Return seconds from update to update of what works side by side: numbers, or arrays that broadcast.
+
+    reads_s, decoding_s : of all batches that share a disk, a processor; busy_s : computing, what is sent and
+        not hidden, and the update
+    """
+    decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
+    gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
+    return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
 
 
 def speedup(
@@ -194,21 +199,15 @@ def algorithm1_share(samples: float, workers: int) -> float:
 
 
 def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
-    """Tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B).
+    """Return tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B).
 
     Every GPU reads and copies its batch and runs forward and backward layer by layer; each layer
     is aggregated once for all GPUs; one task updates the model.
     """
-    return {
-        "io": gpus,
-        "h2d": gpus,
-        "forward": layers * gpus,
-        "backward": layers * gpus,
-        "all_reduce": layers,
-        "update": 1,
-    }
+    each = {"io": gpus, "h2d": gpus, "forward": layers * gpus, "backward": layers * gpus}
+    return {**each, "all_reduce": layers, "update": 1}
 
 
 def communication_efficiency(n_bytes: float, seconds: float, bytes_per_s: float) -> float:
-    """Share of the link's rate at which ``n_bytes`` of gradients were exchanged (dag V-C)."""
+    """Return the share of the link's rate at which ``n_bytes`` of gradients were exchanged (dag V-C)."""
     return n_bytes / seconds / bytes_per_s

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, reduce
 from itertools import product
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ddlkit.core.workload import Floats, Ints
 from ddlkit.papers import networks
-from ddlkit.papers.dag import STRATEGIES, IterationTimes
-from ddlkit.papers.dag.training import Gpus, steady_s
+from ddlkit.papers.dag import STRATEGIES, IterationTimes, steady_s
+from ddlkit.papers.dag.graph import Gpus
 from ddlkit.papers.osf import update_s
 
 PER_MACHINE, MACHINES = 4, 4
@@ -95,7 +95,7 @@ class Setting:
     varies: Any
 
     def backward_s(self, cluster: str, network: str, n: int = 1) -> Any:
-        """Of one GPU's batch; of the slowest of ``n`` (their expected value, by Blom's approximation)."""
+        """Return seconds of one GPU's batch; of the slowest of ``n``, expected (Blom's approximation)."""
         slowest = 1.0 + self.varies * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
@@ -106,7 +106,7 @@ class Setting:
         return own_s * slowest
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """Start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
+        """Return start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
         known, n = CLUSTERS[cluster], gpus.n
         if n == 1:
             return 0.0, 0.0
@@ -125,7 +125,7 @@ class Setting:
         return slower * start_s, slower * by_rate * wire
 
     def sent_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """What all layers' messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
+        """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
 
         The longest of the ways through: a layer's gradient, then all messages that are left by then.
         """
@@ -141,7 +141,7 @@ class Setting:
         return whole_s, reduce(np.maximum, ways)
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
-        """Until all machines have read an iteration's batches, which they do side by side."""
+        """Return seconds until all machines have read an iteration's batches, which they do side by side."""
         stored = JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
         together = gpus.machines * self.disk_bytes_per_s
         if cluster == "K80":
@@ -150,7 +150,7 @@ class Setting:
         return gpus.n * BATCH[network] * stored / together
 
     def decode_s(self, cluster: str, network: str) -> Any:
-        """Of one GPU's batch, where a framework decodes."""
+        """Return seconds of one GPU's batch, where a framework decodes."""
         faster = self.gold_faster if cluster == "V100" else 1.0
         return BATCH[network] / (self.decoded_per_s * faster)
 
@@ -171,80 +171,64 @@ class Setting:
             strategy,
         )
 
-    def efficiency(self, figure: int, cluster: str, network: str, framework: str) -> Any:
-        """dag Fig 2: of four GPUs over one; dag Fig 3: of four machines over one."""
-        few, many = (
-            (Gpus(), Gpus(1, PER_MACHINE)) if figure == 2 else (Gpus(1, 4), Gpus(MACHINES, 4))
-        )
-        case = cluster, network, framework
-        return self.iteration_s(*case, few) / self.iteration_s(*case, many)
-
     def times(
         self, cluster: str, network: str, framework: str, gpus: Gpus
     ) -> tuple[IterationTimes, float, Gpus]:
-        """Of a setting of numbers: the tasks' times, that of decoding, and the GPUs, maybe with one NFS."""
+        """Return of a setting of numbers the tasks' times, that of decoding, and the GPUs."""
         start_s, per_byte = self.message(cluster, framework, gpus)
         backward_s = self.backward_s(cluster, network, gpus.n) * layer_shares(network)
         sent_s = start_s + per_byte * layer_bytes(network)
         shared = cluster == "K80" and self.nfs_bytes_per_s < MACHINES * MEMORY_BYTES_PER_S
         reads_s = self.reads_s(cluster, network, framework, gpus)
         io_s = reads_s / (gpus.n if shared else gpus.per_machine)
-        times = IterationTimes(
-            io_s, BATCH[network] * self.copy_s, backward_s / 2, backward_s, sent_s
-        )
+        h2d_s = BATCH[network] * self.copy_s
+        times = IterationTimes(io_s, h2d_s, backward_s / 2, backward_s, sent_s)
         decode_s = self.decode_s(cluster, network)
         return times, decode_s, Gpus(gpus.machines, gpus.per_machine, shared)
 
 
 @cache
 def layer_bytes(network: str) -> Ints:
-    """(L,) gradients in single precision, forward order."""
+    """Return (L,) bytes of gradients in single precision, forward order."""
     return np.array([4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])])
 
 
 @cache
 def layer_shares(network: str) -> Floats:
-    """(L,) of the network's FLOP, forward order."""
+    """Return (L,) shares of the network's FLOP, forward order."""
     flops = np.array([layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float)
     return flops / flops.sum()
 
 
-@dataclass(frozen=True)
+_NFS, _DISK = (CLUSTERS[name].storage_bytes_per_s for name in ("K80", "V100"))
+_SCANNED = {
+    "stored_bytes": (3 * 224.0**2, 3 * 256.0**2, 4 * 3 * 224.0**2),  # bytes, or floats
+    "nfs_bytes_per_s": (_NFS, MACHINES * _NFS, MACHINES * MEMORY_BYTES_PER_S),
+    "disk_bytes_per_s": (_DISK, np.sqrt(_DISK * MEMORY_BYTES_PER_S), MEMORY_BYTES_PER_S),
+    "decoded_per_s": (500.0, 1000.0, 2000.0, 8000.0),
+    "gold_faster": (1.0, 2.0),
+    "copy_s": (1e-5, 1.6e-4),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
+    "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
+    "googlenet_rate": (0.7, 1.0),
+    "ethernet_start": (0.0, 1.0),
+    "infiniband_start": (0.0, 1.0),
+    "inside_share": (0.1, 0.3, 1.0),
+    "inside_start_s": (1e-5, 1e-4, 3e-4, 1e-3),
+    "mxnet_slower": (1.0, 2.0, 4.0),
+    "grpc_slower": (1.0, 3.0, 8.0),
+    "varies": (0.0, 0.02, 0.05, 0.1),
+}
+
+
 class Grid:
-    """Every combination of ``free``.
+    """Every combination of ``free``, the scanned numbers by field of `Setting`.
 
     A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with
-    half of what the paper states; these were added then.
+    half of what the paper states; these were added then. shape : how many of each
     """
 
-    @cached_property
-    def free(self) -> Mapping[str, Floats]:
-        """The scanned numbers by field of `Setting`."""
-        memory, pixels = MEMORY_BYTES_PER_S, 3 * 224.0**2
-        disk, nfs = (CLUSTERS[name].storage_bytes_per_s for name in ("V100", "K80"))
-        scanned = {
-            "stored_bytes": (pixels, 3 * 256.0**2, 4 * pixels),  # bytes, or floats
-            "nfs_bytes_per_s": (nfs, MACHINES * nfs, MACHINES * memory),
-            "disk_bytes_per_s": (disk, np.sqrt(disk * memory), memory),
-            "decoded_per_s": (500.0, 1000.0, 2000.0, 8000.0),
-            "gold_faster": (1.0, 2.0),
-            "copy_s": (1e-5, 1.6e-4),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
-            "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
-            "googlenet_rate": (0.7, 1.0),
-            "ethernet_start": (0.0, 1.0),
-            "infiniband_start": (0.0, 1.0),
-            "inside_share": (0.1, 0.3, 1.0),
-            "inside_start_s": (1e-5, 1e-4, 3e-4, 1e-3),
-            "mxnet_slower": (1.0, 2.0, 4.0),
-            "grpc_slower": (1.0, 3.0, 8.0),
-            "varies": (0.0, 0.02, 0.05, 0.1),
-        }
-        return {name: np.asarray(values) for name, values in scanned.items()}
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """How many of each are scanned."""
-        return tuple(len(values) for values in self.free.values())
+    free: ClassVar[Mapping[str, Floats]] = {name: np.asarray(v) for name, v in _SCANNED.items()}
+    shape: ClassVar[tuple[int, ...]] = tuple(len(values) for values in _SCANNED.values())
 
     def settings(self) -> Setting:
         """Return all at once: each field an array along its own axis."""
@@ -261,16 +245,19 @@ class Grid:
 TIED = 0.01
 """Relative: efficiencies that differ by less have one rank; as bars nobody can tell them apart."""
 DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
-OTHERS = [name for name in STRATEGIES if name not in DECODERS]
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
 Bars = dict[tuple[int, str, str, str], Any]
 """Efficiency by figure, cluster, network and framework."""
 
 
 def bars(setting: Setting) -> Bars:
-    """Return all 48 efficiencies of dag Figs 2 and 3: speedups over what they would be if linear."""
-    cases = product((2, 3), CLUSTERS, NETWORKS, STRATEGIES)
-    return {case: setting.efficiency(*case) for case in cases}
+    """Return all 48 efficiencies: of four GPUs over one (dag Fig 2), of four machines over one (Fig 3)."""
+    sizes = {2: (Gpus(), Gpus(1, PER_MACHINE)), 3: (Gpus(1, 4), Gpus(MACHINES, 4))}
+    return {
+        (figure, *case): setting.iteration_s(*case, few) / setting.iteration_s(*case, many)
+        for figure, (few, many) in sizes.items()
+        for case in product(CLUSTERS, NETWORKS, STRATEGIES)
+    }
 
 
 def quantities(setting: Setting) -> dict[str, Any]:
@@ -287,61 +274,55 @@ def _most(values: Iterable[Any]) -> Any:
     return reduce(np.maximum, values)
 
 
-def _ratios(found: Bars, networks: Iterable[str]) -> Any:
-    """Least efficiency of Fig 2 with K80 over that with V100, of four frameworks."""
-    cases = product(networks, STRATEGIES)
-    return _least(found[(2, "K80", *case)] / found[(2, "V100", *case)] for case in cases)
-
-
-def _one_server(found: Bars) -> dict[str, Any]:
-    k80 = {case[2:]: value for case, value in found.items() if case[:2] == (2, "K80")}
+def _one_server(bars: Bars) -> dict[str, Any]:
+    k80, v100 = (
+        {case: bars[(2, cluster, *case)] for case in product(NETWORKS, STRATEGIES)}
+        for cluster in CLUSTERS
+    )
     slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
+    ratio = {case: k80[case] / v100[case] for case in k80}
     return {
         "K80 server: best efficiency is 95%": _most(k80.values()),
         "K80 server: good, but AlexNet decoded": _least(k80[case] for case in k80.keys() - slow),
         "K80 server: decoding spoils AlexNet": _most(slow.values())
-        / _least(k80["AlexNet", name] for name in OTHERS),
-        "one server: K80 scales better": _ratios(found, NETWORKS),
-        "one server: K80 far better, AlexNet": _ratios(found, ["AlexNet"]),
+        / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
+        "one server: K80 scales better": _least(ratio.values()),
+        "one server: K80 far better, AlexNet": _least(ratio["AlexNet", n] for n in STRATEGIES),
     }
 
 
 def _waiting(setting: Setting) -> dict[str, Any]:
-    """By how much an iteration of SMALL_BATCHES on four V100 waits for reading, and for messages."""
-    whole: dict[str, list[Any]] = {"reading": [], "sending": []}
+    """Return by how much iterations of SMALL_BATCHES on four V100 wait for reading, and for messages."""
+    slower: dict[str, list[Any]] = {"reading": [], "sending": []}
     for network, name in product(SMALL_BATCHES, STRATEGIES):
         case = "V100", network, name, Gpus(1, PER_MACHINE)
-        taken_s = setting.iteration_s(*case)
-        for what, slower in whole.items():
-            slower.append(taken_s / setting.iteration_s(*case, without=what))
+        for what, ratios in slower.items():
+            ratios.append(setting.iteration_s(*case) / setting.iteration_s(*case, without=what))
     return {
-        "V100 server: reading costs nothing": _most(whole["reading"]),
-        "V100 server: messages limit": _least(whole["sending"]),
+        "V100 server: reading costs nothing": _most(slower["reading"]),
+        "V100 server: messages limit": _least(slower["sending"]),
     }
 
 
-def _four_machines(found: Bars) -> dict[str, Any]:
-    """What is said of no network in particular is taken of a framework's mean over the three."""
-    four = {case[1:]: value for case, value in found.items() if case[0] == 3}
-    k80, v100 = (
-        {
-            name: reduce(np.add, [four[cluster, network, name] for network in NETWORKS])
-            / len(NETWORKS)
+def _four_machines(bars: Bars) -> dict[str, Any]:
+    """Return the rest: what is said of no network is taken of a framework's mean over the three."""
+
+    def of(cluster: str, *networks: str) -> dict[str, Any]:
+        return {
+            name: reduce(np.add, [bars[3, cluster, network, name] for network in networks])
+            / len(networks)
             for name in STRATEGIES
         }
-        for cluster in CLUSTERS
-    )
-    nearly = product(["K80"], SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
-    resnet, alexnet = (
-        {name: four["K80", network, name] for name in STRATEGIES}
-        for network in ("ResNet-50", "AlexNet")
-    )
+
+    k80, v100 = of("K80", *NETWORKS), of("V100", *NETWORKS)
+    nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
     poor = (value for name, value in v100.items() if name != "Caffe-MPI")
     return {
         "four machines: K80 scales better": _least(k80[name] / v100[name] for name in STRATEGIES),
-        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES * _least(four[case] for case in nearly),
-        "K80 cluster: none scales AlexNet well": _most(alexnet.values()),
-        "K80 cluster: TensorFlow is the worst": _rank(resnet, "TensorFlow"),
+        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
+        * _least(bars[(3, "K80", *case)] for case in nearly),
+        "K80 cluster: none scales AlexNet well": _most(of("K80", "AlexNet").values()),
+        "K80 cluster: TensorFlow is the worst": _rank(of("K80", "ResNet-50"), "TensorFlow"),
         "both clusters: Caffe-MPI is the best": _most(
             _rank(efficiency, "Caffe-MPI") for efficiency in (k80, v100)
         ),
@@ -351,7 +332,7 @@ def _four_machines(found: Bars) -> dict[str, Any]:
 
 
 def _rank(efficiency: Mapping[str, Any], name: str) -> Any:
-    """1 plus how many frameworks scale better."""
+    """Return 1 plus how many frameworks scale better."""
     own = efficiency[name] * (1 + TIED)
     others = (np.asarray(value) for other, value in efficiency.items() if other != name)
     return 1.0 + reduce(np.add, [(other > own).astype(np.int8) for other in others])

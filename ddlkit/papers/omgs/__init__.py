@@ -2,9 +2,8 @@
 
 Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost; Eqs 12-25,
 what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layers to merge, also the planner
-``omgs``) and Algorithm 2 (what is sent when). MGS-SGD, which they are compared with, merges by size alone
-(planner ``mgs``); LAGS-SGD is the planner ``none``, TopK-SGD ``single``; ``exact`` is the optimum of all.
-`ddlkit.papers.omgs.cluster` has its networks on its cluster, `ddlkit.papers.audit` its rules' gaps.
+``omgs``) and Algorithm 2 (what is sent when). LAGS-SGD is the planner ``none``, TopK-SGD ``single``, MGS-SGD,
+which merges by size alone, ``mgs``; ``exact`` is the optimum of all.
 
 Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
 l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
@@ -24,7 +23,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
 from ddlkit.core.sparse import DensityLog, Log, Selecting, SparseGather
 from ddlkit.core.units import parse_seconds
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
 PAPER = Paper(
@@ -32,7 +31,6 @@ PAPER = Paper(
     4,
     "Communication-Efficient Distributed Deep Learning with Merged Gradient Sparsification on GPUs",
 )
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
@@ -44,10 +42,9 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
 def backward_start_s(
     forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
 ) -> Floats:
-    """omgs Eqs 2, 6: (L,) when each layer begins to compute its gradient.
+    """omgs Eqs 2, 6: (L,) when each layer begins to compute its gradient: tau_b, with Eq 7 put in.
 
-    Symbols: t_f = forward_s, t_b = backward_s (L,), t_s = selection_s (L,); tau_b is the result.
-    The paper's recursion from layer L down, with Eq 7 put in, is a running sum from the end.
+    Symbols: t_f = forward_s, t_b = backward_s (L,), t_s = selection_s (L,).
     """
     spent = np.asarray(backward_s, float) + np.asarray(selection_s, float)
     return forward_s + np.cumsum(spent[::-1])[::-1] - spent
@@ -77,23 +74,22 @@ def selection_start_s(backward_start_s: ArrayLike, backward_s: ArrayLike) -> Flo
     return np.asarray(backward_start_s, float) + np.asarray(backward_s, float)
 
 
-def communication_start_s(selection_end_s: ArrayLike, communication_s: ArrayLike) -> Floats:
+def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> Floats:
     """omgs Eq 8: (L,) tau_c, a layer's message starts when it is selected and the last one is sent.
 
     Symbols: tau_s + t_s = selection_end_s, t_c = communication_s, both (L,).
     """
-    selected, sent = (np.asarray(s, float).tolist() for s in (selection_end_s, communication_s))
-    start = selected.copy()
+    start, sent = selection_end_s.tolist(), communication_s.tolist()
     for i in range(len(start) - 2, -1, -1):
-        start[i] = max(selected[i], start[i + 1] + sent[i + 1])
+        start[i] = max(start[i], start[i + 1] + sent[i + 1])
     return np.array(start)
 
 
 def exposed_s(
-    communication_start_s: ArrayLike,
-    communication_s: ArrayLike,
-    selection_start_s: ArrayLike,
-    selection_s: ArrayLike,
+    communication_start_s: Floats,
+    communication_s: Floats,
+    selection_start_s: Floats,
+    selection_s: Floats,
     *,
     literal: bool = False,
 ) -> float:
@@ -102,11 +98,9 @@ def exposed_s(
     Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s, else the
     selection of layer 1 counts twice too much.
     """
-    starts, sending, computed, selecting = (
-        float(np.asarray(each, float)[0])
-        for each in (communication_start_s, communication_s, selection_start_s, selection_s)
-    )
-    return starts + sending - (computed + (-selecting if literal else selecting))
+    selecting = -selection_s[0] if literal else selection_s[0]
+    selected = selection_start_s[0] + selecting
+    return float(communication_start_s[0] + communication_s[0] - selected)
 
 
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
@@ -120,10 +114,9 @@ def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
 
 
 def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
-    """omgs Eq 11: t_c = alpha + beta d.
+    """omgs Eq 11: t_c = alpha + beta d; symbols: alpha = alpha_s, beta = beta_s, d = size.
 
-    Symbols: alpha = alpha_s, beta = beta_s, d = size. ``size`` is in what beta_s is per: bytes as Eq 11
-    says, gradients as Tab II and Section III have it.
+    ``size`` is in what beta_s is per: bytes as Eq 11 says, gradients as Tab II and Section III have it.
     """
     return alpha_s + beta_s * np.asarray(size, float)
 
@@ -147,7 +140,7 @@ class Instance:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """Return L."""
         return self.elements.size
 
     def selection_s(self, elements: ArrayLike) -> Floats:
@@ -177,14 +170,14 @@ def selection_penalty_s(
 def merge(instance: Instance, merged: ArrayLike) -> Instance:
     """omgs Eqs 13-15: the network in which each merged layer is part of the normal layer before it.
 
-    merged : (L,) truth of l_m. Layer 1 has none before it. Sizes add (Eq 14), backward of the layers
-    runs without a selection between (Eq 15), merged layers neither select nor send (Eq 13).
+    merged : (L,) truth of l_m, false of layer 1. Sizes add (Eq 14), backward of the layers runs without a
+    selection between (Eq 15), merged layers neither select nor send (Eq 13).
     """
     starts = np.flatnonzero(~np.asarray(merged, bool))
-    backward_s, elements = (
-        np.add.reduceat(each, starts) for each in (instance.backward_s, instance.elements)
+    backward_s = np.add.reduceat(instance.backward_s, starts)
+    return replace(
+        instance, backward_s=backward_s, elements=np.add.reduceat(instance.elements, starts)
     )
-    return replace(instance, backward_s=backward_s, elements=elements)
 
 
 def combinations(layers: int) -> Bools:
@@ -283,14 +276,12 @@ class Candidates:
         """Return t_gain by case: C1 (omgs Eq 21), C2 (Eq 22), or C3.
 
         literal : Eq 21 as printed, where gamma rho multiplies only the first of its three products.
-        Raises UserError when the costs are not those of Eq 10, which alone says what a product is.
+        Eq 10 must be the selection cost: it alone says what a product is.
         """
         instance = self.instance
         saved = self.own_s + self.before_s - self.together_s
         if literal:
             unit = float(instance.selection_s(2.0)) / 2.0  # gamma rho, as 2 log2 2 = 2
-            if unit <= 0:
-                raise UserError("Eq 21 needs the selection cost of Eq 10")
             saved = self.own_s + (self.before_s - self.together_s) / unit
         late = self.sending_s + instance.alpha_s - self.u_s - self.together_s
         bound = np.where(self.q4, instance.alpha_s, late)
@@ -329,8 +320,7 @@ def find_merged_layers(
     Where the paper computes the starts of all layers below anew after each merging, in O(L^2), this takes
     O(L): what is judged next needs only those of one layer, which follow from the layer above.
 
-    repairs : which of REPAIRS to make; ``frozenset()`` is the algorithm as printed. A comparison
-    with a number that is not one is false, as in any language that follows IEEE 754.
+    repairs : which of REPAIRS to make; none: the algorithm as printed, comparisons with NaN being false
     by_code : by the rule of the authors' published code. It merges a layer when its message waits less than
     a start-up; that leaves Q3 out, and the time to select from layer l-1 alone out of Q5. Layer L always
     joins layer L-1, without being judged, and the times do not know of it.
@@ -374,9 +364,8 @@ def find_merged_layers(
 def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = None) -> Instance:
     """Return the instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
 
-    A message costs what the line through ``cost`` of the smallest gradient and of all gradients together
-    says (alpha and beta of Eq 11), a selection what ``cost`` knows of it; where that is nothing, or where
-    ``gamma_s`` is given, gamma d log2 d, by default with the published gamma.
+    alpha and beta are those of the line through ``cost`` of the smallest gradient and of all together; a
+    selection takes what ``cost`` knows; where that is nothing, or ``gamma_s`` is given, gamma d log2 d.
     """
     least, whole = float(workload.bytes.min()), float(workload.bytes.sum())
     slope = max(0.0, cost(whole) - cost(least)) / max(whole - least, 1.0)
@@ -402,10 +391,9 @@ def plan_of(merged: Bools, name: str) -> FusionPlan:
     examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
 )
 def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Plan by omgs Algorithm 1 the instance that `of_planning` makes.
+    """Return the plan of omgs Algorithm 1; "code" by the published code's rule, "theorem" by Eq 25 alone.
 
-    ``omgs:code`` by the rule of the published code, ``omgs:theorem`` by Eq 25 alone; ``omgs:GAMMA`` takes a
-    time per element in place of what the cost knows of selecting.
+    ``omgs:GAMMA`` takes a time per element in place of what the cost knows of selecting.
     """
     gamma_s = parse_seconds(text) if text not in ("", "code", "theorem") else None
     instance = of_planning(workload, needed_cost(cost, "omgs"), gamma_s)
@@ -449,8 +437,7 @@ def messages(
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
     """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
 
-    Tensors accumulate until a merged layer has at least ``threshold`` elements; what is left at
-    the end travels by itself.
+    A merged layer is complete from ``threshold`` elements on; what is left at the end travels by itself.
     """
     merged, pending = [], 0
     for size in parameters:

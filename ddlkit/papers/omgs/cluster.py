@@ -86,7 +86,7 @@ class Setting:
 
 @cache
 def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
-    """Elements of the tensors in ready order; shares of the backward by multiply-adds, and by layer."""
+    """Return elements of tensors in ready order; shares of the backward by multiply-adds, and by layer."""
     listed = tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
     total = sum(layer.multiply_adds for layer in listed)
     rows = [
@@ -102,9 +102,8 @@ def breakdown(workload: Workload, plan: FusionPlan, cost: SparseGather) -> dict[
     """Return seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
     whole_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
     selection_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
-    backward_s = float(workload.backward_s.sum())
-    parts_s = (workload.forward_s, backward_s, selection_s)
-    exposed_s = whole_s - workload.forward_s - backward_s - selection_s
+    parts_s = (workload.forward_s, float(workload.backward_s.sum()), selection_s)
+    exposed_s = whole_s - parts_s[0] - parts_s[1] - parts_s[2]
     parts = dict(zip(PARTS, (*parts_s, exposed_s), strict=True))
     return {**parts, "iteration": whole_s, "messages": len(plan.ends)}
 

@@ -1,11 +1,7 @@
 """osf: equations of Liu et al., Modeling and Optimizing the Scaling Performance (WWW 2022).
 
-Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; and what Eqs 3, 4, 7 and 11 allow
-at most, whatever the batch size and the network. Beside them:
-
-    breakdown   Section 3.3: NEGOTIATE, ALLREDUCE, WAIT and MISC, simulated
-    audit       every planner against the best plan, over random instances and settings
-    cluster     the paper's cluster: which of its unstated settings agree with the numbers it states
+Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; what Eqs 3, 4, 7 and 11 allow at most; and
+Section 3.3's breakdown. In ``cluster`` is which of the paper's unstated settings agree with its numbers.
 
 Layers are in forward order everywhere: index 0 is the paper's layer 1.
 ``literal=True`` is what the paper prints. ``literal=False`` is what its prose needs:
@@ -15,13 +11,9 @@ Layers are in forward order everywhere: index 0 is the paper's layer 1.
     Eq 15   the wait delays a message's own start, not the next message's
     Eq 7    a layer that sends nothing takes no time, not delta
 
-adaFusion (Eq 17) and MG-WFBP are planners of ddlkit.core.plan. Both walk through the tensors in ready
-order and let the next one join the message that is being filled if waiting for it takes less than the
-start-up that one message fewer saves,
-
-    t_update(B) + t_update(D) - t_update(B + D)        (delta under osf Eq 7),
-
-and differ only in what they take for the wait:
+adaFusion (Eq 17) and MG-WFBP are planners. Both walk through the tensors in ready order and let the next one
+join the message that is being filled if waiting for it takes less than the start-up that one message fewer
+saves, t_update(B) + t_update(D) - t_update(B + D), delta under Eq 7. They differ in what is the wait:
 
     adafusion            osf Eq 17 as printed: t_wait^(i) of Eq 14, without buffer limit and timeout
     adafusion:repaired   osf Eq 17 with the index i + 1: the backward time of the tensor that joins
@@ -33,17 +25,18 @@ and differ only in what they take for the wait:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, Prediction
+from ddlkit.core.iteration import PLAIN, Iteration, Prediction
+from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
+from ddlkit.core.timeline import COMMUNICATION, Timeline, merge
 from ddlkit.core.units import parse_bytes
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
 PAPER = Paper(
@@ -51,7 +44,6 @@ PAPER = Paper(
     1,
     "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
 )
-Floats = NDArray[np.float64]
 Values = Sequence[float]
 """One number per layer."""
 Update = Callable[[float], float]
@@ -59,14 +51,7 @@ Update = Callable[[float], float]
 
 
 def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
-    """A workload's (sizes in bytes, backward times) in forward order, as the functions below take them.
-
-    >>> workload = Workload.from_arrays(1.0, [0.5, 1.5], [4_000_000, 8_000_000])
-    >>> sizes, backward_s = of_workload(workload)
-    >>> sent_s = [size / 1e7 for size in sizes]
-    >>> f"{osf(workload.forward_s, backward_s, sent_s, first=0):.3f}"
-    '0.789'
-    """
+    """Return a workload's (sizes in bytes, backward times) in forward order, as used below."""
     return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[::-1].tolist()
 
 
@@ -92,15 +77,6 @@ def compute_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float
 def backward_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float) -> Floats:
     """osf Eq 6: (n,) t_backward = 2 t_forward = 2 M C / (c pi) of each layer; symbols as Eq 5."""
     return 2 * batch * np.asarray(forward_flops, dtype=float) / (c * flops_per_s)
-
-
-def utilisation(forward_flops: float, compute_s: float, flops_per_s: float) -> float:
-    """osf Eq 5 solved for c: the share of a device's peak rate that an iteration reaches.
-
-    Symbols: M C summed over layers = forward_flops (of the whole mini-batch, 2 FLOP a multiply-add),
-    T_comp = compute_s (forward and backward, Eq 4: three times the forward FLOP), pi = flops_per_s.
-    """
-    return 3 * forward_flops / (compute_s * flops_per_s)
 
 
 def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
@@ -151,31 +127,26 @@ def update_s(
 def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> AlphaBeta:
     """osf Eq 7 with beta and delta from the smallest and the largest measured message, adding for free.
 
-    n_bytes, seconds : (n,) raw samples. The paper has delta "measured directly" and names no rate:
-    the line through the medians of the two ends is what that comes to. Raises UserError for one size.
+    n_bytes, seconds : (n,) raw samples of two sizes or more. The paper has delta "measured directly" and
+    names no rate: the line through the medians of the two ends is what that comes to.
     """
     sizes, times = np.asarray(n_bytes, dtype=float), np.asarray(seconds, dtype=float)
-    ends = np.array([sizes.min(), sizes.max()])
-    if ends[0] == ends[1]:
-        raise UserError(f"every message has {ends[0]:g} bytes: a rate needs two sizes")
+    ends = sizes.min(), sizes.max()
     first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
     slope = (last_s - first_s) / float(ends[1] - ends[0])
-    if slope <= 0:
-        raise UserError(f"{slope:g} s a byte leave no time for links: measure a larger message")
     return AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
 
 
 def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
-    """The bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
+    """Return the bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
 
     By Eq 7 without additions 1 / beta = N cost.beta_s_per_byte / 2(N-1), delta = cost.alpha_s. The paper
     gives only the product, 45 KB. Here the delay of a round trip is taken from delta: N workers pass 2(N-1)
     messages one after the other, two of them as long as a round trip.
     """
-    assert cost.workers is not None  # of a ring that was measured
-    share = (cost.workers - 1) / cost.workers
-    bytes_per_s = 2 * share / cost.beta_s_per_byte
-    return bytes_per_s * cost.alpha_s / (cost.workers - 1)
+    workers = cost.workers or 2
+    bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
+    return bytes_per_s * cost.alpha_s / (workers - 1)
 
 
 def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
@@ -334,7 +305,7 @@ HIDDEN = 2 / 3
 
 
 def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
-    """Upper bound on T_constant / T - 1 over all fusion plans, under osf Eqs 4, 7 and 11.
+    """Return the most that T_constant / T - 1 is over all fusion plans, under osf Eqs 4, 7 and 11.
 
     constant_sf : T_comp / T_constant, the scaling factor of the constant plan (Eq 11)
     saved_overhead : (k - 1) delta / T_comp, for the k messages of the constant plan
@@ -349,20 +320,20 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
     too late still leaves before that tensor, so before backward ends.
     """
-    if not 0 < constant_sf <= 1:
-        raise UserError(f"scaling factor is {constant_sf}: must be above 0 and at most 1")
     constant = 1 / constant_sf
     return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
 
 
 def largest_scaling_loss(communication_growth: float) -> float:
-    """Upper bound on the relative loss of SF when communication grows by a factor 1 + growth.
+    """Return the most that SF can fall, relatively, when communication grows by a factor 1 + growth.
 
     osf Eq 3: no iteration grows by more than its communication, so SF falls by at most
     1 - 1 / (1 + growth).
     """
     return 1 - 1 / (1 + communication_growth)
 
+
+# -- planners ------------------------------------------------------------------------------------
 
 Rule = Callable[[int, float, float], bool]
 """(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
@@ -406,7 +377,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 
 def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> FusionPlan:
-    """The plan of a rule that decides tensor by tensor, in ready order."""
+    """Return the plan of a rule that decides tensor by tensor, in ready order."""
     sizes, ready_s = workload.bytes.tolist(), workload.ready_s.tolist()
     ends: list[int] = []
     free_s, filled = 0.0, float(sizes[0])
@@ -418,3 +389,70 @@ def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> Fu
             ends.append(i)
             free_s, filled = start_s + cost(filled), float(sizes[i])
     return FusionPlan(name, (*ends, workload.n))
+
+
+# -- where communication time goes (osf Section 3.3) -----------------------------------------------
+
+PHASES = ("NEGOTIATE", "ALLREDUCE", "WAIT", "MISC")
+"""Each moment from a rank's first gradient to the last message's end counts once, for the first of ALLREDUCE
+(a message is on its way), WAIT (a gradient is in the buffer for others to join it), NEGOTIATE (a complete
+message is held up by the slowest rank or the agreement) and MISC (none of these: the rank computes)."""
+
+
+def breakdown(
+    workload: Workload,
+    plan: FusionPlan,
+    cost: MessageCost,
+    *,
+    waited_s: Floats | float = 0.0,
+    slowest: float = 1.0,
+    negotiate_s: float = 0.0,
+    link: Link = PLAIN,
+) -> dict[str, float]:
+    """Return seconds of each phase for a rank of usual speed, simulated, messages one by one.
+
+    A message leaves when its last gradient is ready on the slowest rank (``slowest`` times slower) and
+    its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
+    ``link`` knows whether one that rested has saved credit.
+    """
+    ready_s = plan.group_ready_s(workload)
+    leave_s = slowest * ready_s + waited_s + negotiate_s
+    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).ends_s
+    begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
+    first_s = workload.ready_s[np.array(plan.starts)]
+    phases = {
+        "ALLREDUCE": _spans(begin_s, end_s),
+        "WAIT": _spans(first_s, ready_s + waited_s),
+        "NEGOTIATE": _spans(ready_s + waited_s, leave_s),
+    }
+    return _each_moment_once(phases, float(end_s[-1] - workload.ready_s[0]))
+
+
+def of_timeline(timeline: Timeline, rank: int = 0) -> dict[str, float]:
+    """Return seconds of each phase for that rank, read off one iteration, measured or simulated.
+
+    A group lies in the buffer from the end of its first "backward" span to the end of its last one;
+    "negotiate" spans are from when a rank has a group complete until it may be sent. Without a
+    negotiation, what a message waits for slower ranks is part of ALLREDUCE: it is on its way.
+    """
+    mine = timeline.select(timeline.rank == rank)
+    messages, backward = mine.spans(COMMUNICATION), mine.select(mine.kind == "backward")
+    ends = [backward.end_s[backward.group == group] for group in np.unique(backward.group)]
+    buffered = _spans(np.array([end.min() for end in ends]), np.array([end.max() for end in ends]))
+    phases = {"ALLREDUCE": messages, "WAIT": buffered, "NEGOTIATE": mine.spans(("negotiate",))}
+    return _each_moment_once(phases, float(messages[-1, 1] - backward.end_s.min()))
+
+
+def _spans(start_s: Floats, end_s: Floats) -> Floats:
+    return np.column_stack([start_s, np.maximum(start_s, end_s)])
+
+
+def _each_moment_once(phases: Mapping[str, Floats], total_s: float) -> dict[str, float]:
+    """Return the length of each phase less what earlier ones cover; MISC is what remains of ``total_s``."""
+    lengths_s, covered_s, seen = {}, 0.0, np.empty((0, 2))
+    for phase, spans in phases.items():
+        seen = merge(np.concatenate([seen, spans]))
+        length_s = float(np.sum(seen[:, 1] - seen[:, 0]))
+        lengths_s[phase], covered_s = length_s - covered_s, length_s
+    lengths_s["MISC"] = total_s - covered_s
+    return {phase: max(lengths_s[phase], 0.0) for phase in PHASES}

@@ -19,19 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.units import GB, KB, MB
-from ddlkit.core.workload import Workload
+from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import networks
 from ddlkit.papers.osf import update_s
 from ddlkit.store import network_named
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Floats = NDArray[np.float64]
 
 WORKERS = 32
 GPUS_PER_MACHINE = 8
@@ -46,12 +43,12 @@ UNITS = ("tensor", "layer")
 
 
 def osf_name(network: str) -> str:
-    """How the paper writes a network of FIVE or ``REPLACED``; StopIteration for another."""
+    """Return how the paper writes a network of FIVE or ``REPLACED``; StopIteration for another."""
     return next(name for name in (*FIVE, REPLACED) if network_named(name) == network_named(network))
 
 
 def network_layers(network: str) -> tuple[networks.Layer, ...]:
-    """Layers in forward order; ``REPLACED`` is VGG-16 after osf Table 3 (1x1 convolutions, pooling)."""
+    """Return layers in forward order; REPLACED is VGG-16 after osf Table 3 (1x1 convolutions, pooling)."""
     if network != REPLACED:
         return networks.layers(network)
     tail = networks.conv(512, 512, 1, 7), networks.conv(512, 1000, 1, 7)
@@ -60,27 +57,25 @@ def network_layers(network: str) -> tuple[networks.Layer, ...]:
 
 @cache
 def network_flops(network: str) -> float:
-    """FLOP of one image's forward pass, two a multiply-add (osf Eq 5's C, summed)."""
+    """Return FLOP of one image's forward pass, two a multiply-add (osf Eq 5's C, summed)."""
     return 2.0 * sum(layer.multiply_adds for layer in network_layers(network))
 
 
 @lru_cache(maxsize=1024)
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
-    """A network of osf Table 2 whose iteration computes for ``compute_s`` = T_comp (Eqs 4-6).
+    """Return a network of osf Table 2 whose iteration computes for ``compute_s`` = T_comp (Eqs 4-6).
 
     A third is forward; the rest is spread over the layers by their multiply-adds. A layer's tensors
     become ready together, at the end of its backward. ``unit`` is what travels alone without fusion:
-    a "tensor" or a "layer". Raises UserError for another unit, network or a negative time.
+    a "tensor" or a "layer".
     """
-    if unit not in UNITS:
-        raise UserError(f"unit {unit!r}: use one of {', '.join(UNITS)}")
     shares, sizes, names, layers = _shape(network, unit)
     return Workload(compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names)
 
 
 @lru_cache(maxsize=32)
 def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
-    """Share of the backward pass, elements, tensor and layer names, all in ready order."""
+    """Return the share of the backward pass, elements, tensor and layer names, all in ready order."""
     listed = network_layers(network)
     total = sum(layer.multiply_adds for layer in listed)
     rows: list[tuple[float, int, str, str]] = []
@@ -108,13 +103,13 @@ class PaperSetting:
     unit: str = "tensor"
 
     def compute_s(self, network: str) -> float:
-        """T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
+        """Return T_comp of one of the five networks, or of VGG-16 with its layers replaced."""
         times = {"VGG16": self.vgg16_s, "ResNet101": self.resnet101_s}
         reference = _reference(network)
         return times[reference] * network_flops(network) / network_flops(reference)
 
     def workload(self, network: str) -> Workload:
-        """The network's iteration in this setting."""
+        """Return the network's iteration in this setting."""
         return workload(network, self.compute_s(network), self.unit)
 
     def cost(self, workers: int = WORKERS) -> AlphaBeta:
@@ -122,8 +117,6 @@ class PaperSetting:
 
         The paper does not state the bandwidth inside a machine: PCIe's datasheet value is used.
         """
-        if workers < 2:
-            raise UserError(f"an all-reduce needs at least 2 workers, not {workers}")
         rate = PCIE3_X16_BYTES_PER_S if workers <= GPUS_PER_MACHINE else NETWORK_BYTES_PER_S
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
         slope = float(update_s(1.0, workers, rate))
@@ -131,7 +124,7 @@ class PaperSetting:
 
 
 def _reference(network: str) -> str:
-    """The network of the family whose compute time a setting holds."""
+    """Return the network of the family whose compute time a setting holds."""
     return "VGG16" if network.startswith("VGG") else "ResNet101"
 
 
@@ -139,7 +132,7 @@ def _reference(network: str) -> str:
 def fused(
     network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
 ) -> tuple[Workload, FusionPlan, Floats]:
-    """A workload, the plan of a buffer with timeout, and how long each message waits in vain.
+    """Return a workload, the plan of a buffer with timeout, and how long each message waits in vain.
 
     ``capacity`` 0 is no fusion. A message waits the timeout if the next tensor was too late for it;
     the last one, and one that is full, leave at once (osf Eqs 12-14 as repaired). None of it depends on the
@@ -163,7 +156,7 @@ def fused(
 def fused_iteration_s(
     work: Workload, plan: FusionPlan, waited_s: Floats, overhead_s: Floats, slope: float
 ) -> Floats:
-    """(D,) iteration times for (D,) overheads: the longest of the ways through the messages."""
+    """Return (D,) iteration times for (D,) overheads: the longest of the ways through the messages."""
     messages = np.arange(len(plan.ends), 0, -1.0)
     bytes_left = np.cumsum(plan.group_bytes(work)[::-1])[::-1]
     fixed = plan.group_ready_s(work) + waited_s + slope * bytes_left
@@ -182,18 +175,15 @@ class Grid:
 
     @cached_property
     def free(self) -> dict[str, Floats]:
-        """The scanned times by field of `PaperSetting`, in the order of the axes after the units."""
+        """Return the scanned times by field of `PaperSetting`, in the order of the axes after the units."""
         compute_s = np.geomspace(0.01, 3.0, self.points)
-        return {
-            "timeout_s": np.append(np.geomspace(1e-4, 0.1, 10), math.inf),
-            "overhead_s": np.geomspace(1e-5, 1e-2, self.points),
-            "resnet101_s": compute_s,
-            "vgg16_s": compute_s,
-        }
+        timeout_s = np.append(np.geomspace(1e-4, 0.1, 10), math.inf)
+        times = {"timeout_s": timeout_s, "overhead_s": np.geomspace(1e-5, 1e-2, self.points)}
+        return {**times, "resnet101_s": compute_s, "vgg16_s": compute_s}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
+        """Return counts of units, timeouts, overheads, compute times of ResNet-101, of VGG-16."""
         return (len(UNITS), *(len(scanned) for scanned in self.free.values()))
 
     def setting(self, index: Sequence[int]) -> PaperSetting:
@@ -204,7 +194,7 @@ class Grid:
 
 
 def quantities(grid: Grid) -> dict[str, Floats]:
-    """What the paper states, computed for every setting; each array broadcasts to ``grid.shape``."""
+    """Return what the paper states, computed for every setting; each array broadcasts to ``grid.shape``."""
     slope = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
     one = {network: _family(network, grid, slope) for network in (*FIVE, REPLACED)}
     resnet, vgg = one["ResNet101"], one["VGG16"]
@@ -230,7 +220,7 @@ def quantities(grid: Grid) -> dict[str, Floats]:
 
 
 def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
-    """SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other family's axis."""
+    """Return SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other's axis."""
     reference = _reference(network)
     times = grid.free["vgg16_s" if reference == "VGG16" else "resnet101_s"]
     timeouts_s, overheads_s = grid.free["timeout_s"], grid.free["overhead_s"]

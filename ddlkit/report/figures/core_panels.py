@@ -1,234 +1,408 @@
-"""Figures of the core notebooks: osf's 1, 2, 10 and 11, omgs's 2, rules' gaps; and what was replayed."""
+"""Figures of the core notebooks, osf's first: the numbers with what the paper prints, and the drawing.
+
+A drawing takes nothing but the figure's own numbers, so that its CSV holds all that is drawn; ``paper`` and
+names that begin so are columns of printed values. Titles state what the numbers say.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.fit import Fit, Judged
+from ddlkit.core.fit import Fit
 from ddlkit.core.link import FRAMING
-from ddlkit.core.units import KB, format_bytes
+from ddlkit.core.timeline import Timeline
+from ddlkit.core.units import GB, KB, MB, format_bytes
 from ddlkit.core.workload import Workload
-from ddlkit.papers.osf.cluster import FIVE
+from ddlkit.papers.osf import PHASES
+from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, paper_table, prose
-from ddlkit.report.figures import osf_lab, osf_measured, osf_panels, osf_scaling
-from ddlkit.report.plots.style import SOFT, look, theme
+from ddlkit.report.figures import osf_lab, osf_scaling
+from ddlkit.report.figures.osf_lab import ADAFUSION, EXPENSIVE, LABS, LINK, buffer_name, rows_of
+from ddlkit.report.figures.osf_scaling import CONSTANT, TWO
+from ddlkit.report.plots.style import FAINT, SOFT, look, theme, time_unit
 from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
-ROOM = 30  # times higher a logarithmic axis ends, for the legend
-FLOOR_FROM = 2**15
-"""Bytes of the smallest message whose floor is drawn."""
+PLACES = {"": "cluster (model)", **{mark: f"lab, {links}" for mark, links in LABS.items()}}
+NO_FUSION_MB = 3e-4
+"""Where no fusion stands on a logarithmic axis of buffers in MB: left of the smallest."""
+PICTURES = {
+    "running": "while training",
+    "training": "training images",
+    "held_out": "held-out images",
+}
+"""Sets of images by the name that tables have."""
+DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]
+"""osf claims something of the first two forms, each as it should be; the third knows every other size."""
 SIDES = {"small": "below", "large": "above"}
-DENSITY = 0.001
-"""Of omgs's figure 2a."""
-ADAFUSION = "adafusion:repaired"
-SHOWN = ("none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact")
-"""Planners of osf's figure 11."""
-AUDITED = ("buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION)
-HIGHEST = 50
-"""Of gaps in percent; a few are larger."""
-NODES = 16
-"""Of omgs's figure 2b."""
+SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]
+"""Planners of osf's figure 11, each in its lane."""
+AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
+HIGHEST = 50  # of gaps in percent; a few are larger
+DENSITY = 0.001  # of omgs's figure 2a
+NODES = 16  # of omgs's figure 2b
+ROOM = 30  # times higher a logarithmic axis ends, for the legend
+FLOOR_FROM = 2**15  # bytes of the smallest message whose floor is drawn
+
+
+def spelled(name: str) -> str:
+    """Return a network of a table as figures spell it."""
+    plain = name.removesuffix(EXPENSIVE)
+    return network_title(plain) + (", expensive start-ups" if plain != name else "")
+
+
+def _ranges(low: pd.DataFrame, high: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
+    """Return both ends of each column in %, as `plots.intervals` takes them."""
+    return {str(name): (100 * low[name], 100 * high[name]) for name in low}
+
+
+def _gantt(
+    timelines: Mapping[str, Timeline], column: str, said: str
+) -> tuple[Figure, pd.DataFrame]:
+    """Return timelines under each other, and their spans, each named in a column."""
+    figure, axes = plots.canvas(rows=len(timelines), height=1.5 * len(timelines))
+    plots.gantt(axes, timelines)
+    plots.title(figure, f"{said} (model)")
+    spans = [one.to_frame().assign(**{column: name}) for name, one in timelines.items()]
+    return figure, pd.concat(spans)
 
 
 def fig01() -> tuple[Figure, pd.DataFrame, float]:
-    """osf's figure 1 with its spans, and how many times as long as forward backward takes by its Eq 4."""
-    timelines = osf_scaling.fig01(osf_scaling.setting())
-    printed = claimed("osf-eq4-backward")
-    figure, axes = plots.canvas(rows=2, height=3.4)
-    plots.gantt(axes, timelines)
+    """Return osf's figure 1 with its spans, and how many times its forward backward takes by its Eq 4."""
+    timelines, printed = osf_scaling.fig01(osf_scaling.setting()), claimed("osf-eq4-backward")
     exposed = [1e3 * one.exposed_communication_s() for one in timelines.values()]
-    found = f"Overlap shortens exposed communication from {exposed[0]:.0f} to {exposed[1]:.1f} ms"
-    plots.title(figure, f"{found} (model)")
-    spans = pd.concat(one.to_frame().assign(model=name) for name, one in timelines.items())
-    computed_s = spans.loc[spans["kind"] == "backward", "end_s"].max()
-    paper = look("paper")
-    for ax in axes:
-        ax.axvline(1e3 * computed_s / (1 + printed), color=paper.color, linestyle=paper.line)
-    dotted = f"forward's end in the paper, whose backward takes {printed:g} times as long (Eq 4)"
-    axes[-1].set_xlabel(f"time [ms]; dotted: {dotted}")
+    said = f"Overlap shortens exposed communication from {exposed[0]:.0f} to {exposed[1]:.1f} ms"
+    figure, spans = _gantt(timelines, "model", said)
     return figure, spans.assign(paper_backward_over_forward=printed), printed
 
 
 def fig02() -> tuple[Figure, pd.DataFrame]:
-    """osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
-    workload, cost, timelines = osf_scaling.fig02()
-    tensors = int(prose("osf")["fig02-buffer"])
-    figure, axes = plots.canvas(rows=len(timelines), height=4.4)
-    named = {name: f"fused in pairs (paper: buffer of {tensors})" for name in [*timelines][1:2]}
-    plots.gantt(axes, {named.get(name, name): one for name, one in timelines.items()})
+    """Return osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
+    timelines, tensors = osf_scaling.fig02()[-1], int(prose("osf")["fig02-buffer"])
     best = min(timelines, key=lambda name: timelines[name].duration_s)
-    plots.title(figure, f"Shortest: {best}, {1e3 * timelines[best].duration_s:.1f} ms (model)")
-    spans = pd.concat(one.to_frame().assign(plan=name) for name, one in timelines.items())
+    said = f"Shortest: {best}, {1e3 * timelines[best].duration_s:.1f} ms; the paper's buffer: {tensors}"
+    figure, spans = _gantt(timelines, "plan", said)
     return figure, spans.assign(paper_buffer_tensors=tensors)
+
+
+# -- scaling factors -----------------------------------------------------------------------------
+
+
+def draw03(frame: pd.DataFrame) -> Figure:
+    """Draw both formulas' errors on the cluster, in all settings that fit, and in the lab."""
+    formulas, lab = ["CSF", "OSF printed"], frame[frame["grade"] == "lab"]
+    wide = frame[frame["grade"] == "model"].pivot(index="network", columns="quantity")
+    wide = wide.loc[list(FIVE)].rename(index=lambda name: f"{spelled(name)}, cluster")
+    order = sorted(dict.fromkeys(lab["network"]), key=lambda n: (EXPENSIVE in n, n[:6], len(n)))
+    spread = lab.groupby("network")[formulas].agg(["min", "max"]).loc[order].rename(index=spelled)
+    spread.columns = spread.columns.swaplevel()
+    low = pd.concat([wide["error_low"][formulas], spread["min"]])
+    high = pd.concat([wide["error_high"][formulas], spread["max"]])
+    size = 100 * wide[["paper_error_low", "paper_error_high"]].max()
+    printed = {n: (size["paper_error_low", n], size["paper_error_high", n]) for n in formulas}
+    dear = lab["network"].str.endswith(EXPENSIVE)
+    errs = (f"{e.min():+.0%} to {e.max():+.0%}" for e in (lab["CSF"][dear], lab["CSF"][~dear]))
+    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errs)
+    with plots.sheet(said, height=5.0) as (figure, ax):
+        label = "error against the factor simulated on the cluster, measured in the lab [%]"
+        words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True}
+        plots.intervals(ax, low.index, _ranges(low, high), **words, legend="")
+        plots.heading(
+            ax, f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints"
+        )
+    return figure
+
+
+def _by_buffer(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
+    """Draw factors by the buffer: modelled, the first with its range, measured, and what is printed."""
+    mb = (frame["buffer_bytes"] / MB).where(frame["buffer_bytes"] > 0, NO_FUSION_MB)
+    with plots.sheet(said, columns=len(TWO), height=3.4) as (figure, axes):
+        for ax, network in zip(axes, TWO, strict=True):
+            rows = rows_of(frame.assign(mb=mb), network=network)
+            wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
+            ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
+            words: dict[str, Any] = {"xlabel": "buffer [MB]", "ylabel": "scaling factor"}
+            plots.lines(ax, wide["model"][shown], ends=ends, **words, log="x", legend="")
+            for mark, links in LABS.items():
+                at = rows[rows["look"] == mark]
+                plots.points(ax, at["mb"], at["measured"], mark, label=f"measured, {links}")
+            if "paper" in wide:
+                plots.points(ax, wide.index, wide["paper"][shown[0]], "paper")
+            else:
+                low, high = wide["paper_low"]["CSF"], wide["paper_high"]["CSF"]
+                shape = {"color": look("paper").color, "alpha": 0.3, "linewidth": 0}
+                ax.fill_between(wide.index, low, high, label="paper: as far from CSF", **shape)
+            ticks = {NO_FUSION_MB: "none", 0.01: "0.01", 1: "1", 100: "100", 1000: "1000"}
+            ax.set_xticks([*ticks], ticks.values())
+            plots.heading(ax, spelled(network))
+    return figure
+
+
+def draw04(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
+    """Draw simulated, the formulas, measured; what the printed error leaves around CSF."""
+    wide = rows_of(frame, network="ResNet101").pivot_table("model", "buffer_bytes", "quantity")
+    gains = wide[["simulated", "OSF printed"]].max() / wide.iloc[0] - 1
+    said = "{simulated:.0%} as simulated, {OSF printed:.0%} by the printed equations"
+    said = f"ResNet-101: the best buffer gains {said.format(**gains)}"
+    return _by_buffer(frame, ["simulated", *formulas], said)
+
+
+def draw06(frame: pd.DataFrame) -> Figure:
+    """Draw the factor: by model with its range, measured, and what the printed change makes of it."""
+    said = (
+        "1 GB against no buffer, ResNet-101: {model:+.0%} by model, measured {regime:+.0%} with expensive "
+        "start-ups and {measured:+.0%} with cheap ones, paper {paper:+.0%}"
+    ).format(**osf_lab.changes(frame, "ResNet101"))
+    return _by_buffer(frame.replace({"quantity": {"SF": "model"}}), ["model"], said)
+
+
+def draw08(frame: pd.DataFrame) -> Figure:
+    """Draw factors by workers: the cluster by model, and the lab over both links, measured and by model."""
+    lab = frame[frame["grade"] == "lab"].rename(columns={"model": "OSF", "csf": "CSF"})
+    lab = lab.melt(["network", "workers", "look", "measured"], ["OSF", "CSF"], "quantity", "model")
+    every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
+    end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
+    ours = f"{end['model']['OSF']:.2f} with overlap, {end['model']['CSF']:.2f} by CSF"
+    printed = f"paper {end['paper'].iloc[0]:g} and {end['paper_section_1'].iloc[0]:g}"
+    said = f"{spelled(REPLACED)}, {WORKERS} workers: {ours}; {printed}"
+    with plots.sheet(said, columns=3, height=3.4, sharey=True) as (figure, axes):
+        for ax, (mark, place) in zip(axes, PLACES.items(), strict=True):
+            rows = rows_of(every, look=mark)
+            wide = rows.pivot(index="workers", columns=["network", "quantity"], values="model")
+            wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
+            wide.columns = [f"{spelled(network)}, {quantity}" for network, quantity in wide]
+            plots.lines(ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend="")
+            for section, (column, size) in {
+                "4.1": ("paper", 7),
+                "1": ("paper_section_1", 4),
+            }.items():
+                how: dict[str, Any] = {"label": f"paper, Section {section}", "size": size}
+                plots.points(ax, rows["workers"], rows[column], "paper", **how)
+            plots.points(ax, rows["workers"], rows["measured"], "measured")
+            ax.set_xticks(wide.index, wide.index)
+            ax.set_ylim(0, 1.05)
+            ax.label_outer()
+            plots.heading(ax, place)
+    return figure
+
+
+# -- where time goes ---------------------------------------------------------------------------------
+
+
+def _phases(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
+    """Draw phases in %, stacked: of each network and ``place``, by model, or beside the measured."""
+    places, both = list(dict.fromkeys(frame["place"])), "of each pair: model, lab"
+    shape = {"columns": len(TWO), "rows": len(places), "height": 7.0, "sharey": True}
+    with plots.sheet(said, **shape) as (figure, axes):
+        for ax, (place, network) in zip(axes.flat, product(places, TWO), strict=True):
+            rows = rows_of(frame, network=network, place=place)
+            names = list(dict.fromkeys(rows["bar"]))
+            values = ["model", "measured"][: 1 + rows["measured"].notna().any()]
+            tables = rows.pivot(index="bar", columns="phase", values=values)
+            table = pd.concat(
+                [tables[value].loc[[name], list(PHASES)] for name in names for value in values]
+            )
+            pairs = both if len(values) > 1 else ""
+            plots.bars(ax, 100 * table, label=label, stacked=True, legend="", pairs=pairs)
+            printed = 100 * rows.groupby("bar")["paper"].max()[names]
+            plots.points(ax, ax.get_xticks(), printed, "paper", size=6)
+            ax.set_xlabel("; ".join(filter(None, (by, pairs))))
+            plots.heading(ax, f"{spelled(network)}, {place}")
+        for ax in axes[:, 1]:
+            ax.set_ylabel("")
+    return figure
+
+
+def draw05(frame: pd.DataFrame) -> Figure:
+    """Draw shares: the cluster with equal workers and with a slower one, and the lab beside its model."""
+    lab, slow = frame["grade"] == "lab", frame["slowest"] > 1
+    cluster = PLACES[""] + np.where(slow, ", one slower", ", equal workers")
+    bars = frame["workers"].astype(str) + np.where(lab & slow, " slow", "")
+    named = frame.assign(place=np.where(lab, PLACES["measured"], cluster), bar=bars)
+    named = named.sort_values(["grade", "slowest", "workers"], ascending=[False, True, True])
+    rows = rows_of(frame[slow], grade="model", network="ResNet101", phase="NEGOTIATE")
+    ends = [f"{rows['model'].iloc[k]:.0%} among {rows['workers'].iloc[k]}" for k in (0, -1)]
+    said = f"One worker is slower: NEGOTIATE is {ends[0]}, {ends[1]}, of ResNet-101 (model)"
+    return _phases(named, "workers", "share of communication [%]", said)
+
+
+def draw07(frame: pd.DataFrame) -> Figure:
+    """Draw equal workers over the time without a buffer: the cluster by model; the lab, also measured."""
+    frame = frame[frame["slowest"] == 1]
+    over = {name: frame[f"{name}_over_unfused"] for name in ("model", "measured", "paper")}
+    over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
+    bars, places = frame["buffer_bytes"].map(buffer_name), frame["look"].fillna("").map(PLACES)
+    wide = frame.pivot_table("seconds_over_unfused", "network", "buffer_bytes", aggfunc="sum")
+    grown = [f"{wide[GB][name] - 1:+.0%} ({spelled(name)}" for name in TWO]
+    said = f"{grown[0]}) and {grown[1]}; paper {over['paper'].max() - 1:+.0%})"
+    said = f"A buffer exchanges ALLREDUCE for WAIT: 1 GB changes communication on the cluster by {said}"
+    named = frame.assign(**over, bar=bars, place=places)
+    return _phases(named, "buffer", "communication [% of unfused]", said)
+
+
+def draw09(frame: pd.DataFrame) -> Figure:
+    """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
+    epochs, paper = frame["epoch"].max(), look("paper")
+    last = frame[(frame["epoch"] == epochs) & (frame["measured_on"] == "running")]
+    means = last.groupby("network", sort=False)["share_of_guess"].mean()
+    said = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())
+    said = f"Loss while training after {epochs} epochs, over ln(classes): {said}"
+    with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
+        for ax, (images, title) in zip(axes, PICTURES.items(), strict=True):
+            rows = frame[frame["measured_on"] == images]
+            value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
+            plots.samples(ax, rows, **value, center="mean", percent=100, legend="")
+            printed = rows.dropna(subset="paper").drop_duplicates("network")
+            for width, row in zip((1, 2), printed.itertuples(), strict=False):
+                label = f"paper, {row.network}: {row.paper_loss:g}"
+                ax.axhline(
+                    row.paper, color=paper.color, linestyle=":", linewidth=width, label=label
+                )
+            ax.set_ylabel("loss / ln(classes)")
+            ax.label_outer()
+            plots.heading(ax, title)
+    return figure
+
+
+def fig10(frame: pd.DataFrame) -> Figure:
+    """Draw errors of the forms DRAWN by size; frame : of `osf_lab.fig10`.
+
+    Links on which something is decided are drawn, or all if nothing is.
+    """
+    sides = osf_lab.decided(frame)
+    clear = sides[sides["decided"]]
+    links = (clear if len(clear) else sides).groupby(LINK).groups
+    won = (clear["eq18_error"] < clear["line_error"]).sum()
+    said = f"Eq 18 beats every line on {won} of {len(sides)} sides of the bandwidth-delay product (BDP)"
+    with plots.sheet(said, columns=len(links), height=3.6, sharey=True, squeeze=False) as (
+        figure,
+        axes,
+    ):
+        for ax, (link, ranks) in zip(axes.flat, links, strict=True):
+            rows = rows_of(frame, link=link, ranks=ranks)
+            errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[DRAWN]
+            apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
+            ax.fill_between(apart.index, -apart, apart, color=FAINT, label="two runs differ")
+            label = "error on the held-out size [%]"
+            plots.lines(ax, errors, xlabel="message size", ylabel=label, log="b", legend="")
+            bdp, printed = rows[[f"{of}bandwidth_delay_bytes" for of in ("", "paper_")]].iloc[0]
+            ax.axvline(bdp, color=SOFT, linewidth=0.8, label="BDP here")
+            paper = {"color": look("paper").color, "linestyle": look("paper").line}
+            ax.axvline(printed, label=f"paper: BDP {printed / KB:g} KB", **paper)
+            ax.label_outer()
+            plots.heading(ax, f"{link}, {ranks} ranks")
+    return figure
+
+
+# -- planners ------------------------------------------------------------------------------------
 
 
 def as_replayed(
     tables: Source, network: str, link: str, workers: int
 ) -> tuple[Workload, pd.DataFrame]:
-    """A network's compute as it was replayed over a link, and those replays; if none, its profile's."""
+    """Return a network's compute as replayed over a link, and those replays; if none, its profile's."""
     place = {"origin": "replayed", "network": network, "link": link, "workers": workers}
-    runs = tables.table("runs")
-    runs = runs[(runs[[*place]] == pd.Series(place)).all(axis=1)]
+    runs = rows_of(tables.table("runs"), **place)
     if runs.empty:
         return tables.profile(network).workload(), runs
-    compute = ["profile_sha256", "dilation"]
-    sha256, stretch = runs[compute].iloc[0]
-    alike = (runs[compute] == [sha256, stretch]).all(axis=1)
-    return tables.workloads()[sha256].scaled(stretch), runs[alike]
+    compute = runs[["profile_sha256", "dilation"]].iloc[0]
+    workload = tables.workloads()[compute["profile_sha256"]]
+    return workload.scaled(compute["dilation"]), rows_of(runs, **compute)
 
 
 def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """How far the planners AUDITED are from the best plan, by share of instances and by their start-ups.
+    """Return how far the planners AUDITED are from the best plan, by share of instances and by start-ups.
 
     audit : of `ddlkit.papers.audit.random_audit`
     """
-    wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[list(AUDITED)]
+    wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[AUDITED]
     index = 100 * (np.arange(len(wide)) + 1) / len(wide)
     shares = pd.DataFrame(np.sort(wide, axis=0), columns=wide.columns, index=index)
-    load = audit.groupby("instance")["start_ups_over_compute"].first()
-    edges = np.geomspace(0.01, 10, 7)
+    load, edges = (
+        audit.groupby("instance")["start_ups_over_compute"].first(),
+        np.geomspace(0.01, 10, 7),
+    )
     bins = pd.cut(load, edges, labels=np.sqrt(edges[1:] * edges[:-1]))
     means = wide.groupby(bins, observed=True).mean()
-    figure, axes = plots.canvas(columns=2, height=3.4)
-    ylabel = "gap to the best plan, at most [%]"
-    plots.lines(axes[0], shares, xlabel="share of networks [%]", ylabel=ylabel, legend="")
-    axes[0].set_ylim(0, HIGHEST)
-    xlabel = "all start-ups / compute"
-    plots.lines(axes[1], means, xlabel=xlabel, ylabel="mean gap [%]", log="x", legend="right")
-    near = {
-        plan: f"{look(plan).label} on {np.mean(wide[plan] < 1):.0%}" for plan in ("mg_wfbp", "ddp")
+    figure, (left, right) = plots.canvas(columns=2, height=3.4)
+    label = "gap to the best plan, at most [%]"
+    plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
+    left.set_ylim(0, HIGHEST)
+    words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
+    plots.lines(right, means, **words, log="x", legend="")
+    plots.shared_legend(figure, left)
+    near = (f"{look(p).label} on {np.mean(wide[p] < 1):.0%}" for p in ("mg_wfbp", "ddp"))
+    plots.title(figure, f"Within 1% of the best plan, of random networks: {', '.join(near)}")
+    parts = {"share_percent": shares, "start_ups_over_compute": means}
+    tables = [part.rename_axis("value").reset_index().assign(of=of) for of, part in parts.items()]
+    return figure, pd.concat(tables, ignore_index=True)
+
+
+def draw11(numbers: pd.DataFrame) -> Figure:
+    """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
+    best = numbers[numbers["grade"].isna()]
+    model, lab = rows_of(numbers, grade="model"), rows_of(numbers, grade="lab")
+    lab = lab.assign(network=lab["network"].map(network_title) + ", " + lab["over"].str[7:])
+    panels = {
+        "scaling factor [%], best setting": best.assign(
+            gain_low=best["model"], gain_high=best["model"]
+        )
     }
-    plots.title(
-        figure, f"Within 1% of the best plan, of random networks: {', '.join(near.values())}"
-    )
-    parts = (
-        part.rename_axis("value").reset_index().assign(of=of)
-        for of, part in (("share_percent", shares), ("start_ups_over_compute", means))
-    )
-    return figure, pd.concat(parts, ignore_index=True)
-
-
-def printed_gains() -> dict[str, tuple[float, float]]:
-    """Return the least and largest gain of adaFusion in % that osf states, by what it is over."""
-    names = {osf_scaling.CONSTANT: "osf-fig11-constant", osf_scaling.RIVAL: "osf-fig11-mgwfbp"}
-    return {over: (claimed(f"{name}-min"), claimed(f"{name}-max")) for over, name in names.items()}
-
-
-def _gains(rows: pd.DataFrame, cases: pd.DataFrame) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Lows and highs in % of every planner, in the order of ``cases``."""
-    ends = {str(name): cases.merge(mine, how="left") for name, mine in rows.groupby("planner")}
-    return {name: (100 * m["gain_low"], 100 * m["gain_high"]) for name, m in ends.items()}
-
-
-@theme()
-def fig11(campaign: Source) -> tuple[Figure, pd.DataFrame]:
-    """Draw osf's figure 11: factors at the best setting, gains over all compatible ones, gains replayed.
-
-    campaign : replays of plans of one network beside each other, over the lab's link
-    Returns the figure and its numbers: rows of `osf_scaling.fig11`, then gains with their grade, and what the
-    paper prints of adaFusion's in ``paper_gain_low`` and ``paper_gain_high``.
-    """
-    frame, printed = osf_scaling.fig11(osf_scaling.setting()), printed_gains()
-    gains = osf_scaling.over(osf_scaling.gains, ["planner", "over", "network"], ["gain"])
-    fast = osf_lab.gains_in_lab(campaign.table("runs"), "buffer:25MB")
-    slow = osf_lab.gains_in_regime()
-    figure, axes = plots.canvas(columns=2, rows=2, height=6.4)
-    networks = [network_title(name) for name in FIVE]
-    factors = frame.pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
-    alike = {planner: (factors[planner], factors[planner]) for planner in SHOWN}
-    plots.intervals(axes[0, 0], networks, alike, label="scaling factor", legend="")
-    axes[0, 0].set_xlim(left=0)
-    plots.heading(axes[0, 0], "model, best setting")
-    for ax, (other, rows) in zip(axes.flat[1:3], gains.groupby("over", sort=False), strict=True):
-        label = f"gain over {look(str(other)).label} [%]"
-        ranges = _gains(rows, pd.DataFrame({"network": FIVE}))
-        names = {"adaFusion": printed[str(other)]}
-        plots.intervals(ax, networks, ranges, label=label, printed=names, legend="")
-        plots.heading(ax, f"model, {len(osf_scaling.compatible())} settings that fit")
-    lab = pd.concat([fast, slow])
-    cases = lab[["network", "over"]].drop_duplicates()
-    labels = [f"{network_title(one)}, {size[7:]}" for one, size in cases.itertuples(index=False)]
-    # adaFusion was replayed as printed only: with the repaired rule before it, it has a look of its own.
-    drawn = {ADAFUSION: (np.full(len(cases), np.nan),) * 2, **_gains(lab, cases)}
-    plots.intervals(axes[1, 1], labels, drawn, label="gain over that buffer [%]", legend="")
-    plots.heading(axes[1, 1], "replayed")
-    osf_panels.legend(figure, figure.axes)
-    own = gains[(gains["planner"] == ADAFUSION) & (gains["over"] == osf_scaling.CONSTANT)]
-    most, least = 100 * own["gain_high"].max(), printed[osf_scaling.CONSTANT][0]
+    for over, rows in model.groupby("over", sort=False):
+        panels[f"gain over {look(str(over)).label} [%], settings that fit"] = rows
+    panels["gain over that buffer [%], replayed"] = lab
+    own = rows_of(model, planner=ADAFUSION, over=CONSTANT)
+    most, least = 100 * own["gain_high"].max(), 100 * own["paper_gain_low"].max()
     said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
-    plots.title(figure, said)
-    numbers = pd.concat([frame, osf_panels.graded(gains, fast, slow)], ignore_index=True)
-    own = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")
-    for place, end in enumerate(("low", "high")):
-        values = {over: ends[place] / 100 for over, ends in printed.items()}
-        numbers[f"paper_gain_{end}"] = numbers["over"].map(values).where(own)
-    return figure, numbers
-
-
-def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
-    """All-reduce times by size in bands of their samples and, over links of known rate, busbw over that rate.
-
-    medians : of each series (link and ranks) and size, with busbw over the rate, and floor_s, the time at it
-    """
-    figure, axes = plots.canvas(columns=2, height=3.2)
-    ordered = samples.sort_values("series")
-    plots.samples(axes[0], ordered, x="bytes", series="series", unit="ms", legend="")
-    limited = medians.dropna()
-    if len(limited):
-        for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
-            floor = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
-            axes[0].plot(rows["bytes"], 1e3 * rows["floor_s"], **floor)
-        shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
-        label = "busbw over rate [%]"
-        plots.lines(axes[1], shares, xlabel="message size", ylabel=label, log="b", legend="")
-        axes[1].axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
-        largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
-        plots.heading(axes[1], f"{largest} of the rate")
-    plots.heading(axes[0], "A small message costs a start-up")
-    plots.shared_legend(figure)
+    with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
+        for ax, (label, rows) in zip(axes.flat, panels.items(), strict=True):
+            wide = rows.pivot(index="network", columns="planner").rename(index=network_title)
+            ends = (wide[f"gain_{end}"].reindex(columns=SHOWN) for end in ("low", "high"))
+            low, high = 100 * rows[["paper_gain_low", "paper_gain_high"]].max()
+            printed = {"adaFusion": (low, high)} if low == low else {}
+            words: dict[str, Any] = {"label": label, "printed": printed, "legend": ""}
+            plots.intervals(ax, wide.index, _ranges(*ends), **words)
     return figure
 
 
-def fig10(frame: pd.DataFrame) -> Figure:
-    """Errors of the forms DRAWN by size, a panel per link of `osf_measured.repeatable`; frame : of its fig10.
+# -- costs ---------------------------------------------------------------------------------------
 
-    A heading says on which side of the bandwidth-delay product Eq 18 beats every line.
+
+@theme()
+def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
+    """Return all-reduce times by size in bands of their samples, and over known links busbw over their rate.
+
+    medians : of each series (link and ranks) and size, with busbw over the rate, and floor_s, the time at it
     """
-    links, sides = osf_measured.repeatable(frame), osf_measured.decided(frame)
-    sides = sides[sides["decided"] & (sides["eq18_error"] < sides["line_error"])]
-    figure, axes = plots.canvas(len(links), height=3.6, sharey=True, squeeze=False)
-    for ax, ((link, ranks), rows) in zip(axes.flat, links.items(), strict=True):
-        errors = 100 * rows.pivot(index="bytes", columns="model", values="error")
-        runs = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
-        plots.ribbon(ax, runs.index, -runs, runs, "table", ["table"], label="two runs differ")
-        ylabel = "error on the held-out size [%]" if ax is axes[0, 0] else ""
-        own = errors[list(osf_measured.DRAWN)]
-        plots.lines(ax, own, xlabel="message size", ylabel=ylabel, log="b", legend="")
-        here, printed = (rows[f"{name}bandwidth_delay_bytes"].iloc[0] for name in ("", "paper_"))
-        ax.axvline(here, color=SOFT, linewidth=0.8, label="BDP here")
-        paper = look("paper")
-        name = f"paper: BDP {printed / KB:g} KB"
-        ax.axvline(printed, color=paper.color, linestyle=paper.line, label=name)
-        won = sides.loc[(sides["link"] == link) & (sides["ranks"] == ranks), "tensors"]
-        found = (
-            f"Eq 18 better {' and '.join(SIDES[side] for side in won)} BDP"
-            if len(won)
-            else "undecided"
-        )
-        plots.heading(ax, f"{link}, {ranks}: {found}")
-    plots.shared_legend(figure)
+    figure, (left, right) = plots.canvas(columns=2, height=3.2)
+    plots.samples(left, samples.sort_values("series"), x="bytes", series="series", legend="")
+    scale, _ = time_unit(samples["seconds"])
+    limited = medians.dropna()
+    for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
+        shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
+        left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
+    if len(limited):
+        shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
+        label = "busbw over rate [%]"
+        plots.lines(right, shares, xlabel="message size", ylabel=label, log="b", legend="")
+        right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
+        largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
+        plots.heading(right, f"{largest} of the rate")
+    plots.heading(left, "A small message costs a start-up")
+    plots.shared_legend(figure, left)
     return figure
 
 
 def _largest_step(medians: pd.DataFrame) -> str:
-    """Between which two sizes selecting at DENSITY slows down most, in words."""
+    """Return between which two sizes selecting at DENSITY slows down most, in words."""
     times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
     where = times.index.get_loc((times / times.shift()).idxmax())
     before, after = times.index[where - 1 : where + 1]
@@ -236,10 +410,11 @@ def _largest_step(medians: pd.DataFrame) -> str:
     return f"{after:,} elements take {ratio:.0f} times as long as {before:,}"
 
 
+@theme()
 def omgs_fig02(
-    selecting: Mapping[str, Judged], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
+    selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
-    """Selecting and gathering against size, their fits, and what omgs prints of both.
+    """Return selecting and gathering against size, their fits, and what omgs prints of both.
 
     selecting : at DENSITY, by form; gathering : fits to one link's all-gathers
     measured : samples of selections at several densities
@@ -250,9 +425,8 @@ def omgs_fig02(
     Returns the figure, the numbers drawn, and alpha (s) and beta (s/byte) for as many nodes.
     """
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
-    few = np.geomspace(1e3, 1e6, 7).round()
-    known = gathering[0]
-    nodes = known.cost.workers if f"alpha-{known.cost.workers}" in code else NODES
+    few, ring = np.geomspace(1e3, 1e6, 7).round(), gathering[0]
+    nodes = ring.cost.workers if f"alpha-{ring.cost.workers}" in code else NODES
     gamma_s = claimed("omgs-gamma") * few * np.log2(few)
     printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
     lines = {
@@ -260,29 +434,24 @@ def omgs_fig02(
         for n in dict.fromkeys((nodes, NODES))
     }
     figure, axes = plots.canvas(columns=2, height=3.8)
-    thin = {"color": look("paper").color, "linestyle": look("paper").line, "linewidth": 1.2}
-    axes[0].plot(few, gamma_s, label="paper's γ, without ρ", **thin)
-    plots.points(
-        axes[0], few[3:], DENSITY * gamma_s[3:], "paper", size=4, label="paper's γ, with ρ (Eq 10)"
-    )
-    plots.cost_fit(axes[0], *(one.fit for one in selecting.values()), density=DENSITY)
-    axes[1].plot(few, 1e3 * lines[f"code_{nodes}_s"], label=f"code, {nodes} nodes", **thin)
-    label, of_16_s = f"authors' code, {NODES} nodes", 1e3 * lines[f"code_{NODES}_s"]
-    plots.points(axes[1], few, of_16_s, "paper", size=4, label=label)
-    plots.cost_fit(axes[1], *gathering, names=[one.form for one in gathering])
-    names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {known.cost.workers}"
+    paper = {"paper:γ, without ρ": gamma_s, "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s}
+    authors = {f"paper:code, {name.split('_')[1]} nodes": 1e3 * s for name, s in lines.items()}
+    for ax, printed_s in zip(axes, (paper, authors), strict=True):
+        plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
+    plots.cost_fit(axes[0], dict(selecting), density=DENSITY)
+    plots.cost_fit(axes[1], {one.form: one for one in gathering})
+    names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {ring.cost.workers}"
     for ax, name in zip(axes, names, strict=True):
         ax.set_ylim(top=ROOM * ax.get_ylim()[1])
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     plots.title(figure, f"No formula has this step: {_largest_step(medians)}")
-    gathered = pd.Series(known.seconds).groupby(known.bytes).median()
+    gathered = pd.Series(ring.seconds).groupby(ring.bytes).median()
     parts = [
         medians,
         pd.DataFrame({"bytes": gathered.index, "gather_s": gathered.to_numpy()}),
         pd.DataFrame({"elements": few, **printed}),
         pd.DataFrame({"bytes": few, **lines}),
     ]
-    whole = {"elements": "Int64", "bytes": "Int64"}
-    numbers = pd.concat(parts, ignore_index=True).astype(whole)
+    numbers = pd.concat(parts, ignore_index=True).astype({"elements": "Int64", "bytes": "Int64"})
     return figure, numbers, (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"]))

@@ -13,49 +13,79 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import Floats
 from ddlkit.formats.trace import LayerTrace, check_trace, parse_trace
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, Strategy
-from ddlkit.papers.dag.tasks import Floats, Schedule, TaskGraph, schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd, what_if
+from ddlkit.papers.dag.graph import Gpus, Schedule, TaskGraph, changed, s_sgd, schedule
+from ddlkit.report.plots.style import INK, SOFT, theme
 from ddlkit.store import files
 
-FIXED = 10.0
-"""By how much the marked forwards of dag Tab VI are too large (errata 9)."""
-FOLDER = "input"
-"""Where a session leaves what it measures of the input, in its directory."""
+FIXED = 10.0  # by how much the marked forwards of dag Tab VI are too large (errata 9)
+FOLDER = "input"  # in a recording, what was measured of the input
 MOST = 0.094
 """What a network's mean error should not exceed, AlexNet's of dag V-D; set before it was recorded."""
 ENDS, ITERATIONS = 5, 20
 CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
 
 
-def tasks(found: Schedule) -> pd.DataFrame:
-    """Return a row a task: name, kind, layer, rank, resource, start_s, end_s, slack_s, critical.
-
-    slack_s : by how much it may be late with everything in this order on the resources
-    """
-    graph = found.graph
+def tasks(drawn: Schedule) -> pd.DataFrame:
+    """Return a row a task; slack_s: by how much it may be late with everything in this order."""
+    graph = drawn.graph
     columns = {
-        "task": [graph.name(task) for task in range(graph.n)],
+        "task": [f"T{task}" for task in range(graph.n)],
         "kind": [KINDS[kind] for kind in graph.kind],
         "layer": graph.layer,
         "rank": graph.rank,
         "resource": [graph.resources[resource] for resource in graph.resource],
-        "start_s": found.start_s,
-        "end_s": found.end_s,
-        "slack_s": found.bound.slack_s,
-        "critical": np.isin(np.arange(graph.n), found.critical_path),
+        "start_s": drawn.start_s,
+        "end_s": drawn.end_s,
+        "slack_s": drawn.bound.slack_s,
+        "critical": np.isin(np.arange(graph.n), drawn.critical_path),
     }
     return pd.DataFrame(columns)
+
+
+@theme()
+def draw_tasks(ax: Axes, schedule: Schedule) -> None:
+    """Draw a graph as dag Fig 1 does: a column a step, a row a GPU, messages below; thick: critical path.
+
+    Circles compute, squares communicate.
+    """
+    import networkx as nx
+
+    graph, path = schedule.graph, schedule.critical_path
+    column, gpus = graph.levels(), int(graph.rank.max()) + 1
+    rows = np.where(graph.rank < 0, (gpus - 1) / 2, graph.rank)  # what is of all, in the middle
+    below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
+    rows[below.index] = gpus + below.groupby(below).cumcount()
+    place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
+    edges, thin = graph.to_networkx(), {"ax": ax, "node_size": 250, "arrowsize": 6}
+    nx.draw_networkx_edges(edges, place, edge_color=SOFT, width=0.5, **thin)
+    chain = nx.DiGraph(list(zip(path, path[1:], strict=False)))
+    nx.draw_networkx_edges(chain, place, edge_color=INK, width=1.8, **thin)
+    for computes, marker, color in ((True, "o", "#f7d154"), (False, "s", "#e8833a")):
+        tasks = np.flatnonzero(graph.computes == computes).tolist()
+        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "node_size": 250}
+        nx.draw_networkx_nodes(edges, place, tasks, ax=ax, **shape)
+    nx.draw_networkx_labels(edges, place, {k: f"T{k}" for k in place}, font_size=6, ax=ax)
+    words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
+    for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
+        (x, y), layer = place[task], int(graph.layer[task])
+        kind = KINDS[graph.kind[task]]
+        text = words.get(kind, kind) + (f"\nlayer {layer}" if layer >= 0 else "")
+        high = y - 0.75 if kind == "all_reduce" else 0.55
+        ax.text(x, high, text, ha="center", va="bottom", fontsize=6.5, color=SOFT)
+    ax.axis("off")
+    ax.margins(0.04, 0.1)
 
 
 def table6() -> LayerTrace:
@@ -77,16 +107,13 @@ def fixed(trace: LayerTrace) -> LayerTrace:
 
 def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]]) -> pd.DataFrame:
     """Return a row as it is and one a change: iteration_s, speedup, limited_by, each resource's share."""
-    rows = {}
+    rows, before_s = {}, schedule(graph).period_s
     for name, change in {"as it is": (), **changes}.items():
-        changed = what_if(graph, change)
-        limits = changed.after.limits()
-        times = {"iteration_s": changed.after.period_s, "speedup": changed.speedup}
+        after = schedule(changed(graph, change))
+        limits = after.limits()
+        times = {"iteration_s": after.period_s, "speedup": before_s / after.period_s}
         rows[name] = {**times, "limited_by": next(iter(limits), ""), **limits}
     return pd.DataFrame(rows).T.rename_axis("change").reset_index().infer_objects().fillna(0.0)
-
-
-# -- training that reads its pictures ------------------------------------------------------------
 
 
 class Parts:
@@ -111,9 +138,8 @@ class Parts:
         """Return median seconds of a batch. Raises UserError where that was not measured."""
         rows = self.inputs.query("quantity == @quantity and stored == @stored and ranks == @ranks")
         if rows.empty:
-            raise UserError(
-                f"inputs: no {quantity} of {stored} by {ranks} ranks: measure input again"
-            )
+            what = f"no {quantity} of {stored} by {ranks} ranks"
+            raise UserError(f"inputs: {what}: measure input again")
         return float(rows["seconds"].median())
 
     @cached_property
@@ -122,8 +148,9 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how: dict[str, Any] = {"workers": self.ranks, "algorithm": str(rows["algorithm"].iloc[0])}
-        table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
+        algorithm = str(rows["algorithm"].iloc[0])
+        samples = rows["bytes"], rows["seconds"]
+        table = fit("table", *samples, draws=0, workers=self.ranks, algorithm=algorithm)
         return np.asarray(table.cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:
@@ -145,13 +172,9 @@ class Parts:
         is on the core that trains, unless there are two cores for each rank. Without the first ENDS, while
         loaders get ahead, and the last, when nothing is left to be fetched.
         """
-        strategy = Strategy(
-            copies_ahead=ahead > 0,
-            sends_during_backward=sends == "during",
-            decodes_on_cpu=True,
-            reads_ahead=ahead > 0,
-            batches_ahead=ahead,
-        )
+        during = {"sends_during_backward": sends == "during", "decodes_on_cpu": True}
+        loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0}
+        strategy = Strategy(**loads, **during, batches_ahead=ahead)
         decoding = "own" if self.cores >= 2 * self.ranks else "trains"
         gpus = Gpus(1, self.ranks, decoding=decoding)
         decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
@@ -165,8 +188,7 @@ def parts(place: Path | None = None) -> dict[str, Parts]:
     Without one, of this machine or of the first that has it. Raises UserError where there is none.
     """
     machines = sorted(store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at))
-    places = [place] if place else [machine / FOLDER for machine in machines]
-    for folder in places:
+    for folder in [place] if place else [machine / FOLDER for machine in machines]:
         if tables := store.list_tables(folder, "pipelines-*.csv"):
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
     where = place or store.RECORDED
@@ -175,15 +197,13 @@ def parts(place: Path | None = None) -> dict[str, Parts]:
 
 def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
     """Return a row a case: measured_s (median), predicted_s, and error, the second over the first less 1."""
-    rows = []
+    tables = []
     for part in measured.values():
-        for key, runs in part.runs.groupby(CASE, sort=False):
-            case = dict(zip(CASE, key, strict=True))
-            predicted_s = part.predicted_s(case["stored"], case["ahead"], case["sends"])
-            measured_s = float(runs["iteration_s"].median())
-            seconds = {"measured_s": measured_s, "predicted_s": predicted_s}
-            rows.append({**case, **seconds, "error": predicted_s / measured_s - 1})
-    return pd.DataFrame(rows)
+        cases = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
+        rows = cases.rename("measured_s").reset_index()
+        settings = rows[["stored", "ahead", "sends"]].itertuples(index=False)
+        tables.append(rows.assign(predicted_s=[part.predicted_s(*case) for case in settings]))
+    return pd.concat(tables, ignore_index=True).eval("error = predicted_s / measured_s - 1")
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:

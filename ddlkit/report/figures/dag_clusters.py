@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from ddlkit.core.cost import MessageCost
+from ddlkit.core.case import Case
 from ddlkit.core.link import ranks_per_node, read_link
+from ddlkit.papers.audit import SettingSearch, Stated, settle
 from ddlkit.papers.dag import STRATEGIES, IterationTimes, speedup
 from ddlkit.papers.dag.cluster import (
     BATCH,
@@ -25,11 +26,12 @@ from ddlkit.papers.dag.cluster import (
     bars,
     quantities,
 )
-from ddlkit.papers.dag.training import Gpus, period_s
-from ddlkit.papers.search import SettingSearch, Stated, settle
+from ddlkit.papers.dag.graph import Gpus, period_s
+from ddlkit.report import plots
 from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.figures.osf_lab import Lab
 
+MODEL = ["model", "model_low", "model_high"]
 STATEMENTS = {
     "K80 server: best efficiency is 95%": "dag-fig02-efficiency",
     "K80 server: good, but AlexNet decoded": "dag-fig02-good",
@@ -47,45 +49,38 @@ STATEMENTS = {
     "V100 cluster: all but Caffe-MPI poor": "dag-fig03-poorly",
 }
 """What dag says of Figs 2 and 3, by the quantity that it is about and the claim that transcribes it."""
-SPELLED = {"GoogleNet": "GoogLeNet"}
-"""The paper's spelling of a network, and its authors', which readers see."""
+SPELLED = {"GoogleNet": "GoogLeNet"}  # the paper's spelling of a network, and its authors'
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
 LAB = "campaign-dag"
-"""Directory of the campaign on two emulated clusters, which examples/campaign_dag.yml describes."""
+"""Directory of the campaign on two emulated clusters, which v0.2-studies describes."""
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
 """Those clusters, by the delay of their links: slow GPUs and links, or both fast."""
 
 
 def unit(claim: str) -> float:
-    """Of a claim's number, in quantities: 0.01 where it is in per cent."""
+    """Return a claim's unit in quantities: 0.01 where it is in per cent."""
     return {one.id: 0.01 if one.unit == "%" else 1.0 for one in load_claims()}[claim]
-
-
-def stated() -> tuple[Stated, ...]:
-    """The statements as intervals: what claims.csv accepts."""
-    known = {claim.id: claim for claim in load_claims()}
-    found = []
-    for name, claim in STATEMENTS.items():
-        low, high = (unit(claim) * end for end in known[claim].accepted)
-        found.append(Stated(name, low, high))
-    return tuple(found)
 
 
 @lru_cache(maxsize=1)
 def setting_search() -> SettingSearch:
-    """All settings of the grid against ``stated()``."""
-    grid = Grid()
-    return settle(stated(), grid, quantities(grid.settings()))
+    """Return all settings of the grid against the statements, as intervals that claims.csv accepts."""
+    accepted, grid = {claim.id: claim.accepted for claim in load_claims()}, Grid()
+    stated = (
+        Stated(name, *(unit(claim) * end for end in accepted[claim]))
+        for name, claim in STATEMENTS.items()
+    )
+    return settle(tuple(stated), grid, quantities(grid.settings()))
 
 
 @lru_cache(maxsize=1)
 def compatible() -> Setting:
-    """All settings that agree with the most statements: each field (s,).
+    """Return all settings that agree with the most statements, each field (s,), the most central first.
 
-    The most central comes first: the one whose efficiencies are nearest to their medians.
+    That is the one whose efficiencies are nearest to their medians.
     """
-    found = setting_search()
-    settings = found.grid.at(np.argwhere(found.most()))
+    search = setting_search()
+    settings = search.grid.at(np.argwhere(search.most()))
     drawn = np.array(
         [np.broadcast_to(bar, settings.varies.shape) for bar in bars(settings).values()]
     )
@@ -95,28 +90,32 @@ def compatible() -> Setting:
 
 
 def central() -> Setting:
-    """The most central of the compatible settings, in numbers."""
+    """Return the most central of the compatible settings, in numbers."""
     return Setting(**{name: float(values[0]) for name, values in vars(compatible()).items()})
 
 
-def figures() -> pd.DataFrame:
-    """dag Figs 2 and 3: a row a bar, at the most central compatible setting and over all.
+def _speedups(case: tuple[str, str, str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
+    """Return speedup over a smaller machine at the central setting, the least and the most of all."""
+    settings = compatible()
+    ratios = settings.iteration_s(*case, over) / settings.iteration_s(*case, gpus)
+    each = np.ravel(gpus.n / over.n * ratios)
+    return float(each[0]), float(each.min()), float(each.max())
 
-    Columns figure, cluster, network, framework, gpus, model, model_low, model_high: the speedup over a GPU
-    (Fig 2), over a machine of four (Fig 3); paper: what its text has in numbers, NaN elsewhere. That is the
-    most of a K80 server's, but where it has JPEG decoded, and "nearly linear" on the K80 cluster.
+
+def figures() -> pd.DataFrame:
+    """Return dag Figs 2 and 3, a row a bar: speedups over a GPU (Fig 2), over a machine of four (Fig 3).
+
+    model_low, model_high : over all compatible settings; paper : what its text has in numbers, else NaN: the
+        most of a K80 server's, but where it has JPEG decoded, and "nearly linear" on the K80 cluster
     """
-    settings, rows = compatible(), []
+    rows = []
     sizes = {2: [Gpus(1, n) for n in (1, 2, 4)], 3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)]}
     for figure, cluster, network, framework in product(sizes, CLUSTERS, NETWORKS, STRATEGIES):
         case = cluster, network, framework
-        first = settings.iteration_s(*case, sizes[figure][0])
         for gpus in sizes[figure]:
-            more = gpus.n / sizes[figure][0].n
-            found = np.ravel(more * first / settings.iteration_s(*case, gpus))
-            rows.append((figure, *case, gpus.n, found[0], found.min(), found.max()))
+            rows.append((figure, *case, gpus.n, *_speedups(case, gpus, sizes[figure][0])))
     columns = ["figure", "cluster", "network", "framework", "gpus"]
-    frame = pd.DataFrame(rows, columns=[*columns, "model", "model_low", "model_high"])
+    frame = pd.DataFrame(rows, columns=[*columns, *MODEL])
     decoded = (frame["network"] == "AlexNet") & frame["framework"].isin(DECODERS)
     small = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(["Caffe-MPI", "MXNet"])
     server = (frame["figure"] == 2) & (frame["gpus"] == PER_MACHINE) & ~decoded
@@ -127,26 +126,24 @@ def figures() -> pd.DataFrame:
 
 
 def fig04() -> pd.DataFrame:
-    """dag Fig 4 by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, three networks, both clusters.
+    """Return dag Fig 4 by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, both clusters.
 
-    Columns cluster, network, gpus, eq6 (dag Eq 6 as printed, central setting), model, model_low, model_high,
-    exposed_share (of the central setting's communication).
+    eq6 : dag Eq 6 as printed, central setting; exposed_share : of that setting's communication
     """
-    settings, one, rows = compatible(), central(), []
+    one, rows = central(), []
     sizes = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, sizes):
         case = cluster, network, "Caffe-MPI"
-        found = gpus.n * settings.iteration_s(*case, Gpus()) / settings.iteration_s(*case, gpus)
         whole_s, exposed_s = one.sent_s(*case, gpus)
         share = exposed_s / whole_s if gpus.n > 1 else np.nan
-        ends = float(found[0]), float(found.min()), float(found.max())
-        rows.append((cluster, network, gpus.n, eq6(one, cluster, network, gpus), *ends, share))
-    columns = ["cluster", "network", "gpus", "eq6", "model", "model_low", "model_high"]
-    return pd.DataFrame(rows, columns=[*columns, "exposed_share"])
+        model = _speedups(case, gpus, Gpus())
+        rows.append((cluster, network, gpus.n, eq6(one, *case[:2], gpus), *model, share))
+    columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
-    """dag Eq 6 as printed, for Caffe-MPI: reading for all N_g GPUs at one machine's rate."""
+    """Return dag Eq 6 as printed, for Caffe-MPI: reading for all N_g GPUs at one machine's rate."""
     case = cluster, network, "Caffe-MPI"
     one_s, copied_s = setting.reads_s(*case, Gpus()), BATCH[network] * setting.copy_s
     alone_s = 1.5 * setting.backward_s(cluster, network)
@@ -162,61 +159,54 @@ def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
 
 
 def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
-    """dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages measured on their own.
+    """Return dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages on their own.
 
-    Of the paper's networks, every tensor a message, ranks that are equal. Columns cluster (of EMULATED, or
-    ""), case ("network, nodes x ranks of each"), network, nodes, per_node, workers, link, measured,
-    repeatability (largest difference of repeats), limited (whether the processor, or the host's other
-    guests, may have slowed a run), model, error; start_s, what the smallest message takes, and delays_s,
-    what of it the links' delays can be: a ring's steps, each a round trip; sent, what a message took in the
-    runs over what it took on its own (median).
+    Of the paper's networks, every tensor a message, ranks that are equal.
+
+    cluster : of EMULATED, or ""; repeatability : largest difference of repeats; limited : whether the
+        processor, or the host's other guests, may have slowed a run
+    start_s : what the smallest message takes; delays_s : what of it the links' delays can be, a ring's steps,
+        each a round trip; sent : what rank 0's messages took over what they cost (median)
     """
-    frame = pd.DataFrame(_lab_rows(Lab.load(campaign)))
+    lab = Lab.load(campaign)
+    cases = [case for case in lab.cases(plain=True) if case.plan == "none"]
+    frame = pd.DataFrame(_lab_row(lab, case) for case in cases if case.network in LAB_NETWORKS)
     keys = ["cluster", "network", "workers", "per_node", "link"]
     return frame.sort_values(keys, ascending=[False, True, True, True, True], ignore_index=True)
 
 
-def _lab_rows(lab: Lab) -> Iterator[dict[str, object]]:
-    for case in lab.cases(plain=True):
-        if case.plan != "none" or case.network not in LAB_NETWORKS:
-            continue
-        runs = lab.runs[lab.runs["case"] == case.key]
-        measured = case.workers * runs["compute_s"] / runs["iteration_s"]
-        workload = lab.workload(case)
-        cost, delay_s = lab.calibration.of_case(case).cost, read_link(case.link).delay_s
-        times = IterationTimes.of_workload(workload, cost)
-        per_node = ranks_per_node(case.link)
-        gpus = Gpus.of(case.workers, per_node)
-        taken_s = period_s(times, STRATEGIES["Caffe-MPI"], gpus)
-        model = case.workers * workload.compute_s / taken_s
-        yield {
-            "cluster": EMULATED.get(delay_s, ""),
-            "case": f"{LAB_NETWORKS[case.network]}, {gpus.machines} x {per_node}",
-            "network": LAB_NETWORKS[case.network],
-            "nodes": gpus.machines,
-            "per_node": per_node,
-            "workers": case.workers,
-            "link": case.link,
-            "measured": measured.mean(),
-            "repeatability": measured.max() - measured.min(),
-            "limited": bool(runs["processor_limited"].any()),
-            "model": model,
-            "error": model / measured.mean() - 1,
-            "start_s": float(cost(np.ones(1))[0]),
-            "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
-            "sent": _sent(lab.spans[lab.spans["case"] == case.key], cost),
-        }
-
-
-def _sent(spans: pd.DataFrame, cost: MessageCost) -> float:
-    """What rank 0's messages took over what they cost, the median."""
-    mine = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
-    taken_s = mine["end_s"] - mine["start_s"]
-    return float((taken_s / cost(mine["bytes"].to_numpy())).median())
+def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
+    """Return one case's row of `fig04_lab`."""
+    runs = lab.runs[lab.runs["case"] == case.key]
+    measured = case.workers * runs["compute_s"] / runs["iteration_s"]
+    workload, cost = lab.workload(case), lab.calibration.of_case(case).cost
+    per_node, delay_s = ranks_per_node(case.link), read_link(case.link).delay_s
+    gpus, times = Gpus.of(case.workers, per_node), IterationTimes.of_workload(workload, cost)
+    model = case.workers * workload.compute_s / period_s(times, STRATEGIES["Caffe-MPI"], gpus)
+    spans = lab.spans[lab.spans["case"] == case.key]
+    sent = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    network = LAB_NETWORKS[case.network]
+    return {
+        "cluster": EMULATED.get(delay_s, ""),
+        "case": f"{network}, {gpus.machines} x {per_node}",
+        "network": network,
+        "nodes": gpus.machines,
+        "per_node": per_node,
+        "workers": case.workers,
+        "link": case.link,
+        "measured": measured.mean(),
+        "repeatability": measured.max() - measured.min(),
+        "limited": bool(runs["processor_limited"].any()),
+        "model": model,
+        "error": model / measured.mean() - 1,
+        "start_s": float(cost(np.ones(1))[0]),
+        "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
+        "sent": float(((sent["end_s"] - sent["start_s"]) / cost(sent["bytes"])).median()),
+    }
 
 
 def lab_errors(lab: pd.DataFrame) -> pd.Series:
-    """Average error of the prediction in %, by network, over ``fig04_lab``'s cases that nothing limited.
+    """Return mean error of the prediction in %, by network, of ``fig04_lab``'s cases that nothing limited.
 
     Stated on 2026-11-22, before the first run of LAB was looked at.
     """
@@ -225,34 +215,82 @@ def lab_errors(lab: pd.DataFrame) -> pd.Series:
 
 
 def over_linear(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``fig04`` or ``fig04_lab`` with their speedups in % of linear ones."""
+    """Return rows of ``fig04`` or ``fig04_lab`` with their speedups in % of linear ones."""
     count = frame["gpus"] if "gpus" in frame else frame["workers"]
-    names = [
-        name for name in ("eq6", "model", "model_low", "model_high", "measured") if name in frame
-    ]
+    names = [name for name in ("eq6", *MODEL, "measured") if name in frame]
     return frame.assign(**{name: 100 * frame[name] / count for name in names})
 
 
 def printed_errors() -> pd.Series:
-    """Average error of the prediction in %, by network, as dag V-D states it."""
+    """Return mean error of the prediction in %, by network, as dag V-D states it."""
     return pd.Series(
         {name: claimed(f"dag-fig04-{name.lower().replace('-', '')}") for name in NETWORKS}
     )
 
 
 def effects() -> pd.DataFrame:
-    """A row an effect of STATEMENTS: what the paper allows, and what the model has.
+    """Return by effect of STATEMENTS the shares of all, and of the compatible settings, in which it holds."""
+    names = {"statement": "effect", "settings": "settings", "best_settings": "compatible"}
+    return setting_search().alone()[[*names]].rename(columns=names)
 
-    Columns effect, from, to (of the paper), low, high (over the settings that agree with the most others),
-    others (with how many others it can go together), and the shares of all and of the compatible settings in
-    which it holds: settings, compatible.
+
+# -- drawn ---------------------------------------------------------------------------------------
+
+ROLES = {"K80": "slow", "V100": "fast"}
+"""How a cluster looks."""
+
+
+def draw(bars: pd.DataFrame) -> Figure:
+    """Draw Fig 2 or 3, rows of `figures`: a line over all settings, a marker at the most central one."""
+    rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
+    names, most = list(rows["framework"].unique()), rows["gpus"].max()
+    over = "one GPU" if most == PER_MACHINE else f"one machine of {PER_MACHINE} GPUs"
+    best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
+    spans = ", ".join(f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples())
+    said = (
+        f"Speedups of 4 in the most central setting: {spans}; paper {rows['paper'].max():g} at most"
+    )
+    shape = {"columns": rows["network"].nunique(), "rows": rows["cluster"].nunique()}
+    with plots.sheet(said, **shape, height=4.3, sharex=True, sharey=True) as (figure, axes):
+        panels = rows.groupby(["cluster", "network"], sort=False)
+        for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
+            ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
+            ranges = {f"{n} GPUs": tuple(of[end] for end in ends) for n, of in reversed([*sizes])}
+            plots.intervals(ax, names, ranges, label=f"speedup over {over}", legend="")
+            paper = panel.loc[panel["gpus"] == most, "paper"]
+            plots.points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5)
+            plots.heading(ax, f"{network}, {cluster}")
+            ax.set(xlim=(0, 4.3), xticks=range(5))
+            ax.label_outer()
+    return figure
+
+
+def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
+    """Draw Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
+
+    In the lab a line is the mean error that the paper prints about the prediction, a marker what was
+    measured, but for cases that were left out.
     """
-    found = setting_search()
-    alone = found.alone().set_index("statement")
-    rows = []
-    for one in found.stated:
-        left = found.without(one.name)
-        shares = alone.loc[one.name, "settings"], alone.loc[one.name, "best_settings"]
-        rows.append((one.name, one.low, one.high, left.low, left.high, left.with_it, *shares))
-    columns = ["effect", "from", "to", "low", "high", "others", "settings", "compatible"]
-    return pd.DataFrame(rows, columns=columns)
+    printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
+    upper, lower = (over_linear(table).replace({"network": SPELLED}) for table in (model, lab))
+    lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
+    errors = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
+    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(*errors)
+    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
+        for above, below, network in zip(*axes, printed.index, strict=True):
+            of, label = upper[upper["network"] == network], "speedup over linear [%]"
+            wide = of.pivot(index="gpus", columns="cluster").rename(columns=ROLES)
+            ends, words = (wide["model_low"], wide["model_high"]), {"log": "x", "legend": ""}
+            plots.lines(above, wide["model"], ends=ends, xlabel="GPUs", ylabel=label, **words)
+            above.set_xticks(wide.index, wide.index)
+            above.set_ylim(0, 112)
+            plots.heading(above, f"{network}, model")
+            rows = lower[lower["network"] == network]
+            wide = rows.pivot(index="case", columns="cluster").loc[[*dict.fromkeys(rows["case"])]]
+            told, share = wide["model"], printed[network] / 100
+            seen = wide["measured"].mask(wide["limited"].astype(bool))
+            ranges = {r: (told[r] * (1 - share), told[r] * (1 + share), seen[r]) for r in told}
+            plots.intervals(below, wide.index, ranges, label=label, reference=100, legend="")
+            plots.heading(below, f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
+        axes[1, 0].set_ylabel("lab: nodes x ranks of each")
+    return figure

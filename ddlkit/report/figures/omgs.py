@@ -1,4 +1,4 @@
-"""omgs's figures 1 and 4, its settings by model, its algorithms as measured, and when sparse gradients pay.
+"""omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed and as trained.
 
 Costs are those of the authors' published code; layer times are scanned (`ddlkit.papers.omgs.cluster`). A
 setting is *compatible* with a printed time when it is within TOLERANCE of it, with a count when it is equal.
@@ -6,24 +6,31 @@ setting is *compatible* with a printed time when it is within TOLERANCE of it, w
 The lab computes as the nearest such setting does, and so much longer as its shortest sparse message is above
 the start-up that it stands for: its times over that stretch are those of the paper's cluster, with layers and
 selections as this machine has them. Sixteen ranks share two cores here.
+
+What figure 3 compares was fixed before anything was recorded. The score of a training is that of what it
+never saw, after its last epoch: the share that is right or, for a text, 1/perplexity, the mean probability of
+the right word. Of a network and method it is the mean over seeds; the spread is the largest less the least.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.plan import exact, none, proven
+from ddlkit.core.plan import none
 from ddlkit.core.sparse import ELEMENT_BYTES, SparseGather, sparse_timeline
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Workload
@@ -41,7 +48,6 @@ from ddlkit.papers.omgs.cluster import (
     published_gather,
     scan,
 )
-from ddlkit.papers.osf import cluster as osf_cluster
 from ddlkit.report import accuracy, plots, source
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.source import Source
@@ -59,12 +65,8 @@ NETWORKS = {
 """Network as recorded -> as the paper calls it."""
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
-KINDS = ("forward", "backward", "sparsify", "all_gather", "update")
-"""Spans that look like PLAYED in a figure."""
-SHOWN = ("TopK", "MGS", "OMGS", "exact")
-"""Algorithms of figure 4 that are drawn: LAGS-SGD takes several times as long; the paper leaves it out."""
-RATIOS = {"s1": ", TopK", "s2": ", MGS", "less_exposed": ""}
-"""What `fig04` has of OMGS-SGD beside its times, and what stands behind a network's name there."""
+KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
+SHOWN = ("TopK", "MGS", "OMGS", "exact")  # in figure 4; LAGS-SGD takes several times as long
 
 
 def fig01() -> dict[str, Timeline]:
@@ -79,23 +81,20 @@ def fig01() -> dict[str, Timeline]:
     dense = AlphaBeta(gather.alpha_s, float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS)
     cost = SparseGather(gather, audit.DENSITY, selecting=audit.SELECTIONS["log"])
     specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
-    plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
-    return {
-        "P-SGD": Iteration(workload, none(workload), dense).timeline(),
-        **{name: sparse_timeline(workload, plan, cost) for name, plan in plans.items()},
-    }
+    lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
+    for name, spec in specs.items():
+        lines[name] = sparse_timeline(workload, make_plan(spec, workload, cost), cost)
+    return lines
 
 
 def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
     """Draw the timelines of `fig01` below each other; titles say how much longer they are than TopK-SGD."""
-    whole_s = timelines["TopK-SGD"].duration_s
-    named = {
-        f"{name}{' on a link 4 times as fast' * (name == 'P-SGD')}: "
-        f"{line.duration_s / whole_s - 1:+.0%}": line
-        for name, line in timelines.items()
-    }
-    figure, axes = plots.canvas(rows=len(named), height=6.4)
-    plots.gantt(axes, named)
+    whole_s, titled = timelines["TopK-SGD"].duration_s, {}
+    for name, line in timelines.items():
+        where = " on a link 4 times as fast" if name == "P-SGD" else ""
+        titled[f"{name}{where}: {line.duration_s / whole_s - 1:+.0%}"] = line
+    figure, axes = plots.canvas(rows=len(titled), height=6.4)
+    plots.gantt(axes, titled)
     return figure
 
 
@@ -134,17 +133,17 @@ def savings() -> pd.DataFrame:
     """Return by network what OMGS-SGD saves of TopK-SGD's iteration.
 
     saved_s : as printed; most_saved_s : the most that any layer times allow at the published costs, with as
-    many messages as printed; most_speedup : s1 with that saved
+        many messages as printed; most_speedup : s1 with that saved
     """
     rows = {}
     for network, stated in printed().iterrows():
         cost, units = cost_of(str(network)), scanned(str(network))["units"].unique()
-        bound = partial(most_saved_s, str(network), cost, int(stated["messages"]))
-        most_s, topk_s = max(bound(each) for each in units), stated["topk_s"]
+        count, topk_s = int(stated["messages"]), stated["topk_s"]
+        most_s = max(most_saved_s(str(network), cost, count, each) for each in units)
         speedup = topk_s / (topk_s - most_s) if topk_s > most_s else math.inf
-        rows[network] = (topk_s - stated["omgs_s"], most_s, speedup)
-    columns = ["saved_s", "most_saved_s", "most_speedup"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+        saved_s = {"saved_s": topk_s - stated["omgs_s"], "most_saved_s": most_s}
+        rows[network] = {**saved_s, "most_speedup": speedup}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def setting(network: str) -> Setting:
@@ -156,10 +155,7 @@ def setting(network: str) -> Setting:
 
 @cache
 def modelled() -> pd.DataFrame:
-    """Return seconds of PARTS by algorithm at `setting`, and what the paper prints of whole iterations.
-
-    Columns: network, algorithm, messages, PARTS, iteration, paper. OMGS by both rules.
-    """
+    """Return seconds of PARTS by algorithm at `setting`, OMGS by both rules; paper: whole iterations."""
     rows = []
     for network, stated in printed().iterrows():
         chosen, cost = setting(str(network)), cost_of(str(network))
@@ -175,42 +171,57 @@ def modelled() -> pd.DataFrame:
 
 
 def replayed(campaign: Source) -> pd.DataFrame:
-    """Return every algorithm on every network and link, in seconds of the paper's cluster.
+    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster.
 
-    Columns: network, algorithm, link, startup_s, messages, PLAYED, iteration; predicted (before it was
-    played); repeatability (relative), processor_limited. Where two algorithms find one plan, it was
-    replayed once and stands twice.
+    predicted : before it was played. Where two algorithms find one plan, it was replayed once, stands twice.
     """
     planning = campaign.table("collectives")  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
     groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
     frame = pd.concat([_of_lab(played, campaign, costs) for _, played in groups])
-    columns = ["network", "algorithm", "link", "startup_s", "messages", *PLAYED, "iteration"]
+    frame = frame[frame["startup_s"] == frame["startup_s"].max()]
     order = {name: place for place, name in enumerate([*NETWORKS.values(), *PLANS, DENSE])}
-    return frame[[*columns, "predicted", "repeatability", "processor_limited"]].sort_values(
-        ["startup_s", "network", "algorithm"],
-        key=lambda column: -column if column.name == "startup_s" else column.map(order),
-        ignore_index=True,
-    )
+    rows = frame.sort_values(["network", "algorithm"], key=lambda names: names.map(order))
+    columns = ["network", "algorithm", "messages", *PLAYED, "iteration"]
+    columns += ["predicted", "repeatability", "processor_limited"]
+    return rows[columns].reset_index(drop=True)
 
 
 def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
-    """Rows of `replayed` of one network and link: those of a plan stand under each of its algorithms.
+    """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms.
 
-    What found the plan of another was not played: it is planned again, as before they were played.
+    What found the plan of another was not played: it is planned again, as before they were played. Computing
+    was waited out, selections too: what was measured of it is what was exposed.
     """
     row = played[played["density"] < 1].iloc[0]
     case, network = Case.from_row(row), NETWORKS[row["network"]]
-    workload = campaign.workloads()[case.profile_sha256].scaled(case.dilation)
+    known, selections = campaign.workloads(), campaign.selections()
+    workload = known[case.profile_sha256].scaled(case.dilation)
     stretch = workload.compute_s / setting(network).compute_s
-    gather, times = costs.of_case(case).cost, campaign.selections()[case.selection_sha256]
+    gather, times = costs.of_case(case).cost, selections[case.selection_sha256]
     assert isinstance(gather, SparseGather)
-    cost = SparseGather(
-        gather.gather, case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
+    cost = replace(
+        gather, density=case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
     )
+    backward_s = float(workload.backward_s.sum())
+    computed_s = [
+        float(computed(Case.from_row(each), known, selections).backward_s.sum())
+        for each in played.to_dict("records")
+    ]
+    seconds = {
+        "forward": workload.forward_s,
+        "backward": backward_s,
+        "selection": np.array(computed_s) - backward_s,
+        "exposed": played["measured_exposed_communication_s"],
+        "update": workload.update_s,
+        "iteration": played["measured_iteration_s"],
+        "predicted": played[f"{OURS}_iteration_s"],
+    }
     # Two digits: a start-up as a campaign asks for it, less the rounding of a dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
-    whole = _parts(played, campaign, stretch).assign(network=network, startup_s=startup_s)
+    messages = played["ends"].str.count(";") + 1
+    whole = played.assign(**{name: each / stretch for name, each in seconds.items()})
+    whole = whole.assign(network=network, startup_s=startup_s, messages=messages)
     sparse = whole[whole["density"] < 1]
     named = [whole[whole["density"] == 1].assign(algorithm=DENSE)]
     for algorithm, spec in PLANS.items():
@@ -222,40 +233,13 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
     return pd.concat(named)
 
 
-def _parts(played: pd.DataFrame, campaign: Source, stretch: float) -> pd.DataFrame:
-    """PLAYED, iteration, and what was predicted of it, one row per case, over the lab's stretch.
-
-    Computing was waited out, selections too: what was measured of it is what was exposed.
-    """
-    known, times = campaign.workloads(), campaign.selections()
-    rows = []
-    for row in played.to_dict("records"):
-        case = Case.from_row(row)
-        plain = known[case.profile_sha256].scaled(case.dilation)
-        backward_s = float(plain.backward_s.sum())
-        seconds = {
-            "forward": plain.forward_s,
-            "backward": backward_s,
-            "selection": float(computed(case, known, times).backward_s.sum() - backward_s),
-            "exposed": row["measured_exposed_communication_s"],
-            "update": plain.update_s,
-            "iteration": row["measured_iteration_s"],
-            "predicted": row[f"{OURS}_iteration_s"],
-        }
-        messages = len(case.ends.split(";"))
-        rows.append({**row, "messages": messages, **{k: s / stretch for k, s in seconds.items()}})
-    return pd.DataFrame(rows)
-
-
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return omgs Tab VI's ratios as measured: one row per start-up and network.
+    """Return by network omgs Tab VI's ratios of `replayed`: s1, s2: OMGS over TopK and MGS.
 
-    s1, s2: OMGS over TopK and MGS; best: exact merging over TopK; fastest: of TopK, MGS and OMGS;
-    resolved: how much a time's repeats differ, at most (relative); limited: whether the processor may have
-    slowed one of the three.
+    best: exact merging over TopK; fastest: of TopK, MGS and OMGS; resolved: how much a time's repeats differ,
+    at most (relative); limited: whether the processor may have slowed one of the three.
     """
-    place, three = ["startup_s", "network"], ["TopK", "MGS", "OMGS"]
-    wide = frame.pivot(index=place, columns="algorithm")
+    wide, three = frame.pivot(index="network", columns="algorithm"), ["TopK", "MGS", "OMGS"]
     took = wide["iteration"]
     columns = {
         "s1": took["TopK"] / took["OMGS"],
@@ -266,51 +250,42 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
         "resolved": wide["repeatability"][three].max(axis=1),
         "limited": wide["processor_limited"][three].any(axis=1),
     }
-    order = pd.MultiIndex.from_frame(frame[place].drop_duplicates())
-    return pd.DataFrame(columns).reindex(order).reset_index()
+    return pd.DataFrame(columns).loc[frame["network"].unique()]
 
 
 @cache
 def at_papers_startup() -> pd.DataFrame:
-    """Return `speedups` at the longest start-up of the recorded campaign, the paper's; by network."""
-    frame = speedups(replayed(source.open_campaign(name=source.OMGS).alone))
-    return frame[frame["startup_s"] == frame["startup_s"].max()].set_index("network")
+    """Return `speedups` of the recorded campaign."""
+    return speedups(replayed(source.open_campaign(name=source.OMGS).alone))
 
 
 def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     """Return omgs Fig 4: PLAYED by model at the paper's costs, and as `replayed` at its start-up.
 
-    Columns: where, network, algorithm, messages, PLAYED, iteration, paper (of whole iterations, Tab VI). The
-    model leaves the update out, as the paper does.
+    paper : of whole iterations, Tab VI; the model leaves the update out, as the paper does
+    s1, s2 : iterations over OMGS-SGD's; less_exposed : exposed communication of TopK-SGD over its own
+    ``_paper`` : of Tab VI and Section V-E, which prints "about", and "very close", here 1, of VGG-16
     """
     model = modelled().assign(where="model", update=0.0)
-    lab = frame[frame["startup_s"] == frame["startup_s"].max()].assign(where="lab")
+    lab = frame.assign(where="lab")
     stated = model.set_index(["network", "algorithm"])["paper"]
     target = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
     lab = lab.assign(paper=stated.reindex(target).to_numpy())
     both = pd.concat([model, lab[model.columns]], ignore_index=True)
-    return both.join(_ratios(both), on=["where", "network", "algorithm"])
-
-
-def _ratios(frame: pd.DataFrame) -> pd.DataFrame:
-    """RATIOS of OMGS-SGD by where, network and algorithm, and as omgs Tab VI and Section V-E print them.
-
-    less_exposed : exposed communication of TopK-SGD over its own. Printed is how much shorter it is "about",
-        and "very close", here 1, of VGG-16.
-    """
-    wide = frame.pivot(index=["where", "network"], columns="algorithm")
-    ours = {
+    wide = both.pivot(index=["where", "network"], columns="algorithm")
+    ratios = {
         "s1": wide["iteration", "TopK"] / wide["iteration", "OMGS"],
         "s2": wide["iteration", "MGS"] / wide["iteration", "OMGS"],
         "less_exposed": wide["exposed", "TopK"] / wide["exposed", "OMGS"],
     }
-    networks, deep = wide.index.get_level_values("network"), prose("omgs")["fig04-deep"]
-    stated = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
-    exposed = {"VGG-16": 1.0, "ResNet-50": deep, "Inception-v4": deep}
-    exposed["LSTM-PTB"] = 1 / (1 - prose("omgs")["fig04-lstm"] / 100)
-    stated["less_exposed"] = networks.map(exposed)
-    both = pd.DataFrame(ours).join(stated.add_suffix("_paper"))
-    return both.assign(algorithm="OMGS").set_index("algorithm", append=True)
+    networks, said = wide.index.get_level_values("network"), prose("omgs")
+    exposed = {"VGG-16": 1.0, "LSTM-PTB": 1 / (1 - said["fig04-lstm"] / 100)}
+    exposed |= dict.fromkeys(("ResNet-50", "Inception-v4"), said["fig04-deep"])
+    table = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
+    table["less_exposed"] = networks.map(exposed)
+    rows = pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
+    keys = ["where", "network", "algorithm"]
+    return both.join(rows.set_index("algorithm", append=True), on=keys)
 
 
 def draw_fig04(frame: pd.DataFrame) -> Figure:
@@ -318,23 +293,21 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
     figure, axes = plots.canvas(columns=2, rows=3, height=8.6)
     networks = [str(name) for name in frame["network"].unique()]
     places = pd.MultiIndex.from_product([SHOWN, ("model", "lab")], names=["algorithm", "where"])
-    pairs = "left: model, right: replayed"
     for ax, network in zip(axes.flat, networks, strict=False):
         rows = frame[frame["network"] == network].set_index(["algorithm", "where"]).reindex(places)
-        parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("where")
-        plots.bars(ax, parts, stacked=True, label="iteration [s]", pairs=pairs, legend="")
+        _draw_parts(ax, rows, "where", pairs="left: model, right: replayed")
         paper_s = rows["paper"].to_numpy()[::2]
         plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
         gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
         plots.heading(ax, f"{network}: gain {gain:.0%}, printed {stated:.0%}")
-    ours = frame[frame["algorithm"] == "OMGS"].set_index(["network", "where"])
-    ratios = ours[[name + end for name in RATIOS for end in ("", "_paper")]].unstack()
-    labels = "iteration over OMGS-SGD's", "exposed communication, TopK / OMGS"
-    for ax, names, label in zip(axes[2], (["s1", "s2"], ["less_exposed"]), labels, strict=True):
-        cases = [f"{network}{RATIOS[name]}" for name in names for network in networks]
+    ours = frame[frame["algorithm"] == "OMGS"].set_index(["where", "network"])
+    labels = {"iteration over OMGS-SGD's": {"s1": ", TopK", "s2": ", MGS"}}
+    labels |= {"exposed communication, TopK / OMGS": {"less_exposed": ""}}
+    for ax, (label, names) in zip(axes[2], labels.items(), strict=True):
+        cases = [network + of for of in names.values() for network in networks]
         roles = {"paper": ("_paper", "model"), "model": ("", "model"), "replayed": ("", "lab")}
         values = {
-            role: np.concatenate([ratios[name + end, where][networks] for name in names])
+            role: np.concatenate([ours.loc[where, name + end][networks] for name in names])
             for role, (end, where) in roles.items()
         }
         dots = {role: (each, each) for role, each in values.items()}
@@ -345,6 +318,12 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
     return figure
 
 
+def _draw_parts(ax: Axes, rows: pd.DataFrame, beside: str, **how: Any) -> None:
+    """Draw PLAYED, stacked, of rows by algorithm and a second level."""
+    parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(beside)
+    plots.bars(ax, parts, stacked=True, label="iteration [s]", legend="", **how)
+
+
 # -- really trained ------------------------------------------------------------------------------
 
 
@@ -352,14 +331,12 @@ def trained(rows: pd.DataFrame) -> pd.DataFrame:
     """Return iterations of real sparsified training: medians over iterations, of the mean over ranks.
 
     rows : table ``sparse_training``. Networks of many tensors come first.
-
-    Columns: network, ranks, algorithm, messages, PLAYED (update: adding up what came, and the step),
-    iteration, least and most of its rounds' medians, rounds, and in how many of them it was the fastest.
+    update : adding up what came, and the step; least, most : of its rounds' medians; fastest : in how many of
+        its rounds it was the fastest
     """
-    rows = rows.assign(
-        algorithm=rows["plan"].map({spec: name for name, spec in PLANS.items()}),
-        update_s=rows["update_s"] + rows["scatter_s"],
-    )
+    specs = {spec: name for name, spec in PLANS.items()}
+    update_s = rows["update_s"] + rows["scatter_s"]
+    rows = rows.assign(algorithm=rows["plan"].map(specs), update_s=update_s)
     keys = ["network", "ranks", "algorithm", "messages"]
     names = {f"{part}_s": part for part in (*PARTS[:3], "update", "iteration")}
     names["exposed_communication_s"] = "exposed"
@@ -369,13 +346,15 @@ def trained(rows: pd.DataFrame) -> pd.DataFrame:
     ends = rounds.groupby(level=keys, sort=False).agg(least="min", most="max", rounds="size")
     first = rounds == rounds.groupby(level=["network", "ranks", "repeat"]).transform("min")
     ends["fastest"] = first.groupby(level=keys, sort=False).sum()
-    medians = means.groupby(keys, sort=False)[[*PLAYED, "iteration"]].median()
-    frame = medians.join(ends).reset_index()
-    frame["place"] = frame["algorithm"].map({name: place for place, name in enumerate(PLANS)})
-    frame["tensors"] = frame.groupby("network")["messages"].transform("max")
-    order, upwards = ["ranks", "tensors", "network", "place"], [True, False, True, True]
-    frame = frame.sort_values(order, ascending=upwards, ignore_index=True)
-    return frame.drop(columns=["place", "tensors"])
+    frame = (
+        means.groupby(keys, sort=False)[[*PLAYED, "iteration"]].median().join(ends).reset_index()
+    )
+    order = frame[["ranks", "network"]].assign(
+        tensors=-frame.groupby("network")["messages"].transform("max"),
+        place=frame["algorithm"].map({name: place for place, name in enumerate(PLANS)}),
+    )
+    places = order.sort_values(["ranks", "tensors", "network", "place"]).index
+    return frame.loc[places].reset_index(drop=True)
 
 
 def draw_training(frame: pd.DataFrame) -> Figure:
@@ -386,10 +365,8 @@ def draw_training(frame: pd.DataFrame) -> Figure:
     figure, axes = plots.canvas(columns=2, rows=-(-frame["network"].nunique() // 2), height=6.0)
     for ax, (network, rows) in zip(axes.flat, frame.groupby("network", sort=False), strict=False):
         rows = rows.set_index(["algorithm", "ranks"]).reindex(places)
-        parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("ranks")
         spread = ("shortest to longest round", rows["least"], rows["most"])
-        how: dict[str, Any] = {"label": "iteration [s]", "pairs": pairs, "spread": spread}
-        plots.bars(ax, parts, stacked=True, legend="", **how)
+        _draw_parts(ax, rows, "ranks", pairs=pairs, spread=spread)
         shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
         plots.heading(ax, f"{store.network_title(str(network))}: LAGS {shares}")
     plots.shared_legend(figure)
@@ -412,23 +389,110 @@ def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
     return fastest
 
 
-# -- sparse against dense ------------------------------------------------------------------------
+# -- what was learned ----------------------------------------------------------------------------
+
+LABELS = {"dense": "dense", "topk": "TopK", "lags": "LAGS", "omgs": "OMGS"}
+LABELS |= {"exact": "exact merging"}
+"""Method as recorded -> as in figures, in their order; a schedule stands behind its method."""
+TEXT = "lstm_sentences"
+LEARNED = {
+    "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
+    "resnet20_half": "ResNet-20, half as wide",
+    TEXT: "LSTM, 2 x 64 units",
+}
+"""Network as recorded -> as in figures, in their order."""
+SEEDS = 3  # with so many of every method a network is judged, and not before
+TEXT_FROM = 5  # first epoch of a text that is drawn: before, perplexity is far above what follows
 
 
-def against_dense(bits_per_s: float) -> dict[str, float]:
-    """Return seconds of an iteration of the paper's ResNet-50, each in its best fusion, on such a link.
+def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    "dense", and sparse by how selecting goes: "log" or "scan". The dense all-reduce is a ring of WORKERS, so
-    is each of the two all-gathers; steps start alike, as the paper's do.
+    trained : table ``sparse_convergence``, of every machine that has one by default. A training that serves
+        several methods, whose plans are the same, stands here once for each; one with a schedule is omgs's.
+    value : what is drawn; sends : how often, so far, each element would have been sent if all were sent
+        equally often; NaN with a schedule
     """
-    workload = osf_cluster.workload("ResNet50", prose("omgs")["resnet50-computing"])
-    start_s = published_gather(WORKERS).alpha_s
-    per_byte = 8 * (WORKERS - 1) / WORKERS / bits_per_s
-    dense = AlphaBeta(2 * start_s, 2 * per_byte, workers=WORKERS)
-    gather = AlphaBeta(start_s, per_byte, collective="all_gather", workers=WORKERS)
-    seconds = {"dense": audit.iteration_s(workload, exact(workload, dense), dense)}
-    for selection in ("log", "scan"):
-        how = audit.SELECTIONS[selection]
-        sparse = SparseGather(gather, audit.DENSITY, selecting=how)
-        seconds[selection] = proven(workload, sparse)[1]
-    return seconds
+    if trained is None:
+        machines = source.recordings("sparse_convergence").values()
+        trained = pd.concat([machine.table("sparse_convergence") for machine in machines])
+    longest = trained.groupby("network")["epochs"].transform("max")
+    rows = trained[(trained["epochs"] == longest) & (trained["measured_on"] == "held_out")]
+    rows = rows.assign(method=rows["method"].str.split("+")).explode("method", ignore_index=True)
+    rows = rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
+    if rows.empty:
+        raise UserError("no sparsified training: run ddlkit measure convergence")
+    constant, text = rows["schedule"] == "constant", rows["network"] == TEXT
+    names, steps = rows["method"].map(LABELS), rows["epoch"] * (rows["images"] // rows["batch"])
+    sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
+    columns = {
+        "network": rows["network"].map(LEARNED),
+        "method": names.where(constant, names + ", " + rows["schedule"]),
+        "machine": rows.get("machine", ""),
+        "seed": rows["seed"],
+        "epoch": rows["epoch"],
+        "score": np.exp(-rows["loss"]).where(text, rows["accuracy"]),
+        "measure": text.map({True: "held-out perplexity", False: "held-out accuracy"}),
+        "value": np.exp(rows["loss"]).where(text, rows["accuracy"]),
+        "messages": rows["messages"],
+        "ends": rows["ends"],
+        "sends": sends.where(constant),
+    }
+    frame = pd.DataFrame(columns)
+    schedules = sorted({*frame["method"]} - {*LABELS.values()})
+    for column, names in (
+        ("network", LEARNED.values()),
+        ("method", [*LABELS.values(), *schedules]),
+    ):
+        frame[column] = pd.Categorical(frame[column], [*names])
+    frame = frame.sort_values(["network", "method", "machine", "seed", "epoch"], ignore_index=True)
+    return frame.astype({"network": str, "method": str})
+
+
+def complete(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return of `fig03` the networks of which every method has SEEDS seeds, and those methods alone."""
+    kept = frame[frame.groupby(["network", "method"])["seed"].transform("nunique") >= SEEDS]
+    constant = kept[kept["method"].isin(LABELS.values())].groupby("network")["method"].nunique()
+    whole = constant[constant == len(LABELS)].index
+    return kept[kept["network"].isin(whole)].reset_index(drop=True)
+
+
+def final(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return per network and method: seeds, mean score after the last epoch, its spread, plan, sends."""
+    grouped = _last(frame).groupby(["network", "method"], sort=False)
+    scores = grouped["score"].agg(seeds="size", mean="mean", spread=np.ptp)
+    return scores.join(grouped[["ends", "sends"]].first())
+
+
+def _last(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["epoch"] == frame.groupby("network")["epoch"].transform("max")]
+
+
+def ratios(frame: pd.DataFrame) -> pd.Series:
+    """Return OMGS's score over that of dense training of the same network, machine and seed."""
+    runs = ["network", "machine", "seed"]
+    wide = _last(frame).pivot(index=runs, columns="method", values="score")
+    over_dense: Any = wide[LABELS["omgs"]] / wide[LABELS["dense"]]
+    return over_dense.dropna()
+
+
+def draw_fig03(frame: pd.DataFrame) -> Figure:
+    """Draw omgs Fig 3 of what is `complete`: a panel a network; titles have OMGS-SGD's score over dense's.
+
+    After the last epoch, and each at its best epoch.
+    """
+    networks = [str(name) for name in frame["network"].unique()]
+    figure, axes = plots.canvas(columns=len(networks), height=3.4, squeeze=False)
+    of_omgs = ratios(frame).groupby(level="network").mean()
+    epochs = frame.groupby(["network", "method", "epoch"])["score"].mean()
+    best = epochs.groupby(["network", "method"]).max().unstack()
+    peaks = best[LABELS["omgs"]] / best[LABELS["dense"]]
+    how: dict[str, Any] = {"x": "epoch", "y": "value", "series": "method", "center": "mean"}
+    for ax, network in zip(axes[0], networks, strict=True):
+        rows = frame[frame["network"] == network]
+        shown = rows[rows["epoch"] >= TEXT_FROM] if network == LEARNED[TEXT] else rows
+        plots.samples(ax, shown, legend="", percent=100, **how)
+        ax.set_ylabel(str(rows["measure"].iloc[0]))
+        plots.heading(ax, f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
+    plots.shared_legend(figure)
+    return figure

@@ -1,4 +1,4 @@
-"""osf's figures as replayed in the lab: scaling factors, where communication time goes, what planners gain.
+"""osf's figures as tables: measured in the lab, beside the cluster by model and what the paper prints.
 
 A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
 runs. Over the lab's link start-ups are cheap; in the *regime* they and bytes weigh against computing as in
@@ -7,46 +7,61 @@ the setting that fits the paper's statements best (examples/campaign_regimes.yml
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.core.case import Case
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import fit, unseen_errors
 from ddlkit.core.iteration import predict
 from ddlkit.core.timeline import COLUMNS, Timeline
-from ddlkit.core.units import KIB, parse_bytes
+from ddlkit.core.units import GB, KB, KIB, parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.model.calibration import Calibration
+from ddlkit.model.calibration import Calibration, undisturbed
 from ddlkit.model.predictor import plan_of
-from ddlkit.papers.osf.breakdown import breakdown, of_timeline
-from ddlkit.papers.osf.cluster import osf_name
+from ddlkit.papers import networks, osf
+from ddlkit.papers.osf import breakdown, of_timeline
+from ddlkit.papers.osf.cluster import REPLACED, osf_name
 from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference
-from ddlkit.report.figures.osf_scaling import (
-    CONSTANT,
-    FORMULAS,
-    RIVAL,
-    RULES,
-    TWO,
-    by_phase,
-    csf_of,
-    formulas,
-    shares,
-)
-from ddlkit.report.source import REGIMES, REGIMES_VGG, open_campaign
+from ddlkit.report.claims import claimed, prose
+from ddlkit.report.figures import osf_scaling
+from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of
+from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
 
 EQ7 = "alpha_beta:ends"
 """osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
-LAB = "campaign-osf"
-"""The campaign at 1 Gbit/s."""
-LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
-"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
+LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
+MODELS = (
+    *("ring_all_reduce", "alpha_beta:medians", "alpha_beta"),
+    *("piecewise:BDP", "piecewise", "segments", "table"),
+)
+"""Ways to make a cost from samples, in the order of figures: osf Eq 7 from the two ends, a line by least
+squares through the medians, another by relative error, osf Eq 18 with its threshold at the bandwidth-delay
+product, the same where it fits best, linear pieces, a table."""
+LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
+"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
+EXPENSIVE = ", dear start-ups"
+"""Behind a network's name in tables: over links with start-ups as expensive as on the cluster."""
+ADAFUSION = "adafusion:repaired"
+LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
+LINK = ["link", "ranks"]
+PAPER_CLASSES = 1000  # of ImageNet, on which the paper trains
+VARIANTS = {
+    "vgg16_eighth": "published",
+    "vgg16_eighth_replaced": "replaced",
+    "vgg16_eighth_no_dropout": "published, no dropout",
+}
+"""Network as recorded -> name in figures."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +85,7 @@ class Lab:
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:
         """Return the cases with or without a negotiation, in the order of the recording.
 
-        plain : only those in which nothing special was tried: equal workers, dense gradients, one message
-            in flight
+        plain : only those with equal workers, dense gradients, one message in flight
         """
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = [case for case in map(Case.from_row, rows) if case.negotiated == negotiated]
@@ -82,25 +96,24 @@ class Lab:
         """Return what a rank of usual speed computes."""
         return self.workloads[case.profile_sha256].scaled(case.dilation)
 
-    def factors(self, case: Case) -> pd.Series:
-        """Return the scaling factor (osf Eq 1) of each iteration of a case, by its round."""
+    def rounds(self, case: Case) -> pd.DataFrame:
+        """Return the iterations of a case by their round, each with its scaling factor (osf Eq 1)."""
         runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
-        return runs["compute_s"] / runs["iteration_s"]
-
-    def measured(self, case: Case) -> dict[str, float]:
-        """Return the mean scaling factor of a case, and the largest difference of its iterations."""
-        factors = self.factors(case)
-        return {"measured": factors.mean(), "repeatability": factors.max() - factors.min()}
-
-    def timelines(self, case: Case) -> Iterator[Timeline]:
-        """Yield one per repeat."""
-        mine = self.spans[self.spans["case"] == case.key]
-        for _, rows in mine.groupby("repeat"):
-            yield Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+        return runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
 
     def phases(self, case: Case) -> pd.DataFrame:
         """Return seconds of each phase on rank 0, one row per repeat."""
-        return pd.DataFrame([of_timeline(timeline) for timeline in self.timelines(case)])
+        repeats = self.spans[self.spans["case"] == case.key].groupby("repeat")
+        columns = [{name: rows[name].to_numpy() for name in COLUMNS} for _, rows in repeats]
+        return pd.DataFrame([of_timeline(Timeline(**spans)) for spans in columns])
+
+
+def _buffer(case: Case) -> tuple[str, int] | None:
+    """Return the network as osf writes it and the buffer's bytes, 0 without; None for another plan."""
+    kind, _, size = case.plan.partition(":")
+    if kind not in ("none", "buffer"):
+        return None
+    return osf_name(case.network), parse_bytes(size) if size else 0
 
 
 # -- scaling factors -----------------------------------------------------------------------------
@@ -109,70 +122,52 @@ class Lab:
 def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
     """Return scaling factors measured without fusion, and the errors of the formulas against them.
 
-    One row per plain replay in which every gradient is a message. The formulas know osf Eq 7 through the
-    smallest and the largest calibrated message. Columns: network, workers, link, measured, and for each of
-    FORMULAS its error.
+    The formulas know osf Eq 7 through the smallest and the largest calibrated message.
     """
     rows = []
-    for lab in labs:
-        for case in lab.cases(plain=True):
-            if case.plan == "none":
-                measured = lab.measured(case)["measured"]
-                ring = lab.calibration.of_case(case).others[EQ7]
-                factors = formulas(lab.workload(case), ring)
-                errors = {name: factor / measured - 1 for name, factor in factors.items()}
-                place = {"network": case.network, "workers": case.workers, "link": case.link}
-                rows.append({**place, "measured": measured, **errors})
-    frame = pd.DataFrame(rows, columns=["network", "workers", "link", "measured", *FORMULAS])
+    replays = [(lab, case) for lab in labs for case in lab.cases(plain=True)]
+    for lab, case in replays:
+        if case.plan != "none":
+            continue
+        measured = lab.rounds(case)["factor"].mean()
+        factors = osf_scaling.formulas(
+            lab.workload(case), lab.calibration.of_case(case).others[EQ7]
+        )
+        row = {"network": case.network, "workers": case.workers, "link": case.link}
+        rows.append(
+            {**row, "measured": measured, **{k: f / measured - 1 for k, f in factors.items()}}
+        )
+    frame = pd.DataFrame(
+        rows, columns=["network", "workers", "link", "measured", *osf_scaling.FORMULAS]
+    )
     return frame.sort_values(["network", "workers", "link"], ignore_index=True)
 
 
 def fused(lab: Lab) -> pd.DataFrame:
     """Return scaling factors measured against the buffer, among four equal workers.
 
-    Columns: BUFFERED (0: no fusion), measured, repeatability (largest difference of repeats). Of cases run
-    with and without a negotiation, that without.
+    repeatability : largest difference of repeats. Of cases run with and without a negotiation, that without.
     """
     rows = {}
     for case in (*lab.cases(negotiated=True, plain=True), *lab.cases(plain=True)):
-        kind, _, size = case.plan.partition(":")
-        if case.workers == 4 and kind in ("none", "buffer"):
-            place = osf_name(case.network), parse_bytes(size) if size else 0
-            rows[place] = {**dict(zip(BUFFERED, place, strict=True)), **lab.measured(case)}
-    return pd.DataFrame(rows.values()).sort_values(BUFFERED, ignore_index=True)
-
-
-def fused_in_labs() -> pd.DataFrame:
-    """Return `fused` over the lab's link and in the regime; ``look``: a name of LABS."""
-    labs = zip(LABS, (LAB, REGIMES), strict=True)
-    return pd.concat([fused(Lab.load(name)).assign(look=look) for look, name in labs])
+        if case.workers == 4 and (place := _buffer(case)):
+            factors = lab.rounds(case)["factor"]
+            rows[place] = {"measured": factors.mean(), "repeatability": np.ptp(factors)}
+    return pd.DataFrame(rows).T.rename_axis(BUFFERED).sort_index().reset_index()
 
 
 def replaced(lab: Lab) -> pd.DataFrame:
-    """Return scaling factors (osf Eq 1) of VGG-16 in the lab, as it is and replaced, without fusion.
-
-    Columns: network, workers, measured, repeatability (mean difference of two repeats), model
-    (overlapped), csf (osf Eq 2), error, processor_limited.
-    """
+    """Return scaling factors (osf Eq 1) of VGG-16 in the lab, as it is and replaced, without fusion."""
     rows = []
     for case in lab.cases():
-        if case.plan != "none" or case.network not in ("vgg16", "vgg16_replaced"):
-            continue
-        factors, runs = lab.factors(case), lab.runs[lab.runs["case"] == case.key]
-        workload, messages = lab.workload(case), lab.calibration.of_case(case)
-        model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
-        rows.append(
-            {
-                "network": osf_name(case.network),
-                "workers": case.workers,
-                "measured": factors.mean(),
-                "repeatability": mean_difference(factors),
-                "model": model,
-                "csf": csf_of(workload, messages.cost),
-                "error": model / factors.mean() - 1,
-                "processor_limited": bool(runs["processor_limited"].any()),
-            }
-        )
+        if case.plan == "none" and case.network in ("vgg16", "vgg16_replaced"):
+            rounds, workload = lab.rounds(case), lab.workload(case)
+            messages, measured = lab.calibration.of_case(case), rounds["factor"].mean()
+            model = predict(workload, plan_of(case), messages.cost, messages.link).scaling_factor
+            row = {"network": osf_name(case.network), "workers": case.workers, "measured": measured}
+            row |= {"repeatability": mean_difference(rounds["factor"]), "model": model}
+            row |= {"csf": csf_of(workload, messages.cost), "error": model / measured - 1}
+            rows.append({**row, "processor_limited": bool(rounds["processor_limited"].any())})
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
 
 
@@ -185,58 +180,26 @@ def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
     negotiated : of these cases; else of those in which a message leaves as soon as it is complete
 
     Plans are a buffer's, or none. An agreement is taken to be as quick as the smallest message that was
-    calibrated: everyone must have heard from everyone. Columns: KEYS (buffer_bytes 0: no fusion), phase,
-    model_s, measured_s, repeatability_s (NaN where one repeat's spans were kept), model, measured.
+    calibrated: everyone must have heard from everyone.
     """
-    model, measured, apart = {}, {}, {}
+    tables = {}
     for case in lab.cases(negotiated=negotiated):
-        kind, _, size = case.plan.partition(":")
-        if kind not in ("none", "buffer"):
-            continue
-        key = osf_name(case.network), case.workers, parse_bytes(size) if size else 0, case.straggler
-        messages = lab.calibration.of_case(case)
-        model[key] = breakdown(
-            lab.workload(case),
-            plan_of(case),
-            messages.cost,
-            slowest=case.straggler,
-            negotiate_s=float(messages.cost(KIB)) if negotiated else 0.0,
-            link=messages.link,
-        )
-        seen = lab.phases(case)
-        measured[key], apart[key] = seen.mean().to_dict(), seen.agg(mean_difference).to_dict()
-    seconds = {"model_s": model, "measured_s": measured, "repeatability_s": apart}
-    return by_phase(KEYS, **seconds, model=shares(model), measured=shares(measured))
-
-
-def phases_in_regime() -> pd.DataFrame:
-    """Return `phases` of two networks, four equal workers in the regime, not negotiated."""
-    labs = (Lab.load(name) for name in (REGIMES, REGIMES_VGG))
-    rows = pd.concat([phases(lab, negotiated=False) for lab in labs], ignore_index=True)
-    rows = rows[rows["network"].isin(TWO) & (rows["workers"] == 4)]
-    return rows.sort_values(BUFFERED, kind="stable", ignore_index=True)
-
-
-def twins(lab: Lab) -> pd.DataFrame:
-    """Return cases that were replayed with and without a negotiation, two rows each.
-
-    Columns: network, workers, slowest, negotiated, iteration_s (mean), repeatability_s, and measured
-    seconds of each phase on rank 0.
-    """
-    asked, plain = (
-        {replace(case, negotiated=False).key: case for case in lab.cases(negotiated=negotiated)}
-        for negotiated in (True, False)
-    )
-    rows: list[dict[str, Any]] = []
-    for case in (cases[key] for key in asked if key in plain for cases in (plain, asked)):
-        iterations_s = lab.runs.loc[lab.runs["case"] == case.key, "iteration_s"]
-        place = {"network": osf_name(case.network), "workers": case.workers}
-        how = {"slowest": case.straggler, "negotiated": case.negotiated}
-        times = {"iteration_s": iterations_s.mean()}
-        times["repeatability_s"] = mean_difference(iterations_s)
-        rows.append({**place, **how, **times, **lab.phases(case).mean()})
-    keys = ["network", "workers", "slowest", "negotiated"]
-    return pd.DataFrame(rows).sort_values(keys, ignore_index=True)
+        if place := _buffer(case):
+            messages, measured = lab.calibration.of_case(case), lab.phases(case)
+            agreed_s = float(messages.cost(KIB)) if negotiated else 0.0
+            how: dict[str, Any] = {
+                "slowest": case.straggler,
+                "negotiate_s": agreed_s,
+                "link": messages.link,
+            }
+            model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)
+            columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
+            columns["repeatability_s"] = measured.agg(mean_difference)
+            table = pd.DataFrame(columns)
+            for name in ("model", "measured"):
+                table[name] = table[f"{name}_s"] / table[f"{name}_s"].sum()
+            tables[place[0], case.workers, place[1], case.straggler] = table
+    return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
 
 
 # -- what planners gain --------------------------------------------------------------------------
@@ -245,37 +208,277 @@ def twins(lab: Lab) -> pd.DataFrame:
 def gains_in_regime() -> pd.DataFrame:
     """Return measured gains of figure 11's planners over the constant buffer, in the regime.
 
-    What a round's two iterations say, rounds apart. A planner whose plan is that of another case counts as
-    that one. Columns: network, planner, over, gain, gain_low, gain_high.
+    What a round's two iterations say, rounds apart. A planner whose plan is another case's counts as that.
     """
     lab, rows = Lab.load(REGIMES), []
-    by_network: dict[str, list[Case]] = {}
-    for case in lab.cases(plain=True):
-        by_network.setdefault(osf_name(case.network), []).append(case)
-    for network, cases in by_network.items():
-        factors = {case.plan: lab.factors(case) for case in cases}
-        first, names = cases[0], {case.ends: case.plan for case in cases}
-        cost = lab.calibration.of_case(first).cost
-        for rule in dict.fromkeys(("adafusion", *RULES)):
-            ends = make_plan(rule, lab.workload(first), cost).ends
-            known = rule if rule in factors else names.get(";".join(map(str, ends)), "")
-            if known not in ("", CONSTANT):
-                gain = factors[known] / factors[CONSTANT] - 1
-                ranges = {"gain": gain.mean(), "gain_low": gain.min(), "gain_high": gain.max()}
-                rows.append({"network": network, "planner": rule, "over": CONSTANT, **ranges})
+    cases = pd.Series(lab.cases(plain=True))
+    for network, mine in cases.groupby([osf_name(case.network) for case in cases], sort=False):
+        first, factors = mine.iloc[0], {c.plan: lab.rounds(c)["factor"] for c in mine}
+        names, cost = {c.ends: c.plan for c in mine}, lab.calibration.of_case(first).cost
+        for rule in dict.fromkeys(("adafusion", *osf_scaling.RULES)):
+            ends = ";".join(map(str, make_plan(rule, lab.workload(first), cost).ends))
+            name = rule if rule in factors else names.get(ends, CONSTANT)
+            if name != CONSTANT:
+                gain = factors[name] / factors[CONSTANT] - 1
+                row = {"network": network, "planner": rule, "over": CONSTANT, "gain": gain.mean()}
+                rows.append({**row, "gain_low": gain.min(), "gain_high": gain.max()})
     return pd.DataFrame(rows)
 
 
 def gains_in_lab(runs: pd.DataFrame, over: str) -> pd.DataFrame:
-    """Return measured gains of planners over a constant buffer, with the 95% interval over the rounds.
-
-    runs : in which plans of one network took turns. Columns as of `gains_in_regime`.
-    """
+    """Return measured gains of planners over a constant buffer, with the 95% interval over the rounds."""
     frames = []
     for rule in (RIVAL, "exact"):
-        pairs = compare.paired(runs, rule)
-        pairs = pairs[pairs["other"] == over]
-        ranges = {"gain": "ratio", "gain_low": "lower", "gain_high": "upper"}
-        columns = {name: pairs[column] - 1 for name, column in ranges.items()}
-        frames.append(pairs[["network"]].assign(planner=rule, over=over, **columns))
+        pairs = compare.paired(runs, rule).query("other == @over")
+        ranges = (pairs[["ratio", "lower", "upper"]] - 1).set_axis(
+            ["gain", "gain_low", "gain_high"], axis=1
+        )
+        frames.append(pairs[["network"]].assign(planner=rule, over=over).join(ranges))
     return pd.concat(frames, ignore_index=True)
+
+
+# -- figures 9 and 10: real training, and each tensor's message ------------------------------------
+
+
+def fig09(trained: pd.DataFrame) -> pd.DataFrame:
+    """Return loss by epoch of each network, seed and set of images, also over ln(classes), a guess's.
+
+    trained : table ``convergence``; of trainings of several lengths the longest
+    """
+    trained = trained[trained["epochs"] == trained["epochs"].max()]
+    frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
+    frame.insert(0, "network", trained["network"].map(VARIANTS))
+    frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
+    printed = {"published": claimed("osf-fig09-before"), "replaced": claimed("osf-fig09-after")}
+    last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")
+    stated = frame["network"].map(printed).where(last)
+    return frame.assign(paper=stated / math.log(PAPER_CLASSES), paper_loss=stated)
+
+
+def fig10(
+    collectives: pd.DataFrame,
+    tensors: pd.DataFrame,
+    network: str,
+    models: Sequence[str] = MODELS,
+) -> pd.DataFrame:
+    """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
+
+    collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost
+    has seen the size that it predicts. ``tensors`` of the result counts how many have that size;
+    ``repeated`` is the relative difference of the two runs at sizes that both have, else NaN.
+    Raises UserError when no link has both.
+    """
+    before = {place: rows for place, rows in _all_reduces(collectives)}
+    frames = [
+        _errors(before[place], rows, models).assign(**dict(zip(LINK, place, strict=True)))
+        for place, rows in _all_reduces(tensors[tensors["network"] == network])
+        if place in before
+    ]
+    if not frames:
+        raise UserError(f"no link with all-reduces of {network}: run ddlkit measure tensors")
+    frame = pd.concat(frames, ignore_index=True)
+    counts = pd.Series(networks.parameters(network)).mul(4).value_counts()
+    frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())
+    return frame.assign(paper_bandwidth_delay_bytes=KB * prose("osf")["fig10-bdp"])
+
+
+def _all_reduces(samples: pd.DataFrame) -> Any:
+    """Return all-reduces by link and ranks, without those that the machine's host disturbed."""
+    return undisturbed(samples[samples["collective"] == "all_reduce"]).groupby(LINK)
+
+
+def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Return errors of every model made from ``known``, at the sizes of ``rows``."""
+    workers = int(known["ranks"].iloc[0])
+    samples, unseen = (
+        tuple(part[["bytes", "seconds"]].to_numpy(float).T) for part in (known, rows)
+    )
+    threshold = osf.bandwidth_delay_bytes(osf.ring_from_ends(samples[0], samples[1], workers))
+    before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
+
+    def made(model: str, sizes: Any, seconds: Any) -> Any:
+        if model == "ring_all_reduce":
+            return osf.ring_from_ends(sizes, seconds, workers)
+        form = model.replace("BDP", f"{threshold:.0f}")
+        return fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0).cost
+
+    frames = []
+    for model in models:
+        sizes, errors = unseen_errors(partial(made, model), samples, unseen)
+        columns = {"model": model, "bytes": sizes.astype(int), "measured_s": measured.to_numpy()}
+        columns |= {"model_s": (1 + errors) * measured.to_numpy(), "error": errors}
+        columns["repeated"] = (before.reindex(measured.index) / measured - 1).to_numpy()
+        frames.append(pd.DataFrame(columns).assign(bandwidth_delay_bytes=threshold))
+    return pd.concat(frames, ignore_index=True)
+
+
+def decided(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return per link and side of the bandwidth-delay product whether its tensors tell Eq 18 from a line.
+
+    That is, whether the median errors of the best line and the better of Eq 18's two differ by more than the
+    two runs do at sizes that both have. Elsewhere the machine changed between them: that shows nothing.
+    """
+    small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map({True: "small", False: "large"})
+    sides = frame.assign(side=small, error=frame["error"].abs(), apart=frame["repeated"].abs())
+    rows: list[dict[str, Any]] = []
+    for (link, ranks, side), mine in sides.groupby([*LINK, "side"], sort=False):
+        each = mine.loc[mine.index.repeat(mine["tensors"])].groupby("model")["error"].median()
+        line, curve = (each[models].idxmin() for models in (LINE_MODELS, EQ18_MODELS))
+        row = {
+            "link": link,
+            "ranks": ranks,
+            "tensors": side,
+            "line": line,
+            "line_error": each[line],
+        }
+        row |= {"eq18": curve, "eq18_error": each[curve], "runs_differ": mine["apart"].median()}
+        rows.append({**row, "decided": abs(each[line] - each[curve]) > row["runs_differ"]})
+    return pd.DataFrame(rows)
+
+
+def below(network: str, size: float) -> float:
+    """Return the share of a network's tensors with fewer bytes (float32) than ``size``."""
+    return float(np.mean(4 * np.array(networks.parameters(network)) < size))
+
+
+# -- figures: the cluster by model and the lab, beside what the paper prints ------------------------
+
+
+def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of the model and of the lab, each named by its grade, one below the other."""
+    rows = [model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)]
+    return pd.concat(rows, ignore_index=True)
+
+
+def buffer_name(size: float) -> str:
+    """Return a buffer as a label, decimal as the paper's seem to be, "none" without one.
+
+    >>> buffer_name(25_000_000), buffer_name(0)
+    ('25 MB', 'none')
+    """
+    units = {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
+    return next((f"{size / unit:g} {name}" for name, unit in units.items() if size >= unit), "none")
+
+
+def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Return the rows in which columns have these values."""
+    return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
+
+
+def _in_labs(of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES) -> list[pd.DataFrame]:
+    """Return numbers over the lab's link and in the regime; ``look``: a name of LABS."""
+    names = zip(LABS, (LAB, regime), strict=True)
+    return [of(Lab.load(campaign)).assign(look=mark) for mark, campaign in names]
+
+
+def printed_errors() -> dict[str, tuple[float, float]]:
+    """Return the least and largest error in % that osf states of each formula (Section 3.2)."""
+    ends = {name: f"osf-fig03-{name.lower()}" for name in ("CSF", "OSF")}
+    return {name: (claimed(f"{one}-min"), claimed(f"{one}-max")) for name, one in ends.items()}
+
+
+def fig03() -> pd.DataFrame:
+    """Return factors without fusion on the cluster and errors in the lab, beside the printed ranges."""
+    model = osf_scaling.over(osf_scaling.fig03, ["network", "quantity"], ["model", "error"])
+    plain = unfused([Lab.load("campaign"), Lab.load(LAB)])
+    regime = unfused([Lab.load(REGIMES)])
+    frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
+    first = (frame["network"] == "VGG16") & (frame["quantity"] == "simulated")
+    frame["paper"] = np.where(first, claimed("osf-fig08-before"), np.nan)
+    for name, (low, high) in printed_errors().items():
+        rows = frame["quantity"] == ("CSF" if name == "CSF" else "OSF printed")
+        frame.loc[rows, ["paper_error_low", "paper_error_high"]] = [low / 100, high / 100]
+    return frame
+
+
+def fig04() -> pd.DataFrame:
+    """Return factors against the buffer, beside the largest errors that the text prints of ResNet-101."""
+    model = osf_scaling.over(osf_scaling.fig04, [*BUFFERED, "quantity"])
+    frame = graded(model, *_in_labs(fused))
+    for name, claim in (("CSF", "osf-fig04a-csf"), ("OSF printed", "osf-fig04a-osf")):
+        rows = (frame["network"] == "ResNet101") & (frame["quantity"] == name)
+        frame.loc[rows, "paper_error"] = claimed(claim) / 100
+    of_csf = frame["paper_error"].where(frame["quantity"] == "CSF")
+    return frame.assign(
+        paper_low=frame["model"] / (1 + of_csf), paper_high=frame["model"] / (1 - of_csf)
+    )
+
+
+def fig06() -> pd.DataFrame:
+    """Return messages and factor against the buffer, where a message is a tensor, and 1 GB as printed.
+
+    ``paper``: what the printed gain or loss at 1 GB makes of the factor without fusion here.
+    """
+    model = osf_scaling.over(osf_scaling.fig06, [*BUFFERED, "quantity"], unit="tensor")
+    change = {"ResNet101": claimed("osf-fig06-resnet101"), "VGG16": -claimed("osf-fig06-vgg16")}
+    stated = model["network"].map(change) / 100
+    unfused = rows_of(model, quantity="SF", buffer_bytes=0).set_index("network")["model"]
+    at_1gb = (model["quantity"] == "SF") & (model["buffer_bytes"] == GB)
+    expected = (model["network"].map(unfused) * (1 + stated)).where(at_1gb)
+    frame = graded(model.assign(paper=expected), *_in_labs(fused))
+    return frame.assign(paper_change=stated.where(at_1gb))
+
+
+def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
+    """Return what 1 GB changes over no buffer: of figure 6 by model, paper, and measured by link."""
+    rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
+    factors = rows.assign(factor=rows["measured"].fillna(rows["model"]))
+    wide = factors.pivot_table("factor", rows["look"].fillna("model"), "buffer_bytes")
+    return {**(wide[GB] / wide[0] - 1).dropna(), "paper": rows["paper_change"].max()}
+
+
+def fig08() -> pd.DataFrame:
+    """Return factors of VGG-16 as published and replaced, beside what two places of the text print."""
+    labs = _in_labs(replaced, REGIMES_VGG)
+    frame = graded(osf_scaling.fig08(osf_scaling.setting()), *labs)
+    stated = (frame["network"] == REPLACED) & frame["paper"].notna()
+    return frame.assign(paper_section_1=np.where(stated, claimed("osf-fig08-intro"), np.nan))
+
+
+def fig05(slow_rank: float) -> pd.DataFrame:
+    """Return communication time by phase and workers: the cluster by model, the printed share, the lab."""
+    model = osf_scaling.fig05(osf_scaling.setting(), slow_rank=slow_rank)
+    return graded(model, rows_of(phases(Lab.load(LAB)), buffer_bytes=0))
+
+
+def fig07() -> pd.DataFrame:
+    """Return communication time by phase and buffer, also over what it takes without, as printed."""
+    four = phases(Lab.load(LAB)).query("workers == 4")
+    slow = [phases(Lab.load(name), negotiated=False) for name in (REGIMES, REGIMES_VGG)]
+    regime = pd.concat(slow).query("workers == 4")
+    regime = regime[regime["network"].isin(TWO)]
+    labs = {
+        "measured": four.sort_values("buffer_bytes", kind="stable"),
+        "regime": regime.sort_values(BUFFERED, kind="stable"),
+    }
+    rows = [
+        lab.assign(buffer=lab["buffer_bytes"].map(buffer_name), look=mark)
+        for mark, lab in labs.items()
+    ]
+    frame = graded(osf_scaling.fig07(osf_scaling.setting()), *rows)
+    case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
+    for column in ("seconds", "model_s", "measured_s"):
+        whole = frame[column].where(frame["buffer_bytes"] == 0).groupby(case).transform("sum")
+        frame[f"{column.removesuffix('_s')}_over_unfused"] = frame[column] / whole
+    stated = (frame["network"] == "VGG16") & (frame["buffer_bytes"] == GB)
+    stated &= frame["look"] != "measured"
+    grown = 1 + claimed("osf-fig07-vgg16") / 100
+    return frame.assign(paper_over_unfused=np.where(stated, grown, np.nan))
+
+
+def fig11(campaign: Source) -> pd.DataFrame:
+    """Return rows of `osf_scaling.fig11`, then gains over all settings that fit, and replayed, by grade.
+
+    campaign : replays of plans of one network beside each other, over the lab's link
+    What the paper prints of adaFusion's gains stands in ``paper_gain_low`` and ``paper_gain_high``.
+    """
+    gains = osf_scaling.over(osf_scaling.gains, ["planner", "over", "network"], ["gain"])
+    labs = gains_in_lab(campaign.table("runs"), "buffer:25MB"), gains_in_regime()
+    frame = osf_scaling.fig11(osf_scaling.setting())
+    numbers = pd.concat([frame, graded(gains, *labs)], ignore_index=True)
+    stated = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")
+    claims = {CONSTANT: "osf-fig11-constant", RIVAL: "osf-fig11-mgwfbp"}
+    for name, end in (("low", "min"), ("high", "max")):
+        printed = {over: claimed(f"{claim}-{end}") / 100 for over, claim in claims.items()}
+        numbers[f"paper_gain_{name}"] = numbers["over"].map(printed).where(stated)
+    return numbers

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.breakdown import breakdown
+from ddlkit.papers.audit import SettingSearch, Stated, settle
+from ddlkit.papers.osf import breakdown, cluster
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS, PaperSetting
-from ddlkit.papers.search import SettingSearch, Stated, settle
 from ddlkit.report.claims import claimed, load_claims, prose
 
 TWO = ("ResNet101", "VGG16")
@@ -47,22 +47,16 @@ RULES = ("adafusion:repaired", "mg_wfbp", "exact")
 CONSTANT, RIVAL = "buffer:100MB", "mg_wfbp"
 SLOW_RANK = 1.1
 """The unequal workers of the breakdown: one takes 10% longer to compute."""
-Numbers = dict[tuple[Any, ...], float]
-Phases = Mapping[tuple[Any, ...], Mapping[str, float]]
 
 
 # -- settings ------------------------------------------------------------------------------------
 
 
 def stated() -> tuple[Stated, ...]:
-    """Return what osf states of its cluster: claims, by the quantities that osf_stated.csv here names.
-
-    Raises KeyError for a claim that there is not.
-    """
-    table = Path(__file__).with_name("osf_stated.csv")
-    known, intervals = {claim.id: claim for claim in load_claims()}, []
-    for row in pd.read_csv(table, comment="#").itertuples():
-        claim = known[row.claim]
+    """Return what osf states of its cluster: claims, by the quantities that osf_stated.csv here names."""
+    claims, intervals = {claim.id: claim for claim in load_claims()}, []
+    for row in pd.read_csv(Path(__file__).with_name("osf_stated.csv"), comment="#").itertuples():
+        claim = claims[row.claim]
         if not pd.isna(row.tolerance):
             claim = replace(claim, tolerance=row.tolerance)
         low, high = (row.offset + row.unit * end for end in claim.accepted)
@@ -79,10 +73,7 @@ def setting_search() -> SettingSearch:
 
 @lru_cache(maxsize=2)
 def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
-    """Return every setting that agrees with as many statements as that of the figures, the best first.
-
-    unit : "tensor" or "layer": of these only
-    """
+    """Return every setting that agrees with as many statements as that of the figures, the best first."""
     search = setting_search()
     mask = search.most(ANCHOR)
     order = np.argsort(search.miss[mask], kind="stable")
@@ -101,27 +92,36 @@ def over(
     values: Sequence[str] = ("model",),
     unit: str = "",
 ) -> pd.DataFrame:
-    """Return a figure at the best compatible setting, each of ``values`` with its range over all of them.
-
-    keys : columns that name a row; unit : as for `compatible`. New columns: ``<value>_low``, ``_high``.
-    """
+    """Return a figure at the best compatible setting, its ``values`` with ``_low`` and ``_high`` over all."""
     settings = compatible(unit)
     by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
     low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
     return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
 
 
+def _tidy(
+    of: Callable[..., dict[str, float]],
+    cases: Mapping[str, Sequence[Any]],
+    name: str = "quantity",
+    value: str = "model",
+) -> pd.DataFrame:
+    """Return a row for each of the cases and each number that ``of`` a case has a ``name``."""
+    numbers = {(*case, k): v for case in product(*cases.values()) for k, v in of(*case).items()}
+    rows = pd.Series(numbers, dtype=float).rename_axis([*cases, name])
+    return rows.reset_index(name=value)
+
+
 # -- scaling factors -----------------------------------------------------------------------------
-
-
-def _tidy(numbers: Numbers, *keys: str) -> pd.DataFrame:
-    """One row per number, its key in columns."""
-    return pd.Series(numbers, dtype=float).rename_axis(list(keys)).reset_index(name="model")
 
 
 def csf_of(workload: Workload, cost: MessageCost) -> float:
     """Return the factor when everything is sent as one message after computation (osf Eq 2)."""
     return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
+
+
+def _unfused(workload: Workload, cost: MessageCost) -> float:
+    """Return the factor when every tensor is sent as soon as it is ready."""
+    return predict(workload, none(workload), cost).scaling_factor
 
 
 def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
@@ -155,89 +155,72 @@ def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, [4 * MB] * len(FIG02_BACKWARD_S))
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
-    timelines = {
-        name: Iteration(workload, make_plan(spec, workload, cost), cost).timeline()
-        for name, spec in FIG02_PLANS.items()
-    }
+    plans = {name: make_plan(spec, workload, cost) for name, spec in FIG02_PLANS.items()}
+    timelines = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
     return workload, cost, timelines
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
-    """Return scaling factors of the five networks at 32 workers without fusion: simulated, and FORMULAS.
-
-    Columns: network, quantity, model, error (over the simulated one).
-    """
-    factors: Numbers = {}
+    """Return scaling factors of the five networks at 32 workers without fusion: simulated, and FORMULAS."""
     cost = setting.cost()
-    for network in FIVE:
+
+    def factors(network: str) -> dict[str, float]:
         workload = setting.workload(network)
-        factors[network, "simulated"] = predict(workload, none(workload), cost).scaling_factor
-        factors |= {(network, name): value for name, value in formulas(workload, cost).items()}
-    frame = _tidy(factors, "network", "quantity")
+        return {"simulated": _unfused(workload, cost), **formulas(workload, cost)}
+
+    frame = _tidy(factors, {"network": FIVE})
     simulated = frame.groupby("network")["model"].transform("first")
     return frame.assign(error=frame["model"] / simulated - 1)
 
 
 def fig04(setting: PaperSetting) -> pd.DataFrame:
-    """Return the scaling factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired.
-
-    Columns: network, buffer_bytes, quantity, model.
-    """
-    factors: Numbers = {}
+    """Return the scaling factor against the buffer: simulated, CSF, OSF_fusion as printed and repaired."""
     cost = setting.cost()
-    for network in TWO:
+
+    def factors(network: str, size: int) -> dict[str, float]:
         workload = setting.workload(network)
-        one_message = csf_of(workload, cost)
-        sizes, backward_s = osf.of_workload(workload)
-        for size in BUFFERS:
-            arguments = workload.forward_s, sizes, backward_s, cost, size, setting.timeout_s
-            factors[network, size, "simulated"] = _fused(network, setting, size)["SF"]
-            factors[network, size, "CSF"] = one_message
-            factors[network, size, "OSF printed"] = osf.osf_fused(*arguments, literal=True)
-            factors[network, size, "OSF repaired"] = osf.osf_fused(*arguments, literal=False)
-    return _tidy(factors, "network", "buffer_bytes", "quantity")
+        tensors, backward_s = osf.of_workload(workload)
+        case = workload.forward_s, tensors, backward_s, cost, size, setting.timeout_s
+        simulated = {"simulated": _fused(setting, network, size)["SF"]}
+        equations = {"OSF printed": True, "OSF repaired": False}
+        fused = {name: osf.osf_fused(*case, literal=printed) for name, printed in equations.items()}
+        return {**simulated, "CSF": csf_of(workload, cost), **fused}
+
+    return _tidy(factors, {"network": TWO, "buffer_bytes": BUFFERS})
 
 
 def fig06(setting: PaperSetting) -> pd.DataFrame:
-    """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion).
-
-    Columns: network, buffer_bytes, quantity, model.
-    """
-    numbers: Numbers = {
-        (network, size, quantity): value
-        for network in TWO
-        for size in (0, *BUFFERS)
-        for quantity, value in _fused(network, setting, size).items()
-    }
-    return _tidy(numbers, "network", "buffer_bytes", "quantity")
+    """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion)."""
+    return _tidy(partial(_fused, setting), {"network": TWO, "buffer_bytes": (0, *BUFFERS)})
 
 
-def _fused(network: str, setting: PaperSetting, capacity: int) -> dict[str, float]:
-    """Number of messages and scaling factor with a fusion buffer (0: without)."""
-    compute_s, cost = setting.compute_s(network), setting.cost()
-    fused = cluster.fused(network, compute_s, capacity, setting.timeout_s, setting.unit)
-    overhead_s = np.array([cost.alpha_s])
-    taken_s = cluster.fused_iteration_s(*fused, overhead_s, cost.beta_s_per_byte)[0]
-    return {"all-reduces": float(len(fused[1].ends)), "SF": compute_s / taken_s}
+def _with_buffer(setting: PaperSetting, network: str, capacity: int) -> Any:
+    """Return workload, plan and waits with a fusion buffer (0: without)."""
+    free = setting.timeout_s, setting.unit
+    return cluster.fused(network, setting.compute_s(network), capacity, *free)
+
+
+def _fused(setting: PaperSetting, network: str, capacity: int) -> dict[str, float]:
+    """Return the number of messages, and the scaling factor, with a fusion buffer (0: without)."""
+    (workload, plan, waited_s), cost = _with_buffer(setting, network, capacity), setting.cost()
+    links = np.array([cost.alpha_s]), cost.beta_s_per_byte
+    taken_s = cluster.fused_iteration_s(workload, plan, waited_s, *links)[0]
+    return {"all-reduces": float(len(plan.ends)), "SF": setting.compute_s(network) / taken_s}
 
 
 def fig08(setting: PaperSetting) -> pd.DataFrame:
     """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
 
-    Model "OSF" overlaps, "CSF" sends everything afterwards. Columns: network, workers, quantity, model,
-    paper.
+    Model "OSF" overlaps, "CSF" sends everything afterwards.
     """
-    factors: Numbers = {}
-    for network in ("VGG16", REPLACED):
-        workload = setting.workload(network)
-        for workers in WORKER_COUNTS:
-            both = 1.0, 1.0
-            if workers > 1:
-                cost = setting.cost(workers)
-                overlapped = predict(workload, none(workload), cost)
-                both = overlapped.scaling_factor, csf_of(workload, cost)
-            factors[network, workers, "OSF"], factors[network, workers, "CSF"] = both
-    frame = _tidy(factors, "network", "workers", "quantity")
+
+    def factors(network: str, workers: int) -> dict[str, float]:
+        if workers == 1:
+            return {"OSF": 1.0, "CSF": 1.0}
+        workload, cost = setting.workload(network), setting.cost(workers)
+        return {"OSF": _unfused(workload, cost), "CSF": csf_of(workload, cost)}
+
+    frame = _tidy(factors, {"network": ("VGG16", REPLACED), "workers": WORKER_COUNTS})
     printed = {"VGG16": claimed("osf-fig08-before"), REPLACED: claimed("osf-fig08-after")}
     return frame.assign(paper=frame["network"].map(printed).where(frame["workers"] == WORKERS))
 
@@ -249,96 +232,56 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
     for network in FIVE:
         workload = setting.workload(network)
         plans = {name: make_plan(name, workload, cost) for name in FIG11_PLANNERS}
-        factor = {
-            name: predict(workload, plan, cost).scaling_factor for name, plan in plans.items()
-        }
+        factors = {name: predict(workload, p, cost).scaling_factor for name, p in plans.items()}
+        constant = factors[CONSTANT]
         saved = (len(plans[CONSTANT].ends) - 1) * cost.alpha_s / workload.compute_s
-        for name, plan in plans.items():
-            rows.append(
-                {
-                    "network": network,
-                    "planner": name,
-                    "messages": len(plan.ends),
-                    "model": factor[name],
-                    "gain_over_100MB": factor[name] / factor[CONSTANT] - 1,
-                    "most_possible_gain": osf.largest_fusion_gain(factor[CONSTANT], saved),
-                }
-            )
+        most = osf.largest_fusion_gain(constant, saved)
+        for name, factor in factors.items():
+            row = {"network": network, "planner": name, "messages": len(plans[name].ends)}
+            row |= {"model": factor, "gain_over_100MB": factor / constant - 1}
+            rows.append({**row, "most_possible_gain": most})
     return pd.DataFrame(rows)
 
 
 def gains(setting: PaperSetting) -> pd.DataFrame:
-    """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP.
-
-    Columns: planner, over, network, gain.
-    """
+    """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP."""
     wide = fig11(setting).pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
-    ratios = {
-        (rule, other): wide[rule] / wide[other] - 1
-        for rule in RULES
-        for other in (CONSTANT, RIVAL)
-        if rule != other
-    }
+    pairs = [(rule, other) for rule in RULES for other in (CONSTANT, RIVAL) if rule != other]
+    ratios = {(rule, other): wide[rule] / wide[other] - 1 for rule, other in pairs}
     return pd.concat(ratios, names=["planner", "over", "network"]).rename("gain").reset_index()
 
 
 # -- where communication time goes ---------------------------------------------------------------
 
 
-def by_phase(keys: list[str], **quantities: Phases) -> pd.DataFrame:
-    """Return one row per key and phase, one column per quantity."""
-    columns = {name: pd.DataFrame(phases).unstack() for name, phases in quantities.items()}
-    return pd.DataFrame(columns).rename_axis([*keys, "phase"]).reset_index()
-
-
-def shares(seconds: Phases) -> dict[tuple[Any, ...], dict[str, float]]:
-    """Return shares of all communication time, by key and phase."""
-    whole_s = {key: sum(phases.values()) for key, phases in seconds.items()}
-    return {
-        key: {phase: value / whole_s[key] for phase, value in phases.items()}
-        for key, phases in seconds.items()
-    }
-
-
 def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
-    """Return communication time by phase against workers without fusion, all equal and one slower.
-
-    Columns: network, workers, slowest, phase, seconds, model (its share), paper.
-    """
-    seconds = {
-        (network, workers, slowest): _phases(setting, network, slowest, workers, 0)
-        for network in TWO
-        for workers in WORKER_COUNTS[1:]
-        for slowest in (1.0, slow_rank)
-    }
-    keys = ["network", "workers", "slowest"]
-    frame = by_phase(keys, seconds=seconds, model=shares(seconds)).assign(paper=math.nan)
-    printed = frame[[*keys, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
-    frame.loc[printed.all(axis=1), "paper"] = claimed("osf-fig05-allreduce") / 100
-    return frame
+    """Return communication time by phase against workers without fusion, all equal and one slower."""
+    case = {"network": TWO, "workers": WORKER_COUNTS[1:], "slowest": (1.0, slow_rank)}
+    frame = _shares(lambda network, workers, slow: _phases(setting, network, slow, workers), case)
+    printed = frame[[*case, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
+    paper = claimed("osf-fig05-allreduce") / 100
+    return frame.assign(paper=np.where(printed.all(axis=1), paper, math.nan))
 
 
 def fig07(setting: PaperSetting) -> pd.DataFrame:
-    """Return communication time by phase against the buffer at 32 workers, all equal and one slower.
+    """Return communication time by phase against the buffer at 32 workers, all equal and one slower."""
+    sizes = (0, *cluster.BUFFERS)
+    case = {"network": TWO, "buffer_bytes": sizes, "slowest": (1.0, SLOW_RANK)}
+    return _shares(lambda name, size, slow: _phases(setting, name, slow, WORKERS, size), case)
 
-    Columns: network, buffer_bytes (0: no fusion), slowest, phase, seconds, model (its share).
-    """
-    seconds = {
-        (network, size, slowest): _phases(setting, network, slowest, WORKERS, size)
-        for network in TWO
-        for size in (0, *cluster.BUFFERS)
-        for slowest in (1.0, SLOW_RANK)
-    }
-    return by_phase(["network", "buffer_bytes", "slowest"], seconds=seconds, model=shares(seconds))
+
+def _shares(of: Callable[..., dict[str, float]], case: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+    """Return seconds of each phase in each case, and as ``model`` its share of all communication."""
+    frame = _tidy(of, case, "phase", "seconds")
+    whole_s = frame.groupby([*case])["seconds"].transform("sum")
+    return frame.assign(model=frame["seconds"] / whole_s)
 
 
 def _phases(
-    setting: PaperSetting, network: str, slowest: float, workers: int, buffer_bytes: int
+    setting: PaperSetting, network: str, slowest: float, workers: int, size: int = 0
 ) -> dict[str, float]:
-    """An agreement takes one round trip to the coordinator: bandwidth-delay product over link rate."""
-    workload, plan, waited_s = cluster.fused(
-        network, setting.compute_s(network), buffer_bytes, setting.timeout_s, setting.unit
-    )
+    """Return seconds of each phase; an agreement takes one round trip to the coordinator."""
+    workload, plan, waited_s = _with_buffer(setting, network, size)
     agreed_s = prose("osf")["fig10-bdp"] * KB / cluster.NETWORK_BYTES_PER_S
-    cost = setting.cost(workers)
-    return breakdown(workload, plan, cost, waited_s=waited_s, slowest=slowest, negotiate_s=agreed_s)
+    how = {"waited_s": waited_s, "slowest": slowest, "negotiate_s": agreed_s}
+    return breakdown(workload, plan, setting.cost(workers), **how)

@@ -11,8 +11,7 @@ import pandas as pd
 from ddlkit.papers import dag, networks, osf
 from ddlkit.papers.dag import cluster
 from ddlkit.papers.dag.cluster import CLUSTERS, LIKE_RESNET, NETWORKS
-from ddlkit.papers.dag.tasks import schedule
-from ddlkit.papers.dag.training import Gpus, s_sgd
+from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report import claims
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import dag as figures

@@ -18,7 +18,6 @@ from ddlkit.papers.omgs.cluster import NETWORKS, Setting, planned, published_cod
 from ddlkit.report import claims, source
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import omgs as figures
-from ddlkit.report.figures import omgs_convergence
 
 THRESHOLD = 8192
 """Elements from which MGS-SGD sends (omgs V-D)."""
@@ -305,9 +304,9 @@ def _learned() -> Result:
 
     Networks of which not every method was trained with three seeds take no part.
     """
-    frame = omgs_convergence.complete(omgs_convergence.fig03())
-    ratios = omgs_convergence.ratios(frame)
-    sends = omgs_convergence.final(frame)["sends"].xs("OMGS", level="method")
+    frame = figures.complete(figures.fig03())
+    ratios = figures.ratios(frame)
+    sends = figures.final(frame)["sends"].xs("OMGS", level="method")
     each = ratios.groupby("network").agg(["min", "max"]).itertuples()
     note = "; ".join(
         f"{n} {low:.2f} to {high:.2f}, sent {sends[n]:.0f} times" for n, low, high in each

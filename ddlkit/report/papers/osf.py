@@ -14,7 +14,7 @@ from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster
 from ddlkit.report import claims, source
 from ddlkit.report.claims import CHECKS, Result, at_most, check, counted, measured, modelled, own
-from ddlkit.report.figures import osf_lab, osf_measured, osf_scaling
+from ddlkit.report.figures import osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
 from ddlkit.store import network_named
 
@@ -296,7 +296,7 @@ def _cost_errors() -> pd.DataFrame:
     for recording in source.recordings("tensors").values():
         tensors = recording.table("tensors").query("link.str.startswith('lab:')")
         collectives = recording.table("collectives")
-        rows = osf_measured.fig10(collectives, tensors, "ResNet101", (*LINES, BENT))
+        rows = osf_lab.fig10(collectives, tensors, "ResNet101", (*LINES, BENT))
         rows = rows.loc[rows.index.repeat(rows["tensors"])]
         of_link |= dict([*rows.assign(error=rows["error"].abs()).groupby("link")])
     return pd.concat(of_link.values())

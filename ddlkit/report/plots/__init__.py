@@ -3,7 +3,6 @@
 Every function takes an Axes and numbers in base units (seconds, bytes) and puts units on the axes. What a
 figure consists of is a table: its index the cases, sizes or workers, a column per series.
 
-    speedups    dag's figures: graphs of tasks, speedups on its clusters
     style       what a role, plan, cost form or span kind looks like; units, legends
     shown       the files of figures and tables, and what a notebook shows of them
 """
@@ -33,6 +32,7 @@ from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.shown import save_figure as save_figure
 from ddlkit.report.plots.shown import shared_legend as shared_legend
+from ddlkit.report.plots.shown import sheet as sheet
 from ddlkit.report.plots.shown import table as table
 from ddlkit.report.plots.shown import title as title
 from ddlkit.report.plots.shown import write_png as write_png
@@ -58,6 +58,7 @@ LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 PAIRED = 0.12  # by which the two bars of a pair move towards each other
 FEW = 30  # points of a line that are marked one by one
 NUMBERED = 12  # messages that carry the number of their group
+Ends = tuple[pd.DataFrame, pd.DataFrame]
 
 
 @theme()
@@ -80,51 +81,38 @@ def bars(
     pairs : where every two rows belong together and have one name, what the text below the axis says
     """
     factor, unit = time_unit(table.to_numpy()) if seconds else (1.0, "")
-    styles = looks([str(name) for name in table.columns])
-    (factor * table).plot.bar(
-        ax=ax,
-        color=[style.color for style in styles],
-        stacked=stacked,
-        width=0.72 if stacked else 0.84,
-        legend=False,
-        rot=0,
-        xlabel=pairs,
-        ylabel=f"{label} [{unit}]" if seconds else label,
-        edgecolor="white",
-        linewidth=0.3,
-    )
-    for container, style in zip(ax.containers, styles, strict=True):
-        plt.setp(container, hatch=style.hatch)
-        container.set_label(style.label)
-        for place, bar in enumerate(container if pairs else ()):
-            bar.set_x(bar.get_x() + (-PAIRED if place % 2 else PAIRED))
-    step = 2 if pairs else 1
+    step, (rows, columns) = 2 if pairs else 1, table.shape
+    middles = np.arange(rows) + (PAIRED * (-1) ** np.arange(rows) if pairs else 0)
+    width = 0.72 if stacked else 0.84 / columns
+    heights = np.nan_to_num(factor * table.to_numpy(dtype=float))
+    bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
+    for k, style in enumerate(looks([str(name) for name in table.columns])):
+        at = middles if stacked else middles + width * (k - (columns - 1) / 2)
+        drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
+        look = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
+        plt.setp(drawn.patches, linewidth=0.3, **look)
     if spread is not None:
         least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
-        middles = [bar.get_x() + bar.get_width() / 2 for bar in ax.containers[0]]
         ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
-        ax.autoscale(axis="y")
-        ax.set_ylim(bottom=0)
+    ax.set(xlabel=pairs, ylabel=f"{label} [{unit}]" if seconds else label)
     add_legend(ax, legend)
+    places = np.arange(0, rows, step) + (step - 1) / 2
     names = [str(name) for name in table.index[::step]]
-    ax.set_xticks(np.arange(len(names)) * step + (step - 1) / 2)
-    ax.tick_params(axis="x", length=0)
-    name_bars(ax, names, 0.75 if legend == "right" else 1.0)
+    name_bars(ax, places.tolist(), names, 0.75 if legend == "right" else 1.0)
 
 
 @theme()
 def paired_bars(
     panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, wide: bool = False
 ) -> tuple[Figure, Axes]:
-    """Draw pairs of stacked bars in seconds; return the figure and axes for what stands beside them.
+    """Draw pairs of stacked bars in seconds, two panels in a row; return the figure, and the last axes empty.
 
-    panels : by heading a table, and what `bars` says of its pairs; two in a row
     wide : the first panel has a row of its own, and so have the axes, below all others
     """
     first, *rest = panels
-    rows: list[Any] = [[first, first if wide else ""], *[["", ""]] * wide]
-    rows[1:1] = [[*rest[k : k + 2], "."][:2] for k in range(0, len(rest), 2)]
-    heights = [2.2] * (len(rows) - wide) + [3.8] * wide
+    names = [first, first, *rest, "", ""] if wide else [first, *rest, ""]
+    rows: list[Any] = [names[k : k + 2] for k in range(0, len(names), 2)]
+    heights = [2.2] * (len(rows) - 1) + [3.8 if wide else 2.2]
     figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
     axes = figure.subplot_mosaic(rows, height_ratios=heights)
     for name, (parts, said) in panels.items():
@@ -141,20 +129,19 @@ def dots(
     values: Mapping[str, ArrayLike] | pd.DataFrame,
     *,
     label: str,
-    reference: float = 0.0,
     band: tuple[str, ArrayLike] | None = None,
     legend: str = "above",
 ) -> None:
     """Draw a row per case, a marker per role or series: name -> (n,) numbers in the unit of ``label``.
 
-    band : its name and half width, (n,) or one for all cases, drawn in grey about the ``reference``
+    band : its name and half width (n,), drawn in grey about zero
     """
     rows = np.arange(len(cases))
-    case_rows(ax, cases, reference)
+    case_rows(ax, cases, 0.0)
     if band is not None:
-        half = np.broadcast_to(np.abs(np.asarray(band[1], dtype=float)), rows.shape)
-        ax.barh(rows, 2 * half, left=reference - half, height=0.62, color=FAINT, label=band[0])
-    for style, name in zip(looks([str(name) for name in values]), values, strict=True):
+        half = np.abs(np.asarray(band[1], dtype=float))
+        ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=band[0])
+    for style, name in zip(looks([*map(str, values)]), values, strict=True):
         draw_markers(ax, values[name], rows, style, 4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
@@ -164,8 +151,8 @@ def dots(
 def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
     """Draw panels of `dots` under each other: by heading the label of the axis and a table of cases."""
     lengths = [len(rows) + 3 for _, rows in panels.values()]
-    ratios, height = {"height_ratios": lengths}, 0.22 * sum(lengths) + 0.5
-    figure, axes = canvas(rows=len(panels), height=height, squeeze=False, gridspec_kw=ratios)
+    shape: dict[str, Any] = {"rows": len(panels), "height": 0.22 * sum(lengths) + 0.5}
+    figure, axes = canvas(**shape, squeeze=False, height_ratios=lengths)
     for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
         dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
         heading(ax, name)
@@ -175,16 +162,13 @@ def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
 @theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
-    import seaborn as sns  # takes longer to import than all else here
-
-    rows, style = [str(group) for group in groups], look("model")
-    case_rows(ax, list(dict.fromkeys(rows)), 0.0)
-    of = {"x": np.asarray(values, dtype=float), "y": rows, "ax": ax, "legend": False}
-    points = {"jitter": False, "marker": style.marker, "color": style.color, "alpha": 0.4}
-    sns.stripplot(size=4, **points, **of)
-    bar = {"marker": "|", "markersize": 14, "markeredgewidth": 2, "linestyle": "none"}
-    sns.pointplot(estimator="median", errorbar=None, color=INK, zorder=4, **bar, **of)
-    ax.set(xlabel=label, ylabel="")
+    by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
+    rows, style = by_group.ngroup(), look("model")
+    case_rows(ax, list(by_group.median().index), 0.0)
+    ax.plot(by_group.obj, rows, style.marker, markersize=4, color=style.color, alpha=0.4)
+    medians = by_group.median()
+    ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)
+    ax.set_xlabel(label)
 
 
 @theme()
@@ -201,17 +185,15 @@ def heat_maps(
     """Draw heat maps by name, in so many ``columns``, on one colour scale: white is no difference, red worse.
 
     A number that may well be no difference stands in parentheses, and the default is framed.
-
-    height : of a row of panels, in inches; headings : what stands above each, else its name
     log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
     """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
-    shape: dict[str, Any] = {"squeeze": False, "gridspec_kw": {"height_ratios": ratios}}
+    shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
     figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
-    grids = [panel.grid.to_numpy(dtype=float) for panel in panels.values()]
-    low, high = (end([end(grid) for grid in grids]) for end in (np.nanmin, np.nanmax))
+    numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
+    low, high = numbers.min(), numbers.max()
     far = max(high, 1 / low, 1.01) if log else max(abs(low), abs(high)) or 1.0
     scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
     for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
@@ -258,19 +240,20 @@ def intervals(
     *,
     label: str,
     printed: Mapping[str, tuple[float, float]] | None = None,
+    mirrored: bool = False,
     reference: float = 0.0,
     legend: str = "above",
 ) -> None:
-    """Draw a row per case, in it a thick line per series: name -> (n,) lows and (n,) highs.
+    """Draw a row per case, a thick line per series: (n,) lows and highs; markers at both, or at a third.
 
-    Markers stand at both ends, or at a third (n,) where there is one. printed : by name a range, shaded over
-    all rows.
+    printed : by name a range, shaded over all rows; ``mirrored``: it is one of sizes, of either sign
     """
     case_rows(ax, cases, reference)
     for (name, ends), hatch in zip((printed or {}).items(), ("...", "///"), strict=False):
-        band = ax.axvspan(*ends, zorder=0, alpha=0.16, linewidth=0)
-        color = look(name if known(name) else "paper").color
-        band.set(color=color, hatch=hatch, label=f"paper: {name}")
+        for sign in (1, -1)[: 1 + mirrored]:
+            band = ax.axvspan(sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0)
+            color = look(name if known(name) else "paper").color
+            band.set(color=color, hatch=hatch, label=f"paper: {name}")
     step = 0.7 / len(ranges)
     for k, (style, places) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
@@ -282,25 +265,8 @@ def intervals(
 
 
 @theme()
-def ribbon(
-    ax: Axes,
-    x: ArrayLike,
-    low: ArrayLike,
-    high: ArrayLike,
-    name: str,
-    names: Sequence[str],
-    *,
-    label: str = "_",
-) -> None:
-    """Shade between (n,) lows and highs, behind the line ``name`` of `lines` with columns ``names``."""
-    color = looks(names)[list(names).index(name)].color
-    x, low, high = (np.asarray(values, dtype=float) for values in (x, low, high))
-    ax.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0, zorder=0, label=label)
-
-
-@theme()
 def points(
-    ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str = "", size: float = 8
+    ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str = "", size: float = 7
 ) -> None:
     """Draw a role's markers at (n,) places, as what a paper prints or what was measured, upon lines."""
     draw_markers(ax, x, y, look(role), size, label)
@@ -315,10 +281,12 @@ def lines(
     ylabel: str,
     log: str = "",
     legend: str = "above",
+    ends: Ends | None = None,
 ) -> None:
     """Draw a line per column against the index, with markers if points are few; NaN breaks a line.
 
-    ``log`` names the logarithmic axes as `set_log` does, ``legend`` a place as `add_legend`.
+    log : logarithmic axes as for `set_log`; legend : a place as for `add_legend`
+    ends : lows and highs of all columns, or of the first, between which a ribbon lies behind the line
     """
     x = table.index.to_numpy(dtype=float)
     for place, style in enumerate(looks([str(name) for name in table.columns])):
@@ -326,6 +294,9 @@ def lines(
         marker = style.marker if len(x) <= FEW else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
+        if ends is not None and place < ends[0].shape[1]:
+            low, high = (end.iloc[:, place].to_numpy(dtype=float) for end in ends)
+            ax.fill_between(x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0)
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(ax, legend)
@@ -342,65 +313,52 @@ def samples(
     center: str = "median",
     percent: float = 95,
     legend: str = "inside",
-    unit: str = "",
 ) -> None:
-    """Draw a line through the ``center`` of the samples at each ``x``, in a band with ``percent`` of them.
+    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them.
 
-    ``x``, ``y`` and ``series`` are columns. Times have logarithmic axes, in ``unit`` or what reads best.
+    ``x``, ``y`` and ``series`` are columns. Times have logarithmic axes, in the unit that reads best.
     """
-    import seaborn as sns  # takes longer to import than all else here
-
     timed = y == "seconds"
-    factor, unit = time_unit(frame[y], unit) if timed else (1.0, "")
-    groups = list(frame.groupby(series, sort=False))
-    for (_, rows), style in zip(groups, looks([str(name) for name, _ in groups]), strict=True):
-        marker = style.marker if rows[x].nunique() <= FEW else None
-        look = {"color": style.color, "linestyle": style.line, "label": style.label}
-        marks = {"marker": marker, "markersize": 4, "markeredgewidth": 0, "legend": False}
-        band = {"estimator": center, "errorbar": ("pi", percent)}
-        sns.lineplot(x=rows[x], y=factor * rows[y], ax=ax, **band, **look, **marks)
-    if timed:
-        set_log(ax, "by" if x == "bytes" else "xy")
-    ax.set_xlabel("message size" if x == "bytes" else x)
-    ax.set_ylabel(f"time [{unit}]" if timed else y.replace("_", " "))
-    add_legend(ax, legend)
+    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
+    names = frame[series].unique()
+    by_place = (factor * frame[y]).groupby([frame[x], frame[series]])
+    half = percent / 200
+    wide = [by_place.agg(center), by_place.quantile(0.5 - half), by_place.quantile(0.5 + half)]
+    middle, *ends = (numbers.unstack()[names] for numbers in wide)
+    xlabel = "message size" if x == "bytes" else x
+    ylabel = f"time [{unit}]" if timed else y.replace("_", " ")
+    log = ("by" if x == "bytes" else "xy") if timed else ""
+    words: dict[str, Any] = {"xlabel": xlabel, "ylabel": ylabel, "log": log, "legend": legend}
+    lines(ax, middle, ends=(ends[0], ends[1]), **words)
 
 
 @theme()
-def cost_fit(
-    ax: Axes,
-    *fits: Fit[Any],
-    density: float | None = None,
-    names: Sequence[str] = (),
-    bands: bool = True,
-) -> None:
-    """Draw costs fitted to the same data: samples, their medians, and fitted lines with 95% intervals.
+def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = None) -> None:
+    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals.
 
-    fits : of messages, or of selections, of which those at one ``density`` are drawn; a density that was not
-    measured is a UserError. ``names``: the forms as they are to look ("alpha_beta:ends").
+    density : of selections; one that was not measured is a UserError
     """
-    sizes, seconds = fits[0].at[0], fits[0].seconds
+    first, *_ = fits.values()
+    (sizes, *rest), seconds = first.at, first.seconds
     if density is not None:
-        chosen = np.isclose(fits[0].at[1], density)
+        chosen = np.isclose(rest[0], density)
         if not chosen.any():
             raise UserError(f"density {density:g} was not measured: use one of the table's")
         sizes, seconds = sizes[chosen], seconds[chosen]
     medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
     scale, unit = time_unit(medians)
     draw_markers(ax, medians.index, scale * medians, look("measured"), 4, "measured, median")
+    ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
-    ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
-    for fit, style in zip(fits, looks(names or [fit.form for fit in fits]), strict=True):
-        label = style.label
-        if bands and fit.draws:
-            label += ", 95% interval"
+    for fit, style in zip(fits.values(), looks([*fits]), strict=True):
+        shape = {"color": style.color, "linestyle": style.line, "label": style.label}
+        ax.plot(grid, scale * fit.cost(*place), **shape)
+        if fit.draws:
             low, high = (scale * limit for limit in fit.interval(*place))
             ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
-        line = scale * fit.cost(*place)
-        ax.plot(grid, line, color=style.color, linestyle=style.line, label=label)
     set_log(ax, "by" if density is None else "xy")
-    what = "selection" if density is not None else fits[0].cost.collective.replace("_", "-")
+    what = first.cost.collective.replace("_", "-") if density is None else "selection"
     xlabel = "message size" if density is None else "elements"
     ax.set(xlabel=xlabel, ylabel=f"{what} time [{unit}]")
     add_legend(ax, "inside")
@@ -414,23 +372,18 @@ def cost_forms(
 ) -> Figure:
     """Draw forms fitted to the same messages: their times, and below their errors at held-out sizes.
 
-    fits : by form, of which one was ``chosen``; off : by form (k,) sizes left out and signed relative errors
+    off : by form (k,) sizes left out and signed relative errors
     """
     figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
-    cost_fit(above, *fits.values(), names=[*fits], bands=False)
-    for form, style in zip(fits, looks([*fits]), strict=True):
-        if form in off:
-            at, error = (np.asarray(values, dtype=float) for values in off[form])
-            percent = 100 * np.maximum(np.abs(error), LEAST_DRAWN)
-            shape = {"color": style.color, "linestyle": style.line, "marker": style.marker}
-            below.plot(at, percent, markersize=3.5, linewidth=1 + (form == chosen), **shape)
-    set_log(below, "by")
+    cost_fit(above, fits)
+    errors = {form: pd.Series(*off[form][::-1]).abs() for form in fits if form in off}
+    percent = 100 * pd.DataFrame(errors).clip(lower=LEAST_DRAWN)
+    label = "error at held-out sizes [%]"
+    lines(below, percent, xlabel="message size", ylabel=label, log="by", legend="")
+    below.set_ylim(bottom=90 * LEAST_DRAWN)
     heading(above, f"chosen: {look(chosen).label}")
     above.set(xlabel="")
-    below.set(
-        xlabel="message size", ylabel="error at held-out sizes [%]", ylim=(90 * LEAST_DRAWN, None)
-    )
-    above.legend(loc="upper left", bbox_to_anchor=(1, 1))
+    add_legend(above, "right")
     return figure
 
 
@@ -455,32 +408,32 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: i
         heading(ax, name)
         ax.tick_params(axis="x", labelbottom=ax is panels[-1])
     panels[-1].set_xlabel(f"time [{unit}]")
-    for kind in KINDS:
-        if any(np.any(spans.kind == kind) for spans in chosen.values()):
-            style = look(kind)
-            shape = {"facecolor": style.color, "edgecolor": "white", "hatch": style.hatch}
-            panels[0].barh(0, 0, label=style.label, **shape)
+    drawn = {kind for spans in chosen.values() for kind in np.unique(spans.kind)}
+    for kind in filter(drawn.__contains__, KINDS):
+        style = look(kind)
+        shape = {"facecolor": style.color, "edgecolor": "white", "hatch": style.hatch}
+        panels[0].barh(0, 0, label=style.label, **shape)
     add_legend(panels[0], "right")
 
 
 def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
     """Draw spans from time zero; number the messages if they are few and wide enough."""
     table = spans.to_frame()
-    left = (table["start_s"] - table["start_s"].min()) * scale
-    width = (table["end_s"] - table["start_s"]) * scale
+    table["left"] = (table["start_s"] - table["start_s"].min()) * scale
+    table["width"] = (table["end_s"] - table["start_s"]) * scale
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
         shape: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
-        bars = list(zip(left[rows.index], width[rows.index], strict=True))
-        ax.broken_barh(bars, (streams.index(stream) - 0.36, 0.72), linewidth=0.4, **shape)
+        row = streams.index(stream) - 0.36, 0.72
+        ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
     messages = table[table["kind"].isin(COMMUNICATION)]
+    wide = messages[messages["width"] > 0.03 * spans.duration_s * scale]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-    for place, row in messages.iterrows() if len(messages) <= NUMBERED else ():
-        if width[place] > 0.03 * spans.duration_s * scale:
-            middle, at = left[place] + width[place] / 2, streams.index(row["stream"])
-            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
-            ax.text(middle, at, str(row["group"]), **how)
+    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
+    for message in wide.itertuples() if len(messages) <= NUMBERED else ():
+        middle = message.left + message.width / 2
+        ax.text(middle, streams.index(message.stream), str(message.group), **how)
     ax.set_yticks(range(len(streams)), streams)
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)

@@ -14,6 +14,8 @@ import re
 import sys
 import textwrap
 from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from html import escape
 from pathlib import Path
@@ -28,15 +30,13 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
-from ddlkit.report.plots.style import INK, WIDTH, known, theme
+from ddlkit.report.plots.style import WIDTH, known, theme
 from ddlkit.report.source import Source
 from ddlkit.store.files import atomic_write, own_yaml
 
 MOST_COLUMNS, MOST_ROWS = 10, 30  # a larger table is folded
-HEADER_WIDTH = 14  # letters in a line of a typeset table's head
-LINE = 0.19  # inches from line to line of it
 TITLE_LETTER = 0.082  # inches of a letter of a title
-MOST_NAMES = 6  # beside each other in a legend above a figure
+LEGEND_COLUMNS = 4  # names beside each other below a figure
 QUALIFIERS = ("computed", "difference", "least", "most")  # behind the unit in a column's name
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
 
@@ -64,22 +64,27 @@ def title(figure: Figure, text: str) -> None:
 
 @theme()
 def shared_legend(figure: Figure, *axes: Axes) -> None:
-    """Put one legend of some panels, by default the first, above all; the layout must be constrained."""
-    entries: dict[str, Any] = {}
-    for ax in axes or figure.axes[:1]:
-        handles, labels = ax.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles, strict=True))
-    ncols = min(MOST_NAMES, len(entries))
-    figure.legend(entries.values(), entries, loc="outside upper left", ncols=ncols)
+    """Name what stands on some panels, by default all, once and below them; above them stands the title."""
+    named: dict[str, Any] = {}
+    for ax in axes or figure.axes:
+        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(named.values(), named, loc="outside lower left", ncols=LEGEND_COLUMNS)
+
+
+@contextmanager
+def sheet(said: str, **shape: Any) -> Iterator[tuple[Figure, Any]]:
+    """Give a `canvas` of that shape to draw on; on leaving, what it shows above it, and one legend below."""
+    with theme():
+        figure, axes = canvas(**shape)
+        yield figure, axes
+        shared_legend(figure)
+        title(figure, said)
 
 
 def save_figure(
     figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None, **options: Any
 ) -> Path:
-    """Write ``figures/<name>.png`` and beside it ``.csv``, the numbers plotted; show it in a notebook.
-
-    The bytes depend on nothing but the figure: no date, no version is written. Returns the PNG.
-    """
+    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG."""
     outputs.write_numbers(name, numbers, reports)
     path = write_png(figure, outputs.figure_files(name, reports)[0], **options)
     plt.close(figure)
@@ -113,14 +118,28 @@ def _looks_like(path: Path, image: io.BytesIO) -> bool:
     return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
+def _shell() -> Any:
+    """Return the notebook that runs this; None elsewhere."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    return get_ipython()
+
+
 def show(page: str) -> None:
     """Display HTML where a notebook runs; nothing elsewhere."""
-    if "IPython" in sys.modules:
-        from IPython import get_ipython
+    if _shell() is not None:
         from IPython.display import HTML, display
 
-        if get_ipython() is not None:
-            display(HTML(page))
+        display(HTML(page))
+
+
+def show_tables() -> None:
+    """Show from now on what a cell of a notebook ends with as `table_html` has it, if it is a table."""
+    if (shell := _shell()) is not None:
+        for kind in (pd.DataFrame, Styler):
+            shell.display_formatter.formatters["text/html"].for_type(kind, table_html)
 
 
 @theme()
@@ -133,24 +152,20 @@ def table(
     numbers : what the CSV has, where that is more than is shown
     """
     heads = [column(str(label)) for label in frame.columns]
-    names = [textwrap.fill(head, HEADER_WIDTH, break_long_words=False) for head, _ in heads]
+    rows = frame.to_numpy(object)
     cells = [
-        [number(value, unit) for value, (_, unit) in zip(row, heads, strict=True)]
-        for row in frame.to_numpy(object)
+        [number(cell, unit) for cell, (_, unit) in zip(row, heads, strict=True)] for row in rows
     ]
     figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")  # the table's extent is kept
     ax.axis("off")
-    drawn = ax.table(cells, colLabels=names, loc="center", edges="horizontal")
+    names = [head.replace(" [", "\n[") for head, _ in heads]
+    drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(7.5)
     drawn.auto_set_column_width(range(frame.shape[1]))
-    lines = 1.5 + max(head.count("\n") for head in names)
-    line = LINE / (0.3 * ax.get_position().height)
-    for (row, place), cell in drawn.get_celld().items():
-        side = "right" if pd.api.types.is_numeric_dtype(frame.dtypes.iloc[place]) else "left"
-        cell.set_text_props(ha=side, weight="normal" if row else "bold", color=INK)
-        cell.set(height=line * (1 if row else lines), edgecolor=INK, linewidth=0.8)
-        cell.visible_edges = "TB" if row == 0 else "B" if row == len(frame) else "open"
+    for place in range(frame.shape[1]):
+        drawn[0, place].set_text_props(weight="bold")
+        drawn[0, place].set_height(2 * drawn[1, place].get_height())
     kept = frame if numbers is None else numbers
     path = save_figure(figure, name, kept, reports, bbox_inches="tight")
     show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
@@ -164,10 +179,7 @@ def _entries() -> dict[str, catalog.Entry]:
 
 
 def caption(name: str, numbers: Path) -> str:
-    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers.
-
-    The link leads from where the notebook works. What is in no catalog has the link alone.
-    """
+    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
     entry = _entries().get(name)
     words = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
     link = escape(Path(os.path.relpath(numbers)).as_posix())
@@ -231,8 +243,7 @@ def number(value: Any, unit: str = "") -> str:
 def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
     """Return HTML of a table: units in its head, numbers right; folded if it is wide or long.
 
-    What the notebook has given a form of its own, as "+3.1%", stays.
-    name : of the catalog, with the path of its numbers; its caption then stands above the table
+    What the notebook has given a form of its own, as "+3.1%", stays. A table with ``numbers`` has a caption.
     """
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}
@@ -254,17 +265,6 @@ def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | Non
         return page
     summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
     return f"<details><summary>{summary}</summary>{page}</details>"
-
-
-def show_tables() -> None:
-    """Show from now on what a cell of a notebook ends with as `table_html` has it, if it is a table."""
-    if "IPython" in sys.modules:
-        from IPython import get_ipython
-
-        if (shell := get_ipython()) is not None:
-            html = shell.display_formatter.formatters["text/html"]
-            for kind in (pd.DataFrame, Styler):
-                html.for_type(kind, table_html)
 
 
 def live_box(source: Source, kind: str, sentence: str) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, XAxis
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patheffects import withStroke
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
 from ddlkit.core import units
@@ -28,9 +28,8 @@ from ddlkit.model.predictor import planners
 from ddlkit.store.files import own_yaml
 
 WIDTH = 7.2  # inches of a figure
-LABEL = 0.55  # inches from label to label of a logarithmic axis
-RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
 LETTER = 0.06  # inches of a letter under bars
+RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
 EMULATED = "emulated:"  # before the names of links, which are known by their delay
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _FOLDER = Path(__file__).parent
@@ -54,15 +53,14 @@ class Style:
         return "white" if self.hollow else self.color
 
 
-def _style(listed: dict[str, Any]) -> Style:
-    """Return a style as looks.yml lists it; matplotlib wants tuples for dashes."""
-    line = listed.get("line", "-")
-    return Style(**{**listed, "line": line if isinstance(line, str) else (line[0], tuple(line[1]))})
+def _style(line: Any = "-", **listed: Any) -> Style:
+    """Return a style as looks.yml lists it; matplotlib wants a tuple for dashes."""
+    return Style(line=line if isinstance(line, str) else tuple(line), **listed)
 
 
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
-FAMILIES = {family: {k: _style(v) for k, v in looks.items()} for family, looks in _LISTED.items()}
+FAMILIES = {family: {k: _style(**v) for k, v in looks.items()} for family, looks in _LISTED.items()}
 FAMILIES["spans"] |= {
     name: Style(kind.label, kind.color, hatch=kind.hatch) for name, kind in COLLECTIVES.items()
 }
@@ -119,16 +117,15 @@ def looks(names: Sequence[str]) -> list[Style]:
     return styles
 
 
-def time_unit(seconds: ArrayLike, target: str = "") -> tuple[float, str]:
-    """Return factor and name of the unit ``target``, or of that in which the largest time reads best.
+def time_unit(seconds: ArrayLike) -> tuple[float, str]:
+    """Return factor and name of the unit in which the largest time reads best.
 
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
     largest = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
-    factors = {"s": 1.0, "ms": 1e3, "µs": 1e6}
-    best = next((unit for unit, factor in factors.items() if largest * factor >= 1), "µs")
-    return factors[target or best], target or best
+    units_by_size = {1.0: "s", 1e3: "ms", 1e6: "µs"}
+    return next((u for u in units_by_size.items() if largest * u[0] >= 1), (1e6, "µs"))
 
 
 def set_log(ax: Axes, log: str) -> None:
@@ -138,7 +135,10 @@ def set_log(ax: Axes, log: str) -> None:
             getattr(ax, f"set_{letter}scale")("log")
             plain_log_ticks(axis)
     if "b" in log:
-        _byte_axis(ax)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: units.format_bytes(size)))
 
 
 def plain_log_ticks(axis: Axis) -> None:
@@ -147,33 +147,17 @@ def plain_log_ticks(axis: Axis) -> None:
     Over more than three decades only one tick per decade fits.
     """
     low, high = axis.get_view_interval()
-    short, long = low > 0 and high < 6 * low, high > 1e3 * low
-    fitting = 12
-    if isinstance(axis, XAxis):
-        fitting = max(3, int(axis.axes.bbox.width / axis.axes.figure.dpi / LABEL))
-    many = LogLocator(numticks=fitting) if long else LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
-    axis.set_major_locator(MaxNLocator(6) if short else many)
+    many = LogLocator() if high > 1e3 * low else LogLocator(subs=(1.0, 2.0, 5.0))
+    axis.set_major_locator(MaxNLocator(6) if 0 < high < 6 * low else many)
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter("{x:g}")
 
 
-def _byte_axis(ax: Axes) -> None:
-    """Label at most six powers of two."""
-    ax.set_xscale("log", base=2)
-    low, high = (int(np.round(np.log2(limit))) for limit in ax.get_xlim())
-    step = next((step for step in (1, 2, 5) if (high - low) / step <= 6), 10)
-    ax.xaxis.set_major_locator(
-        FixedLocator([2.0**k for k in range(-(-low // step) * step, high + 1, step)])
-    )
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: units.format_bytes(size)))
-
-
 def add_legend(ax: Axes, place: str) -> None:
     """Name what is drawn: "above" the axes, to the "right" of them, "inside", or not ("")."""
-    entries = len(ax.get_legend_handles_labels()[1])
+    columns = min(4, len(ax.get_legend_handles_labels()[1]))
     places: dict[str, dict[str, Any]] = {
-        "above": {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(4, entries)},
+        "above": {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": columns},
         "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
         "inside": {"loc": "upper left"},
     }
@@ -185,16 +169,11 @@ def draw_markers(
     ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = ""
 ) -> None:
     """Draw markers at (n,) places, in a white rim that tells them from bars of their colour."""
-    ax.plot(
-        np.asarray(x, dtype=float),
-        np.asarray(y, dtype=float),
-        style.marker,
-        color=style.color,
-        markerfacecolor=style.face,
-        markersize=size,
-        label=label or style.label,
-        path_effects=[withStroke(linewidth=2.5, foreground="white")] if size > RIMMED else None,
-    )
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
+    line.set(markerfacecolor=style.face, label=label or style.label)
+    if size > RIMMED:
+        line.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
 def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
@@ -206,11 +185,11 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
     ax.grid(True, axis="both")
 
 
-def name_bars(ax: Axes, names: Sequence[str], share: float) -> None:
+def name_bars(ax: Axes, places: Sequence[float], names: Sequence[str], share: float) -> None:
     """Name groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
-    inches = share * ax.bbox.width / ax.figure.dpi
-    letters = max(1, int(inches / len(names) / LETTER))
+    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / LETTER))
     if any(len(word) > letters for name in names for word in name.split()):
-        ax.set_xticklabels(names, rotation=30, ha="right", rotation_mode="anchor")
+        ax.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
     else:
-        ax.set_xticklabels([textwrap.fill(name, letters) for name in names])
+        ax.set_xticks(places, [textwrap.fill(name, letters) for name in names])
+    ax.tick_params(axis="x", length=0)

@@ -1,1 +1,118 @@
-"""Start ranks, watch over them, and let them talk: one job is one program on every rank."""
+"""Start ranks, watch over them, and let them talk; here, what they and who starts them agree on.
+
+Nothing heavy is imported: a process with FORKS in its environment becomes the fork server of ranks by this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
+ERROR = "ddlkit: error: "
+MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
+PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
+FORKS = "DDLKIT_FORKS"
+PACKAGES = Path(__file__).resolve().parents[3]
+# What has a GPU run one kernel after the other, beside which nothing can be measured.
+ONE_BY_ONE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
+_CLONE_NEWNET, _PR_SET_PDEATHSIG = 0x40000000, 1
+
+
+def ending(status: int) -> str:
+    """Return how a process came to an end with that exit status; negative: the signal that killed it."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return ``environment`` for a process that imports this ddlkit, dies with us, and leaves GPUs free."""
+    kept = {name: value for name, value in environment.items() if name not in ONE_BY_ONE}
+    paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]
+    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), PARENT: str(os.getpid())}
+    return {**kept, **ours}
+
+
+def enter(namespace: str) -> None:
+    """Live in that network namespace from now on. Raises OSError."""
+    with open(namespace, "rb") as place:
+        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "cannot enter", namespace)
+
+
+def die_with_parent(parent: int = 0) -> None:
+    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
+
+    A child of ours knows its ``parent`` from `child_environment`: that it died before this call is noticed.
+    """
+    if sys.platform != "linux":
+        return
+    parent = parent or int(os.environ.get(PARENT, os.getppid()))
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def trap(*numbers: int) -> list[int]:
+    """Let signals end this process by way of every ``finally``; returns those that now do.
+
+    One that someone else handles is left to them; only the main thread gets signals at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    trapped = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in trapped:
+        signal.signal(number, _leave)
+    return trapped
+
+
+@contextmanager
+def unwinding(*numbers: int) -> Iterator[None]:
+    """Unwind on signals within the block, as by `trap`; those that others take over meanwhile stay theirs."""
+    trapped = trap(*numbers)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number in trapped:
+                if signal.getsignal(number) is _leave:
+                    signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def deferring(*numbers: int) -> Iterator[None]:
+    """Keep signals waiting until the block is over; in the main thread, which alone is ever cut short."""
+    main = threading.current_thread() is threading.main_thread()
+    held: list[int] = []
+    before = {
+        number: signal.signal(number, lambda which, frame: held.append(which))
+        for number in numbers
+        if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for arrived in dict.fromkeys(held):
+            signal.raise_signal(arrived)
+
+
+if os.environ.pop(FORKS, ""):
+    die_with_parent()
+    os.environ[PARENT] = str(os.getpid())  # of the ranks
+    os.setsid()  # Ctrl-C in the terminal, and its end, reach only the launcher
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

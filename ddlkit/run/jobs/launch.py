@@ -25,42 +25,33 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import psutil
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.job import Job, S
-from ddlkit.run.jobs.protocol import (
-    ERROR,
-    LOST_PEER,
-    MISTAKE,
-    PROGRESS,
-    child_environment,
-    deferring,
-    ending,
-    rank_environment,
-    unwinding,
-)
+from ddlkit.run import jobs
+from ddlkit.run.jobs.worker import main_forked
 from ddlkit.store.files import scratch
+
+if TYPE_CHECKING:
+    from ddlkit.run.jobs.rank import Job, S
 
 LOCALHOST = "127.0.0.1"
 LOGS = "rank-logs"
 SOCKETS = "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
-SERVER = "ddlkit.run.jobs.server"  # not imported here: it is for the fork server alone
+# What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
+PRELOADED = ("jobs", "lab.replay", "measure.layers", "measure.training")
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
-FOR_EVER_S = 1e6
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# Ranks of one machine talk by NVLink, PCIe or shared memory, but NCCL looks for a network all the same: it
-# prefers any interface to loopback, tries one without a route 34 times, for a minute, and loads what plug-ins
-# and InfiniBand drivers there are. Its RAS threads open a port that nobody asks. And torch asks for the name
-# of every address: where loopback has none and no name server answers, a meeting would take 10 s longer.
+# Ranks of one machine need no network, but NCCL looks for one: it tries an interface without a route for a
+# minute, and loads what plug-ins and InfiniBand drivers there are. Its RAS threads open a port that nobody
+# asks. And torch asks for the name of every address: with no name server, a meeting would take 10 s longer.
 ON_ONE_MACHINE = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
@@ -70,50 +61,42 @@ ON_ONE_MACHINE = {
 }
 
 
-class Place(Protocol):
-    """Where ranks run and over which link they talk."""
+class Place:
+    """Where ranks of this machine run, and over which link they talk; ``port`` 0 is any that is free."""
 
-    @property
-    def name(self) -> str:
-        """The link as it appears in tables: "loopback", "lab:1gbit"."""
-
-    @property
-    def link_bits_per_s(self) -> float:
-        """Rate that the link is shaped to; 0 if it is not."""
+    name: str
+    link_bits_per_s = 0.0
+    address, port = LOCALHOST, 0
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """What that rank must find in its environment: see `rank_environment`; port 0 is any free one."""
+        """Return what that rank must find in its environment: here torchrun's variables."""
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port}
+        return {name: str(value) for name, value in (numbers | meeting).items()}
 
     def namespace(self, rank: int) -> Path | None:
-        """File of the network namespace that the rank lives in; None for this process's own."""
+        """Return the file of the network namespace that the rank lives in; None for ours."""
+        return None
 
     def lost(self) -> str:
-        """Why its ranks cannot reach one another any more, in one line; empty while they can."""
+        """Return why its ranks cannot reach one another any more, in one line; empty while they can."""
+        return ""
 
 
 @dataclass(frozen=True)
-class Loopback:
-    """All ranks on this machine, over its loopback interface, with ``variables`` in their environment."""
+class Loopback(Place):
+    """The loopback interface of this machine, with ``variables`` in the environment of all ranks."""
 
     port: int = 0
     name: str = "loopback"
-    link_bits_per_s: float = 0.0
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """Return torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
         interface = "lo0" if sys.platform == "darwin" else "lo"
-        numbers = rank_environment(rank, ranks, LOCALHOST, self.port)
         # "=": this interface alone, not all whose names begin so.
         only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
-
-    def namespace(self, rank: int) -> Path | None:
-        """Return None: ranks live in our own."""
-
-    def lost(self) -> str:
-        """Return nothing: loopback stays."""
-        return ""
+        return {**super().environment(rank, ranks), **only, **ON_ONE_MACHINE, **self.variables}
 
 
 def launch(
@@ -126,25 +109,17 @@ def launch(
     timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Run a job on ``ranks`` ranks to its end; returns the tables that it left.
+    """Run a job on ``ranks`` ranks to its end, as `run_ranks`; returns the tables that it left.
 
-    ::
-
-        settings = CollectivesSettings(sizes=[1024, 4 * MIB])
-        table = launch(collectives_job, settings, ranks=2, place=Loopback())["collectives"]
-
-    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"gloo_threads": 2}
+    join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"backend": "gloo"}
     out : where the tables are also left, each as soon as there is something of it
-
-    Raises UserError as `run_ranks` does.
     """
     link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
     with workspace(out) as directory:
         config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
         run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
         paths = {name: directory / f"{name}.csv" for name in job.tables}
-        left = {name: path for name, path in paths.items() if path.exists()}
-        return {name: store.load_table(path, name) for name, path in left.items()}
+        return {name: store.load_table(path, name) for name, path in paths.items() if path.exists()}
 
 
 @contextlib.contextmanager
@@ -157,33 +132,34 @@ def workspace(out: Path | None) -> Iterator[Path]:
 def run_ranks(
     job: str, config: Mapping[str, Any], *, ranks: int, place: Place, timeout_s: float
 ) -> None:
-    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config``, any JSON object, in every rank to its end.
+    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config`` in every rank to its end.
 
-    Their standard error goes to ``rank-logs`` in ``config["out"]``, which stays only when the job failed.
-
-    Raises UserError, in one line, when a rank dies (all others are then ended at once), when the job
-    takes longer than ``timeout_s``, when the port is taken, and where this machine does not reach itself.
-    No rank outlives this call or process.
+    Raises UserError, in one line, when a rank dies (all others are then ended at once), and when the job
+    takes longer than ``timeout_s``: what ranks said stays in ``rank-logs``. No rank outlives this call.
     """
-    out = Path(config["out"])
-    logs = out / LOGS
-    config_file = logs / "config.json"
-    group = _Group([job, str(config_file.resolve())], ranks, place, logs)
-    if ranks < 1:
-        raise UserError(f"{ranks} ranks for job {group.job}: ask for at least 1")
+    logs = Path(config["out"]).resolve() / LOGS
     try:
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
-        config_file.write_text(json.dumps(config))
+        (logs / "config.json").write_text(json.dumps(config))
     except OSError as error:
-        complaint = f"cannot write to {out}: {error.strerror}: choose another directory"
+        complaint = f"cannot write to {config['out']}: {error.strerror}: choose another directory"
         raise UserError(complaint) from error
-    with unwinding(signal.SIGTERM):
+    processes: list[RankProcess] = []
+    with jobs.unwinding(signal.SIGTERM):
         try:
-            group.start()
-            group.watch(timeout_s)
+            port = str(free_port())
+            for rank in range(ranks):
+                environment = {**jobs.child_environment(), "OMP_NUM_THREADS": "1"}
+                environment |= place.environment(rank, ranks)
+                if environment["MASTER_PORT"] == "0":
+                    environment["MASTER_PORT"] = port
+                argv, log = [job, str(logs / "config.json")], logs / f"rank{rank}.log"
+                processes.append(RankProcess(argv, environment, log, place.namespace(rank)))
+                processes[-1].start()
+            _watch(processes, job.rpartition(".")[2], place, timeout_s)
         finally:
-            end(group.processes)
+            end(processes)
     shutil.rmtree(logs)
 
 
@@ -191,79 +167,63 @@ def run_ranks(
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, as `subprocess.Popen` would show it.
-
-    Importing torch costs seconds of processor time: the server does it once, for every rank of every launch.
-    """
+    """A rank that the fork server forks, as `subprocess.Popen` would show it."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
     ) -> None:
-        super().__init__(daemon=False)  # ranks may have children: workers that load data
-        self._asked = (argv, dict(environment), str(log), str(namespace or ""))
+        asked = (argv, dict(environment), str(log), str(namespace or ""))
+        super().__init__(target=main_forked, args=asked, daemon=False)  # it may have children
+        self.log = log
 
     def start(self) -> None:
         """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
-        with deferring(*ENDING), _without_main():
-            super().start()
-
-    def run(self) -> None:
-        """Be the rank, in its own process."""
-        from ddlkit.run.jobs.worker import main_forked
-
-        main_forked(*self._asked)
+        main = sys.modules[
+            "__main__"
+        ]  # a user's script, which multiprocessing would run in every rank
+        with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            try:
+                _start_server()
+                super().start()
+            except (OSError, EOFError) as error:
+                why = str(error) or "importing torch failed in the fork server"
+                raise UserError(f"ranks cannot be started: {why}") from error
+            finally:
+                sys.modules["__main__"] = main
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal; None while it runs."""
         return self.exitcode
 
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status once it is there. Raises subprocess.TimeoutExpired."""
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit status once it has ended; None where the time was up before."""
         self.join(timeout)
-        if self.exitcode is None:
-            raise subprocess.TimeoutExpired(f"rank {self.pid}", timeout or 0.0)
         return self.exitcode
 
 
-def start_server() -> None:
-    """Start the fork server where there is none, and wait until it has imported torch.
-
-    It dies with the thread that started it, as the kernel counts parents, and is started anew by the next.
-    Raises UserError where it cannot be started.
-    """
+def _start_server() -> None:
+    """Start the fork server, which dies with the thread that started it, where there is none."""
     _keep_sockets()
-    forkserver.set_forkserver_preload([SERVER])
+    forkserver.set_forkserver_preload([f"ddlkit.run.{module}" for module in PRELOADED])
     before = dict(os.environ)
+    # One thread each: read when torch is loaded; each rank sets its own number.
+    os.environ.update({**jobs.child_environment(), "OMP_NUM_THREADS": "1", jobs.FORKS: "1"})
     try:
-        with deferring(*ENDING), _without_main():
-            masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-            # One thread each: read when torch is loaded; each rank sets its own number.
-            _set_environment({**child_environment(), "OMP_NUM_THREADS": "1"})
-            try:
-                forkserver.ensure_running()
-            finally:
-                _set_environment(before)
-                signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-            probe = ForkServerProcess()
-        with _without_main():
-            probe.start()  # does nothing, but only once the imports are done: here signals do not wait
-        probe.join()
-    except (OSError, EOFError) as error:
-        why = str(error) or "importing torch failed in the fork server"
-        raise UserError(f"ranks cannot be started: {why}") from error
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _set_environment(environment: Mapping[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+_held = contextlib.ExitStack()  # a forked child that forgets its finalizers must not lose it
 
 
 @functools.cache
 def _keep_sockets() -> None:
     """Have multiprocessing's sockets under a short name that the next launch sweeps if we are killed."""
-    place = contextlib.ExitStack()
-    directory = place.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
-    Finalize(None, place.close, exitpriority=-200)  # after multiprocessing's own at -100
+    directory = _held.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
+    Finalize(None, _held.close, exitpriority=-200)  # after multiprocessing's own at -100
     before, tempfile.tempdir = tempfile.tempdir, str(directory)
     try:
         get_temp_dir()
@@ -271,90 +231,45 @@ def _keep_sockets() -> None:
         tempfile.tempdir = before
 
 
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module: multiprocessing would run a user's script again in every rank."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+# -- watched, and ended ------------------------------------------------------------------------
 
 
-# -- ranks as a group of processes -------------------------------------------------------------
+def _watch(processes: Sequence[RankProcess], job: str, place: Place, timeout_s: float) -> None:
+    """Return when all ranks are done; raise UserError when one dies or time is up."""
+    ranks, log = len(processes), processes[0].log
+    shown, give_up = 0, time.monotonic() + timeout_s
+    while any(statuses := [process.poll() for process in processes]) or None in statuses:
+        if any(statuses):
+            time.sleep(SETTLE_S)  # a killed link takes its devices along before its process is gone
+        if lost := place.lost():
+            raise UserError(f"{lost} (job {job}, {ranks} ranks)")
+        if any(statuses):
+            raise UserError(_verdict(processes, f"job {job}"))
+        if time.monotonic() > give_up:
+            late = f"on {ranks} ranks over {place.name} was not done after {timeout_s:g} s"
+            last = f"last line of rank 0: {_last_line(log)}"
+            raise UserError(f"job {job} {late} and was ended; {last}")
+        time.sleep(POLL_S)
+        shown = _show_progress(log, shown)
+    _show_progress(log, shown)
 
 
-@dataclass
-class _Group:
-    """The processes of the ranks of one job; ``worker`` are the arguments of each."""
-
-    worker: list[str]
-    ranks: int
-    place: Place
-    logs: Path
-    processes: list[RankProcess] = field(default_factory=list)
-
-    @property
-    def job(self) -> str:
-        """Return the job's name as it appears in messages."""
-        return self.worker[0].rpartition(".")[2]
-
-    def log(self, rank: int) -> Path:
-        """Return where the standard error of a rank goes."""
-        return self.logs / f"rank{rank}.log"
-
-    def start(self) -> None:
-        """Start every rank; call `end` even if this fails half-way."""
-        port = str(free_port())
-        start_server()
-        for rank in range(self.ranks):
-            environment = {**child_environment(), "OMP_NUM_THREADS": "1"}
-            environment |= self.place.environment(rank, self.ranks)
-            if environment["MASTER_PORT"] == "0":
-                environment["MASTER_PORT"] = port
-            where = (self.log(rank), self.place.namespace(rank))
-            self.processes.append(RankProcess(self.worker, environment, *where))
-            self.processes[-1].start()
-
-    def watch(self, timeout_s: float) -> None:
-        """Return when all ranks are done; raise UserError when one dies or time is up."""
-        shown = 0
-        give_up = time.monotonic() + timeout_s
-        while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
-            if any(statuses):
-                time.sleep(
-                    SETTLE_S
-                )  # a killed link takes its devices along before its process is gone
-            if lost := self.place.lost():
-                raise UserError(f"{lost} (job {self.job}, {self.ranks} ranks)")
-            if any(statuses):
-                raise UserError(self._verdict())
-            if time.monotonic() > give_up:
-                late = f"on {self.ranks} ranks over {self.place.name} was not done after {timeout_s:g} s"
-                last = _last_line(self.log(0))
-                raise UserError(f"job {self.job} {late} and was ended; last line of rank 0: {last}")
-            time.sleep(POLL_S)
-            shown = _show_progress(self.log(0), shown)
-        _show_progress(self.log(0), shown)
-
-    def _verdict(self) -> str:
-        """Return in one line which rank died first of all, or was waited for in vain."""
-        polled = [process.poll() for process in self.processes]
-        deaths = {rank: status for rank, status in enumerate(polled) if status}
-        # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
-        first = min(deaths, key=lambda rank: (deaths[rank] == LOST_PEER, deaths[rank] >= 0))
-        line, job = _last_line(self.log(first)), f"job {self.job}"
-        silent = [rank for rank, status in enumerate(polled) if status is None]
-        if deaths[first] == LOST_PEER and silent:
-            stopped = [rank for rank in silent if _is_stopped(self.processes[rank].pid)]
-            late, how = (stopped or silent)[0], "is stopped" if stopped else "does not answer"
-            where = f"rank {late} of {self.ranks} {how} in {job}"
-            return f"{where}: rank {first} gave up; its last line: {line}"
-        where = f"rank {first} of {self.ranks}"
-        if deaths[first] == MISTAKE and line.startswith(ERROR):
-            return f"{line.removeprefix(ERROR)} ({where}, {job})"
-        return f"{where} {ending(deaths[first])} in {job}; last line: {line}"
+def _verdict(processes: Sequence[RankProcess], job: str) -> str:
+    """Return in one line which rank died first of all, or was waited for in vain."""
+    polled = dict(enumerate(process.poll() for process in processes))
+    deaths = {rank: status for rank, status in polled.items() if status}
+    # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
+    first = min(deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0))
+    line, of_all = _last_line(processes[first].log), f"of {len(processes)}"
+    silent = [rank for rank, status in polled.items() if status is None]
+    if deaths[first] == jobs.LOST_PEER and silent:
+        stopped = [rank for rank in silent if _is_stopped(processes[rank].pid)]
+        how = "is stopped" if stopped else "does not answer"
+        late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
+        return f"{late}: rank {first} gave up; its last line: {line}"
+    if deaths[first] == jobs.MISTAKE and line.startswith(jobs.ERROR):
+        return f"{line.removeprefix(jobs.ERROR)} (rank {first} {of_all}, {job})"
+    return f"rank {first} {of_all} {jobs.ending(deaths[first])} in {job}; last line: {line}"
 
 
 def free_port() -> int:
@@ -371,15 +286,15 @@ def free_port() -> int:
 
 def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
-    started = [process for process in processes if process.pid is not None]
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, FOR_EVER_S)):
-        running = [process for process in started if process.poll() is None]
+    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
+        running = [process for process in processes if process.pid and process.poll() is None]
         for process in running:
             _signal(int(process.pid or 0), number)
-        give_up = time.monotonic() + patience_s
+        begun_s = time.monotonic()
         for process in running:
+            rest_s = patience_s and max(0.0, begun_s + patience_s - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, give_up - time.monotonic()))
+                process.wait(rest_s)
 
 
 def _signal(pid: int, number: int) -> None:
@@ -396,19 +311,18 @@ def _is_stopped(pid: int | None) -> bool:
     return False
 
 
+def _lines(log: Path) -> list[str]:
+    return log.read_text(errors="replace").split("\n") if log.exists() else []
+
+
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "(none)")
+    return next(filter(None, map(str.strip, reversed(_lines(log)))), "(none)")
 
 
 def _show_progress(log: Path, shown: int) -> int:
-    """Print the progress lines of a log from byte ``shown`` on; returns where the next one begins."""
-    if not log.exists() or log.stat().st_size <= shown:
-        return shown
-    with open(log, "rb") as stream:
-        stream.seek(shown)
-        complete, newline, _ = stream.read().rpartition(b"\n")
-    for line in complete.decode(errors="replace").splitlines():
-        if line.startswith(PROGRESS) and not line.startswith(ERROR):
+    """Print the progress in a log behind as many lines; returns how many there are now, all ended."""
+    lines = _lines(log)[:-1]
+    for line in lines[shown:]:
+        if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
-    return shown + len(complete) + len(newline)
+    return len(lines)

@@ -1,46 +1,100 @@
-"""This process as one rank of a job: it meets the others by NCCL or our gloo, exchanges numbers, parts."""
+"""A job, declared once, and this process as one of its ranks: it meets the others, and exchanges numbers."""
 
 from __future__ import annotations
 
 import datetime
 import errno
-import ipaddress
 import os
 import socket
 import sys
-import threading
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from ddlkit import machine
+from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.jobs.protocol import PROGRESS
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run.jobs import PARENT, PROGRESS
+from ddlkit.run.sessions import one_line
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Floats = NDArray[np.float64]
+S = TypeVar("S", bound="DataclassInstance")
+Tables = Mapping[str, pd.DataFrame]
+Part = Callable[["Rank", S], Iterable[Tables]]
 
+FRAME = ("out", "join", "link", "link_bits_per_s")  # what CONFIG.json says to any job
 # The later names of two calls: the earlier ones warn where both exist.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-PRIORITY_CHECKS = 20  # barriers that must pass soon after gloo's threads are raised
+
+@dataclass(frozen=True)
+class Job(Generic[S]):
+    """A program for every rank.
+
+    settings : dataclass of what its CONFIG.json may hold besides FRAME
+    tables : names of the tables that it may leave, which are also their schemas
+    part : what each rank does. It yields new rows by table; rank 0 saves after each yield what there is.
+    """
+
+    settings: type[S]
+    tables: tuple[str, ...]
+    part: Part[S]
+
+    @property
+    def module(self) -> str:
+        """Return where it is declared, by which ranks find it."""
+        return self.part.__module__
+
+    def run(self, me: Rank, settings: S) -> None:
+        """Do this rank's part of the job; rank 0 saves its tables into ``me.out``."""
+        frames: dict[str, list[pd.DataFrame]] = {name: [] for name in self.tables}
+        for rows in self.part(me, settings):
+            for name, frame in rows.items():
+                frames[name].append(frame)
+                if me.rank == 0:
+                    table = pd.concat(frames[name], ignore_index=True)
+                    store.save_table(table, me.out, name, schema=name, command=sys.argv)
+
+    def read(self, config: Mapping[str, Any]) -> S:
+        """Read the job's own settings. Raises UserError for one that is unknown or missing."""
+        given = {name: value for name, value in config.items() if name not in FRAME}
+        try:
+            return cast(S, _made(self.settings, given))
+        except TypeError as error:
+            reason = str(error).rpartition("__init__() ")[2]
+            raise UserError(f"job settings: {reason}") from error
+
+
+def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
+    """Declare a function as what every rank does in a job; it becomes a `Job`, one in each module."""
+    return lambda part: Job(settings, tables, part)
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """Return what JSON holds as what a field's type says: dataclasses of objects, tuples of lists."""
+    if isinstance(value, list):
+        inner = next(iter(get_args(kind)), None)
+        return tuple(_made(inner, item) for item in value)
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        hints = get_type_hints(kind)
+        return kind(**{name: _made(hints.get(name), inside) for name, inside in value.items()})
+    return value
 
 
 @dataclass(frozen=True)
 class Rank:
     """This process as one of ``world_size`` ranks.
 
-    gloo_threads : how many collectives gloo carries at once; torch's own default is 2, and then two
-        share the link. 1 carries them one after the other, as NCCL does. 0 without gloo.
-    raised_threads : gloo threads that preempt computation (see `raise_priority_of_gloo`); 0 if none
     out : where rank 0 leaves the job's results
     link, link_bits_per_s : the network as it appears in tables, and the rate it is shaped to, 0 if not
     """
@@ -50,9 +104,7 @@ class Rank:
     local_rank: int
     device: torch.device
     backend: str
-    gloo_threads: int
     torch_threads: int
-    raised_threads: int = 0
     out: Path = Path()
     link: str = "unnamed"
     link_bits_per_s: float = 0.0
@@ -63,9 +115,7 @@ class Rank:
         backend: str | None = None,
         *,
         timeout_s: float = 60.0,
-        gloo_threads: int = 1,
         torch_threads: int = 0,
-        raise_priority: bool = False,
         on_gpu: bool | None = None,
     ) -> Rank:
         """Meet the other ranks named in the environment (torchrun's, or Slurm's variables).
@@ -73,8 +123,7 @@ class Rank:
         backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
         timeout_s : for the meeting and for every collective after it
         torch_threads : computing threads of this rank; 0 shares the node's cores among its ranks
-        on_gpu : whether the tensors lie on a GPU: by default with NCCL only. gloo then copies through
-            the host; ranks share the GPUs there are
+        on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
 
         Raises UserError for an incomplete environment, a port that is taken, and peers that do not come.
         """
@@ -83,14 +132,8 @@ class Rank:
         neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size))
         backend, device = _choose(backend, on_gpu, local_rank, neighbours)
         torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
-        _meet(rank, world_size, backend, device, timeout_s, gloo_threads)
-        carrying, threads = gloo_threads if backend == "gloo" else 0, torch.get_num_threads()
-        raise_priority &= carrying > 0
-        raised = raise_priority_of_gloo(carrying) if raise_priority else 0
-        me = cls(rank, world_size, local_rank, device, backend, carrying, threads, raised)
-        if raise_priority and not raised:
-            me.say("gloo's threads keep their priority: raising it was not allowed, or not helpful")
-        return me
+        _meet(rank, world_size, backend, device, datetime.timedelta(seconds=timeout_s))
+        return cls(rank, world_size, local_rank, device, backend, torch.get_num_threads())
 
     def leave(self) -> None:
         """Part from the others once all have come this far."""
@@ -101,11 +144,6 @@ class Rank:
         """Print a line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
         if self.rank == 0:
             print(f"{PROGRESS}{message}", file=sys.stderr, flush=True)
-
-    def describe(self) -> dict[str, Any]:
-        """Return what of this decides how fast a run is, for a JSON file beside its results."""
-        names = ("world_size", "backend", "gloo_threads", "torch_threads", "raised_threads")
-        return {"device": str(self.device), **{name: getattr(self, name) for name in names}}
 
 
 def _number(name: str, slurm: str, default: str = "") -> int:
@@ -120,9 +158,6 @@ def _choose(
     asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
 ) -> tuple[str, torch.device]:
     """Return the backend, and where this rank's tensors lie."""
-    if torch.cuda._is_in_bad_fork():
-        used = "this rank was forked from a process that had used a GPU, so it can use none"
-        raise UserError(f"{used}: what a job imports must leave torch.cuda alone")
     gpus = torch.cuda.device_count()
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
@@ -133,30 +168,28 @@ def _choose(
     if not (backend == "nccl" if on_gpu is None else on_gpu):
         return backend, torch.device("cpu")
     if not gpus:
-        raise UserError("tensors on a GPU were asked for, but torch sees none: use on_gpu false")
+        raise UserError("tensors on a GPU were asked for, but torch sees none")
     return backend, torch.device("cuda", local_rank % gpus)
 
 
 def _meet(
-    rank: int, world_size: int, backend: str, device: torch.device, timeout_s: float, threads: int
+    rank: int, ranks: int, backend: str, device: torch.device, timeout: datetime.timedelta
 ) -> None:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (address and port):
         needed = "export address and a free port of rank 0's node"
         raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
-    nccl = backend == "nccl"
-    timeout = datetime.timedelta(seconds=timeout_s)
+    how: dict[str, Any] = {"rank": rank, "world_size": ranks, "timeout": timeout}
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            "nccl" if nccl else register_gloo(threads, device),
-            timeout=timeout,
-            rank=rank,
-            world_size=world_size,
-            device_id=device if nccl else None,
-            store=_store(rank, world_size, address, int(port), timeout),
-        )
+        if backend == "nccl":
+            how["device_id"] = device
+        else:
+            backend = _one_thread_gloo(device)
+        if PARENT in os.environ:  # not by torchrun or Slurm
+            how["store"] = _store(rank, ranks, address, int(port), timeout)
+        dist.init_process_group(backend, **how)
         dist.barrier()
     except (RuntimeError, OSError) as error:
         if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
@@ -167,28 +200,35 @@ def _meet(
 
 
 def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta) -> Any:
-    """Return where ranks meet: rank 0 listens at that address alone, torch's own store at every one there is.
-
-    None leaves it to torch: where torchrun has a store, and under a host's name, which may be another
-    address on each node. Raises OSError for a port that is taken.
-    """
-    try:
-        version = ipaddress.ip_address(address).version
-    except ValueError:
-        return None
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return None
+    """Return where ranks meet: rank 0 listens at that address alone, torch's own store at all there are."""
     how: dict[str, Any] = {"world_size": ranks, "is_master": not rank, "timeout": timeout}
     if not rank:
-        family = socket.AF_INET6 if version == 6 else socket.AF_INET
-        try:
-            how["master_listen_fd"] = socket.create_server((address, port), family=family).detach()
-        except OSError as error:
-            # An address that is not here is another machine's, through which ranks reach this one.
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
+        how["master_listen_fd"] = socket.create_server((address, port)).detach()
     torchs: Any = dist  # its store is not in the type stubs
     return torchs.TCPStore(address, port, **how)
+
+
+def _one_thread_gloo(device: torch.device) -> str:
+    """Make gloo with one thread known to torch, for tensors of the CPU and of ``device``; return its name.
+
+    It carries collectives one after the other, as NCCL does, of which torch's own gloo has two share the
+    link. torch passes gloo no options, but lets a backend be registered whose maker is ours.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
+    name = f"ddlkit_gloo_{device.type}"
+
+    def make(wanted: Any, _: object) -> Any:
+        options = gloo._Options()
+        options._threads, options._timeout = 1, wanted.timeout
+        interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
+        chosen = [gloo.create_device(interface=interface) for interface in interfaces]
+        options._devices = chosen or [gloo.create_default_device()]
+        return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
+
+    if not hasattr(dist.Backend, name.upper()):
+        served = sorted({"cpu", device.type})
+        dist.Backend.register_backend(name, make, extended_api=True, devices=served)
+    return name
 
 
 # -- exchange of numbers: as float64 tensors, nothing is pickled; all ranks must call alike --------
@@ -204,13 +244,6 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     return stacked
 
 
-def everyones_texts(text: str, most: int = 1024) -> list[str]:
-    """Return ``text`` of every rank, up to ``most`` bytes of it."""
-    mine = text.encode()[:most].ljust(most)
-    rows = everyones(np.frombuffer(mine, dtype=np.uint8).astype(float))
-    return [bytes(row.astype(np.uint8)).decode(errors="ignore").rstrip() for row in rows]
-
-
 def slowest(values: Sequence[float] | Floats) -> Floats:
     """Return the elementwise maximum of ``values`` (any shape) over all ranks."""
     largest: Floats = everyones(values).max(axis=0)
@@ -220,100 +253,3 @@ def slowest(values: Sequence[float] | Floats) -> Floats:
 def agree_all(flag: bool) -> bool:
     """Return whether every rank says yes, the same on all: a measurement that others take part in ends so."""
     return not slowest([not flag]).any()
-
-
-# -- gloo with a chosen number of threads, ahead of computation on their cores -------------------
-
-
-def register_gloo(threads: int, device: torch.device) -> str:
-    """Make gloo with ``threads`` threads known to torch; returns the name of that backend.
-
-    It serves tensors of the CPU and of ``device``. Each thread has connections of its own, so that messages
-    in flight together meet on the link only. (torch's own two threads wait for one set of connections, too.)
-    torch ignores the options given to `init_process_group` for gloo, but lets a backend be registered whose
-    maker is ours. Interfaces come from GLOO_SOCKET_IFNAME, as gloo itself does it.
-    """
-    if threads < 1:
-        raise UserError(f"gloo_threads {threads}: at least 1 must carry the collectives")
-    gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
-    served = sorted({"cpu", device.type})
-    name = "_".join(["ddlkit", f"gloo{threads}", *served])
-
-    def make(wanted: Any, _: object) -> Any:
-        options = gloo._Options()
-        options._threads = threads
-        options._timeout = wanted.timeout
-        interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
-        chosen = [gloo.create_device(interface=name) for name in interfaces * threads]
-        options._devices = chosen or [gloo.create_default_device() for _ in range(threads)]
-        return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
-
-    if not hasattr(dist.Backend, name.upper()):
-        dist.Backend.register_backend(name, make, extended_api=True, devices=served)
-    return name
-
-
-def raise_priority_of_gloo(carrying: int, deadline_s: float = 10.0) -> int:
-    """Let gloo's threads preempt everything else on their cores (SCHED_RR); returns how many.
-
-    carrying : how many of them carry messages; each has another at its sockets
-
-    With more ranks than cores, messages wait for a time slice: milliseconds in place of tens of
-    microseconds. Only gloo's own threads are raised: a whole process would stop overlapping. It is
-    done after a barrier, since raised threads have been seen to hang the start.
-
-    Not SCHED_FIFO: gloo's thread at the sockets only *tries* to lock a connection, and polls again at once
-    while a thread that carries a message holds it. Raised alike, and with more of them than cores, pollers
-    would keep the holder from its core for ever; in turns, they end with a slice.
-    """
-    if sys.platform != "linux":
-        return 0
-    dist.barrier()
-    threads = threads_here(at_least=2 * carrying)
-    return len(threads) if hasten(threads, deadline_s=deadline_s) else 0
-
-
-def hasten(
-    threads: Sequence[int], group: dist.ProcessGroup | None = None, deadline_s: float = 10.0
-) -> bool:
-    """Let these threads, which carry the messages of ``group``, preempt all else; whether they now do.
-
-    Every rank must call it. It is taken back on each if any may not (no root), or if a few barriers take
-    longer than ``deadline_s``.
-    """
-    watchdog = threading.Timer(deadline_s, _schedule, (threads, os.SCHED_OTHER, 0))
-    watchdog.daemon = True
-    watchdog.start()
-    raised = _schedule(threads, os.SCHED_RR, 1)
-    for _ in range(PRIORITY_CHECKS):
-        dist.barrier(group=group)
-    in_time = watchdog.is_alive()
-    watchdog.cancel()
-    if agree_all(raised and in_time):
-        return True
-    _schedule(threads, os.SCHED_OTHER, 0)
-    return False
-
-
-def threads_here(at_least: int = 0) -> list[int]:
-    """Return the ids of this process's threads that gloo named.
-
-    A thread names itself once it runs: on a busy machine, ``at_least`` that number are waited for.
-    """
-    give_up = time.monotonic() + 2
-    while True:
-        tasks = sorted(Path("/proc/self/task").iterdir())
-        threads = [int(task.name) for task in tasks if "gloo" in (task / "comm").read_text()]
-        if len(threads) >= at_least or time.monotonic() > give_up:
-            return threads
-        time.sleep(0.005)
-
-
-def _schedule(threads: Sequence[int], policy: int, priority: int) -> bool:
-    """Return whether all ``threads`` could be given that scheduling."""
-    try:
-        for thread in threads:
-            os.sched_setscheduler(thread, policy, os.sched_param(priority))
-    except PermissionError:
-        return False
-    return True

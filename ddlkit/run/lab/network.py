@@ -1,8 +1,7 @@
 """A rate-limited network between ranks on one machine: namespaces, and what joins them.
 
-Each rank lives in a network namespace of its own and what joins them in another. Every link is
-made inside them, so the host's network never sees a link, an address or a packet of a lab, and
-labs of different labels never meet. Needs Linux, root and iproute2. There are two engines:
+Each rank lives in a network namespace of its own and what joins them in another. Every link is made inside
+them: the host's network never sees any of it. Needs Linux, root and iproute2. There are two engines:
 
 tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
     may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
@@ -11,13 +10,12 @@ emulated : a process of ours, through which every packet passes (`ddlkit.run.lab
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import json
 import os
 import re
-import shutil
+import select
 import signal
 import subprocess
 import sys
@@ -31,15 +29,17 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
-from ddlkit.run.jobs import protocol
-from ddlkit.run.lab import emulated
-from ddlkit.run.lab.conditions import LabShape as LabShape  # by this name others know it
+from ddlkit.run import jobs
+from ddlkit.run.jobs.launch import Place
+from ddlkit.run.lab import LabShape as LabShape  # by this name others know it
+from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.tunnel import INTERFACE
+from ddlkit.run.vitals import LINK
 from ddlkit.store.files import atomic_write_text
 
 NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit")
-"""One JSON file per lab: its shape and which process owns it."""
+"""One JSON file per lab: its shape, which process owns it, and which is its link."""
 
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
@@ -47,23 +47,23 @@ UP = "addrgenmode none up"
 PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
-TCP = "congctl {} initcwnd 1000 initrwnd 1000"
-# Packets that may wait to be sent: Linux's default, and what the process of an emulated link has to read.
-VETH_PACKETS, TUN_PACKETS = 1000, 10000
-PORT = 29500  # free in any namespace that runs one job at a time
+TCP = "congctl reno initcwnd 1000 initrwnd 1000"
+# Packets that may wait to be sent: Linux's default, and what an emulated link has to read.
+QUEUED = {False: 1000, True: 10000}
 DEADLINE_S = 30.0
+TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
+NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf lab works without it"
 
 
-class Lab:
-    """Namespaces joined by a bridge, each link shaped as ``shape`` says.
+class Lab(Place):
+    """Namespaces joined by links, each shaped as ``shape`` says: a context manager, and a place for ranks.
 
-    A context manager, and a place that ``ddlkit.run.jobs.launch`` can start ranks in. ``label`` names
-    the namespaces (``ddl0-rank0``, ``ddl0-switch``); left out, the first free ``ddlN`` is taken.
-    A persistent lab outlives this process and is removed by ``attach(label).down()``.
-
-    Raises UserError for a label that cannot name a namespace or is in use.
+    ``label`` names the namespaces, ``ddl0-rank0``; by default it is the first ``ddlN`` that is free. A
+    persistent lab outlives this process and is removed by ``attach(label).down()``.
     """
+
+    address, port = f"{PREFIX}1", 29500  # free in any namespace that runs one job at a time
 
     def __init__(self, shape: LabShape, label: str = "", *, persistent: bool = False) -> None:
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
@@ -72,8 +72,9 @@ class Lab:
         self.ranks, self.name = shape.workers, shape.link
         # Of each link in each direction, framing included; with nodes that of a node's.
         self.link_bits_per_s = shape.rate_bits_per_s
-        self._holder = 0  # the process whose ``down`` counts; 0 while the lab is not up
-        self._process: subprocess.Popen[str] | None = None  # of an emulated link, if our child
+        self._holder = 0  # the process whose ``down`` counts, while it is up
+        self._trapped = ExitStack()  # signals, which unwind the stack while it is up
+        self._link: subprocess.Popen[str] | None = None  # if our child
 
     @property
     def namespaces(self) -> list[str]:
@@ -82,17 +83,20 @@ class Lab:
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
         """Return what a rank of a job of ``ranks`` must find in its environment."""
-        if ranks > self.ranks:
-            raise UserError(f"{ranks} ranks do not fit into lab {self.label} of {self.ranks}")
-        numbers = protocol.rank_environment(rank, ranks, f"{PREFIX}1", PORT)
-        link = {emulated.LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
-        return {**numbers, "GLOO_SOCKET_IFNAME": INTERFACE, **link}
+        link = {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
+        return {**super().environment(rank, ranks), "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
         """Return the file of the namespace of ``rank``. Raises UserError for a rank that is not there."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
         return NAMESPACES / self.namespaces[rank]
+
+    def lost(self) -> str:
+        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
+        if _alive(_states().get(self.label, {}).get("link")):
+            return ""
+        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def up(self) -> Lab:
         """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
@@ -104,8 +108,7 @@ class Lab:
                 if self.persistent:  # only now: while it is built, it dies with who builds it
                     self._save({})
             if not self.persistent:
-                _ours[self.label] = self
-                _trapped.enter_context(protocol.unwinding(*_TRAPPED))
+                self._trapped.enter_context(jobs.unwinding(*TRAPPED))
         except BaseException:
             self.down()
             raise
@@ -124,28 +127,17 @@ class Lab:
                 whose = f"belongs to running process {owner['pid']}"
                 raise UserError(f"lab {self.label} {whose}: end that first")
             _remove(self.label)
-            if self._process:
-                if self._process.stdin:
-                    self._process.stdin.close()
-                self._process.wait()
-                self._process = None
+            if self._link:
+                self._link.wait()
+                self._link = None
             self._holder = 0
-            _ours.pop(self.label, None)
-        if not _ours:
-            _trapped.close()
+        self._trapped.close()
 
     def __enter__(self) -> Lab:
         return self.up()
 
     def __exit__(self, *raised: object) -> None:
         self.down()
-
-    def lost(self) -> str:
-        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
-        link = _states().get(self.label, {}).get("link")
-        if not link or _alive(link):
-            return ""
-        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
 
     def _take_label(self) -> None:
         """Write the state file before anything exists, so that every leftover has an owner."""
@@ -159,47 +151,66 @@ class Lab:
 
     def _save(self, owner: dict[str, int | None]) -> None:
         """Write the state file: who owns the lab, and which process is its link."""
-        link = _identity(self._process.pid) if self._process else {}
+        link = _identity(self._link.pid) if self._link else {}
         state = {"shape": asdict(self.shape), "owner": owner, "link": link}
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
         """Make namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
-        if conditions := self.shape.conditions:
-            self._emulate()
-            packet, queue, congestion = MAX_PACKET_BYTES, TUN_PACKETS, conditions.congestion
+        if self.shape.conditions:
+            self._start_link()
         else:
-            packet, queue, congestion = self._shape(), VETH_PACKETS, "reno"
+            self._shape()
+        slowest = min(self.shape.own_rate_bits_per_s, self.link_bits_per_s)
+        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+        burst = MAX_PACKET_BYTES if self.shape.conditions else round(0.9 * burst_bytes(slowest))
+        packet, queue = min(MAX_PACKET_BYTES, burst), QUEUED[bool(self.shape.conditions)]
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
                 f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
-                f"route add {PREFIX}0/24 dev {INTERFACE} {TCP.format(congestion)}",
+                f"route add {PREFIX}0/24 dev {INTERFACE} {TCP}",
             ]
             _ip(addressing, name)
 
-    def _emulate(self) -> None:
-        """Start the process through which all packets go; it makes the ranks' devices."""
+    def _start_link(self) -> None:
+        """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices."""
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
-            "socket": str(STATE / f"{self.label}.link"),
+            "crossed": str(STATE / f"{self.label}.link"),
             "prefix": PREFIX,
             "rates_bits_per_s": [self.shape.rate_bits_per_s] * self.ranks,
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        self._process = emulated.start(config)
+        if not Path(tunnel.DEVICE).exists():
+            raise UserError(NEEDS_TUN)
+        argv = ["ip", "netns", "exec", self.namespaces[-1], sys.executable, "-m", tunnel.__name__]
+        self._link = subprocess.Popen(
+            [*argv, json.dumps(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=jobs.child_environment(),
+            cwd="/",
+            start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
+        )
+        assert self._link.stdout and self._link.stderr
+        with self._link.stdout as said, self._link.stderr as complained:
+            speaks = select.select([said], (), (), DEADLINE_S)[0]
+            if not speaks or said.readline().strip() != tunnel.READY:
+                self._link.kill()
+                last = (complained.read().strip().splitlines() or ["it said nothing"])[-1]
+                raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
         self._save(_identity(os.getpid()))
 
-    def _shape(self) -> int:
-        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped.
-
-        Returns how large a packet may be.
-        """
+    def _shape(self) -> None:
+        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
         *ranks, switch = self.namespaces
-        own = self.shape.own_rate_bits_per_s
+        rate = self.shape.own_rate_bits_per_s
         links, rates = ["link set lo up"], []
         for bridge in ("bridge", *(f"node{node}" for node in self.shape.nodes)):
             links += [f"link add {bridge} type bridge", f"link set {bridge} {UP}"]
@@ -212,13 +223,11 @@ class Lab:
             home = f"node{rank // self.shape.ranks_per_node}" if self.shape.nodes else "bridge"
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
             links += [f"link set port{rank} master {home} {UP}"]
-            rates += [_shape(f"port{rank}", own)]
+            rates += [_shape(f"port{rank}", rate)]
         _ip(links, switch)
         _ip(rates, switch, tool="tc")
         for name in ranks:
-            _ip([_shape(INTERFACE, own)], name, tool="tc")
-        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        return min(MAX_PACKET_BYTES, round(0.9 * burst_bytes(min(own, self.shape.rate_bits_per_s))))
+            _ip([_shape(INTERFACE, rate)], name, tool="tc")
 
 
 def attach(label: str) -> Lab:
@@ -244,7 +253,7 @@ def status() -> list[dict[str, Any]]:
             shape = LabShape.from_dict(state["shape"])
             row |= {"ranks": shape.workers, "link": shape.link}
         named = f"process {owner['pid']}" if owner else "persistent"
-        alive = _alive(owner) and _alive(state.get("link", {}))
+        alive = _alive(owner) and _alive(state["link"])
         rows.append({**row, "owner": "owner unknown" if owner == NOBODY else named, "alive": alive})
     return rows
 
@@ -262,9 +271,6 @@ def available() -> str:
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
         return NEEDS_ROOT
-    missing = " and ".join(tool for tool in ("ip", "tc") if shutil.which(tool) is None)
-    if missing:
-        return f"the lab needs {missing} (iproute2), not found on the PATH"
     try:
         with Lab(LabShape(1, 1e9)):
             return ""
@@ -290,9 +296,8 @@ def _run(argv: list[str], script: str = "") -> str:
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
     """Run commands of ``tool``, one by one, in that namespace."""
-    if commands:
-        inside = ["-n", namespace] if namespace else []
-        _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
+    inside = ["-n", namespace] if namespace else []
+    _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
@@ -325,6 +330,9 @@ def _remove(label: str) -> None:
 
 # -- who owns what ---------------------------------------------------------------------------
 
+NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
+"""The owner of a lab whose state is damaged: such a lab counts as dead."""
+
 
 @contextmanager
 def _registry() -> Iterator[None]:
@@ -337,33 +345,24 @@ def _registry() -> Iterator[None]:
     STATE.mkdir(parents=True, exist_ok=True)
     with open(STATE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with protocol.deferring(signal.SIGINT, *_TRAPPED):
+        with jobs.deferring(signal.SIGINT, *TRAPPED):
             yield
 
 
-NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
-"""The owner of a lab whose state is damaged: such a lab counts as dead."""
-
-
 def _states() -> dict[str, dict[str, Any]]:
-    """Read the state of each lab, by its label."""
-    states = {}
+    """Read the state of each lab, by its label; without a shape, and NOBODY's, where it is damaged."""
+    states: dict[str, dict[str, Any]] = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
-            states[path.stem] = _state(path.read_text())
+            try:
+                state = json.loads(path.read_text())
+                LabShape.from_dict(state["shape"])
+                for process in (state["owner"], state["link"]):
+                    _alive(process)
+            except (ValueError, TypeError, KeyError, AttributeError, UserError):
+                state = {"shape": None, "owner": NOBODY, "link": {}}
+            states[path.stem] = state
     return states
-
-
-def _state(text: str) -> dict[str, Any]:
-    """Read a state file; without a shape, and NOBODY's, where that is not what a lab writes."""
-    try:
-        state: dict[str, Any] = json.loads(text)
-        LabShape.from_dict(state["shape"])
-        for process in filter(None, (state["owner"], state.get("link"))):
-            _alive(process)
-    except (ValueError, TypeError, KeyError, AttributeError, UserError):
-        return {"shape": None, "owner": NOBODY}
-    return state
 
 
 def _start_ticks(pid: int) -> int | None:
@@ -381,34 +380,17 @@ def _identity(pid: int) -> dict[str, int | None]:
     return {"pid": pid, "start": _start_ticks(pid)}
 
 
-def _alive(owner: dict[str, Any]) -> bool:
-    """Return whether the process lives; without an owner (persistent) or a link (tbf) there is none to die.
+def _alive(process: dict[str, Any] | None) -> bool:
+    """Return whether a process lives; without an owner (persistent) or a link (tbf) there is none to die.
 
     The start time tells it from a later process that was given the same number.
     """
-    return not owner or _start_ticks(owner["pid"]) == owner["start"] is not None
+    return not process or _start_ticks(process["pid"]) == process["start"] is not None
 
 
 def _remove_dead() -> list[str]:
     """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
-    dead = [
-        label for label, row in _states().items() if not _alive(row["owner"] or row.get("link", {}))
-    ]
+    dead = [label for label, row in _states().items() if not _alive(row["owner"] or row["link"])]
     for label in dead:
         _remove(label)
     return dead
-
-
-_ours: dict[str, Lab] = {}
-"""Labs that this process has up and must take down."""
-
-_TRAPPED = (signal.SIGTERM, signal.SIGHUP)
-_trapped = ExitStack()
-"""What has them unwind the stack while a lab is up, as Ctrl-C does."""
-
-
-@atexit.register
-def _down_ours() -> None:
-    """Take down, as a last resort, a lab that was brought up without ``with``."""
-    for lab in list(_ours.values()):
-        lab.down()

@@ -1,12 +1,11 @@
 """What a case asks of its ranks, and what comes back of it: their recordings, as spans and as rows.
 
-Rank 0 appends each iteration to two files as soon as it is complete, so that a kill loses only the one
-under way.
+Rank 0 appends each iteration to a file when it is complete, so that a kill loses only the one under way.
 """
 
 from __future__ import annotations
 
-import io
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit.core.case import CASE_COLUMNS, Case
+from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import way_s
@@ -32,32 +31,22 @@ from ddlkit.core.sparse import (
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.run.instruments.vitals import Usage
 from ddlkit.run.jobs.launch import Place
+from ddlkit.run.vitals import Usage
 from ddlkit.store.files import append_text
 
 Floats = NDArray[np.float64]
 
-ITERATIONS, TIMELINE = "replay.csv", "timeline.csv"
-KEY = ["case", "repeat"]
+ITERATIONS = "replay.jsonl"
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 
 
-@dataclass(frozen=True)
-class PlannedCase:
-    """A case that can be replayed: its plan, and its workload before dilation.
-
-    Raises UserError where the case names other group ends than the plan has.
-    """
+class PlannedCase(NamedTuple):
+    """A case that can be replayed: its plan, and its workload before dilation."""
 
     case: Case
     workload: Workload
     plan: FusionPlan
-
-    def __post_init__(self) -> None:
-        if self.case.ends != (ends := ";".join(map(str, self.plan.ends))):
-            named = f"replay: case {self.case.key}"
-            raise UserError(f"{named} has ends {self.case.ends}, its plan has {ends}")
 
 
 def plan_case(
@@ -69,16 +58,14 @@ def plan_case(
     compute_s: float | None = None,
     **axes: Any,
 ) -> PlannedCase:
-    """Plan the profile by ``spec``, computing as long as one message of everything takes.
+    """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
 
-    Time is dilated so that communication and compute weigh alike, where a model of their overlap has
-    most to lose; or so that an iteration computes for ``compute_s``, whatever it sends.
+    Time is dilated so that an iteration computes as long as one message of everything takes, where a model
+    of their overlap has most to lose; or for ``compute_s``, whatever it sends.
 
     cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
         it knows of selecting is dilated, too, as a replay waits it out
-    axes : further fields of the Case, such as density, straggler, negotiated
-
-    Raises UserError for a plan that cannot be made for this profile.
+    axes : further fields of the Case, such as density, straggler
     """
     workload = profile.workload()
     wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
@@ -104,27 +91,6 @@ def plan_case(
     return PlannedCase(case, workload, plan)
 
 
-def check_cases(cases: Sequence[Case], ranks: int, place: Place) -> None:
-    """Raise UserError for cases that cannot be replayed together by ``ranks`` ranks in ``place``."""
-    for number, case in enumerate(cases):
-        densities = {"all_reduce": case.density == 1, "all_gather": 0 < case.density <= 1}
-        played = (case.kind, case.workers, case.link)
-        checks = {
-            f"({case.plan}) is asked for twice": case not in cases[:number],
-            f"is an {case.collective} of density {case.density}: dense gradients are all_reduced, "
-            "sparse ones all_gathered": densities.get(case.collective, False),
-            f"has {case.in_flight} messages in flight: one at a time is sent": case.in_flight == 1,
-            "has changes: links no longer change, replay it over two labs": not case.changes,
-            f"has straggler {case.straggler}, spread {case.straggler_spread}: at least 1, and alike in all "
-            "iterations": case.straggler >= 1 and not case.straggler_spread,
-            f"is a {case.kind} of {case.workers} ranks over {case.link}, not a replay of {ranks} over "
-            f"{place.name}": played == ("replay", ranks, place.name),
-        }
-        for complaint, right in checks.items():
-            if not right:
-                raise UserError(f"replay: case {case.key} {complaint}")
-
-
 @dataclass(frozen=True)
 class Script:
     """What a rank plays in one iteration; times in seconds from the common start, dilated.
@@ -148,16 +114,15 @@ class Script:
 
     @classmethod
     def from_case(cls, planned: PlannedCase, selection: Selecting | None = None) -> Script:
-        """Make the script of a case, and for one that waits selection out the recorded times of it.
-
-        Raises UserError where these are not given.
-        """
+        """Make the script of a case; one that gathers waits out recorded times of selection."""
         case, plan = planned.case, planned.plan
+        if case.negotiated:
+            raise UserError(f"replay: case {case.key}: v0.2-studies could replay negotiated cases")
         slow = planned.workload.scaled(case.dilation)
         elements = group_elements(slow, plan)
         sparse: dict[str, Sequence[Any]] = {}
         if case.collective == "all_gather":
-            if selection is None or not case.selection_sha256:
+            if selection is None:
                 raise UserError(f"replay: case {case.key} waits out selections of unknown times")
             waited_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
             kept = [selected(size, case.density) for size in elements]
@@ -204,19 +169,17 @@ class Script:
 # -- what comes back -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(NamedTuple):
     """One iteration of one rank, in seconds from the common start.
 
-    awake_s, selected_s, agreed_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had
-        selected, might post its messages, went on computing, and saw them complete
+    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had selected,
+        went on computing, and saw its messages complete
     forward_end_s : when the rank woke at the end of forward
     wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
     """
 
     awake_s: Floats
     selected_s: Floats
-    agreed_s: Floats
     posted_s: Floats
     done_s: Floats
     forward_end_s: float
@@ -226,15 +189,15 @@ class Recording:
 
     @classmethod
     def from_array(cls, values: Floats) -> Recording:
-        """Make the recording whose fields follow one another in an array (5 G + 4,), as ranks exchange it."""
-        return cls(*values[:-4].reshape(5, -1), *values[-4:].tolist())
+        """Make the recording whose fields follow one another in an array (4 G + 4,), as ranks exchange it."""
+        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
 
 
 class Replayed(NamedTuple):
     """Frames of a replay. All times are as they passed: those of the dilated workload.
 
     runs : rows of the ``runs`` schema, origin "replayed", one per iteration
-    timeline : rows of the ``timeline`` schema, of every rank, for the first rounds
+    timeline : rows of the ``timeline`` schema, of every rank, for the first round
     """
 
     runs: pd.DataFrame
@@ -244,9 +207,8 @@ class Replayed(NamedTuple):
 def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it may be posted and its predecessor has ended. "wait" is from the last post to
-    the end of the last collective. The backward pass of several gradients is two spans: until the first is
-    ready, and until the last.
+    A collective begins when it is posted and its predecessor has ended; "wait" begins with the last post. The
+    backward pass of several gradients is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -262,11 +224,10 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
 
     yield span("forward", -1, 0.0, seen.forward_end_s)
-    begin_s = seen.forward_end_s
-    free_s = np.hstack([0.0, seen.done_s[:-1]])
+    begin_s, free_s = seen.forward_end_s, 0.0
     for group, n_bytes in enumerate(script.bytes):
-        times = (seen.awake_s, seen.selected_s, seen.agreed_s, seen.done_s)
-        awake_s, selected_s, agreed_s, done_s = (float(one[group]) for one in times)
+        times = (seen.awake_s, seen.selected_s, seen.posted_s, seen.done_s)
+        awake_s, selected_s, posted_s, done_s = (float(time_s[group]) for time_s in times)
         first_s = max(begin_s, awake_s - script.buffered_s[group])
         if first_s < awake_s:
             yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
@@ -274,54 +235,44 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
         if script.kept:
             yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
-        if script.case.negotiated:
-            yield span("negotiate", group, selected_s, agreed_s, stream="negotiation")
         sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
-        start_s = max(agreed_s, float(free_s[group]))
-        yield span(script.case.collective, group, start_s, done_s, **sent)
-        begin_s = float(seen.posted_s[group])
+        yield span(script.case.collective, group, max(selected_s, free_s), done_s, **sent)
+        begin_s, free_s = posted_s, done_s
     yield span("wait", -1, seen.wait_s, seen.waited_s)
     yield span("update", -1, seen.waited_s, seen.end_s)
 
 
-# -- the files ---------------------------------------------------------------------------------
+# -- the file ----------------------------------------------------------------------------------
 
 
 def append_iteration(
-    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage, shown: bool
+    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage
 ) -> None:
-    """Add an iteration to the files in ``out``: its spans if ``shown``, then the row: it is complete."""
+    """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
     iteration_s = max(seen.end_s for seen in everyone)
     compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
-    key = pd.DataFrame({"case": [script.case.key], "repeat": [repeat]})
-    row = key.assign(
-        iteration=0,
-        iteration_s=iteration_s,
-        compute_s=compute_s,
-        exposed_communication_s=iteration_s - compute_s,
-        processor_load=used.busy,
-        processor_limited=used.limited,
-        stolen=used.stolen,
-        late=used.late,
-    )
-    frames = {ITERATIONS: row}
-    if shown:
-        spans = key.merge(make_timeline(script, everyone).to_frame(), how="cross")
-        frames = {TIMELINE: spans, **frames}
-    for name, frame in frames.items():
-        path = out / name
-        append_text(path, frame.to_csv(header=not path.exists(), index=False))
+    row = {
+        "case": script.case.key,
+        "repeat": repeat,
+        "iteration": 0,
+        "iteration_s": iteration_s,
+        "compute_s": compute_s,
+        "exposed_communication_s": iteration_s - compute_s,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
+        "late": used.late,
+    }
+    spans = [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
+    append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
-    """Return (case's key, repeat) of complete iterations in ``out``; the rest of the files is removed."""
-    rows, spans = _read_complete(out)
-    for name, frame in ((ITERATIONS, rows), (TIMELINE, spans)):
-        if frame.empty:
-            (out / name).unlink(missing_ok=True)
-        else:
-            frame.to_csv(out / name, index=False)
-    return list(zip(rows["case"].tolist(), rows["repeat"].tolist(), strict=True))
+    """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
+    text = _complete(out)
+    if (out / ITERATIONS).exists():
+        (out / ITERATIONS).write_text(text)
+    return [(row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())]
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
@@ -329,25 +280,21 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
 
     Raises UserError where there is none.
     """
-    rows, spans = _read_complete(out)
-    listed = [{"case": case.key, **asdict(case)} for case in cases]
-    described = pd.DataFrame(listed, columns=["case", *CASE_COLUMNS])
-    runs = rows.merge(described, on="case").assign(origin="replayed")
-    if runs.empty:
+    described = {case.key: asdict(case) for case in cases}
+    played = [(row, spans) for row, spans in map(json.loads, _complete(out).splitlines())]
+    played = [(row, spans) for row, spans in played if row["case"] in described]
+    if not played:
         raise UserError(f"replay: no iteration was completed in {out}")
-    return Replayed(runs, spans[spans["case"].isin(runs["case"])].reset_index(drop=True))
+    runs = [{**row, **described[row["case"]], "origin": "replayed"} for row, _ in played]
+    shown = [
+        {"case": row["case"], "repeat": row["repeat"], **span}
+        for row, spans in played
+        for span in spans
+    ]
+    columns = ["case", "repeat", *TIMELINE_COLUMNS]
+    return Replayed(pd.DataFrame(runs), pd.DataFrame(shown, columns=columns))
 
 
-def _read_complete(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Read rows and spans of the iterations that have both, of files that may have been cut anywhere."""
-    rows, spans = _read(out / ITERATIONS, KEY), _read(out / TIMELINE, [*KEY, *TIMELINE_COLUMNS])
-    return rows, spans.merge(rows[KEY], on=KEY)
-
-
-def _read(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Read the complete lines of a CSV file; without any, a frame with these columns and no row."""
-    text = path.read_text() if path.exists() else ""
-    complete = text[: text.rfind("\n") + 1]
-    if not complete:
-        return pd.DataFrame(columns=columns).astype({"repeat": int})
-    return pd.read_csv(io.StringIO(complete), dtype={"case": str})
+def _complete(out: Path) -> str:
+    text = (out / ITERATIONS).read_text() if (out / ITERATIONS).exists() else ""
+    return text[: text.rfind("\n") + 1]

@@ -1,8 +1,7 @@
 """The process of an emulated link: every packet between ranks passes it, by one TUN device in each namespace.
 
-``python -m ddlkit.run.lab.tunnel CONFIG``, a JSON object; `ddlkit.run.lab.emulated` starts it and asks it.
-Devices take and give packets of up to 64 KiB, whose check sums are still to be made (TSO), so that few of
-them cross between kernel and Python. Needs root.
+`ddlkit.run.lab.network` starts it, as root. Devices take and give packets of up to 64 KiB, whose check sums
+are still to be made (TSO), so that few of them cross between kernel and Python.
 
 A packet passes its sender's link, then its receiver's. It stands for the frames that the wire would carry:
 these follow one another through both links as on a real path (a switch need not have the last one to send
@@ -17,6 +16,7 @@ import gc
 import heapq
 import json
 import math
+import mmap
 import os
 import random
 import select
@@ -32,26 +32,26 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from ddlkit.core.link import FRAMING_BYTES
-from ddlkit.run.lab.conditions import Conditions
+from ddlkit.run.jobs import die_with_parent, enter
+from ddlkit.run.lab import Conditions
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
 INTERFACE = "eth0"
-LATE_S = 2e-4
-"""A packet that is written later than so much behind its due time is late, and one that is not taken."""
+CROSSED = struct.Struct("=4d")
+"""What has crossed: packets, late ones among them, and until the last, seconds and those of the processor."""
+LATE_S = 2e-4  # a packet that is written so much behind its due time, or not taken, is late
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 NEVER_S = math.inf
-PRIORITY = 2  # above gloo's threads: a link does not wait for those who use it
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
-# Least, first and most that TCP keeps in flight, above what any link holds: Linux's first, 64 KiB, grows with
-# what has been received, so that over a delay a message's time would hang on the messages before it.
+# Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what has been received, so
+# that over a delay a message's time would hang on the messages before it.
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
 WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
 _CSUM, _TSO4 = 0x1, 0x2
-_CLONE_NEWNET = 0x40000000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 # Before each packet: flags, kind of segments, bytes of headers, of a segment, where the sum starts and goes.
 _HEADER = struct.Struct("<BBHHHH")
@@ -76,13 +76,7 @@ class Size(NamedTuple):
 
 
 def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
-    """Cut a packet into frames: segments with a header each, if it has any, and framing around each.
-
-    >>> size_of(100)
-    Size(frames=1, frame_bytes=138, bytes=138)
-    >>> size_of(40 + 3000, header_bytes=40, segment_bytes=1460)
-    Size(frames=3, frame_bytes=1538, bytes=3234)
-    """
+    """Cut a packet into frames: segments with a header each, if it has any, and framing around each."""
     payload = ip_bytes - header_bytes
     if not segment_bytes or payload <= segment_bytes:
         whole = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
@@ -112,8 +106,8 @@ class Piece:
 class Line:
     """One direction of a link; free_s : when all that was given to it will have left; lost : frames."""
 
-    def __init__(self, rate_bits_per_s: float, loss: float, chance: random.Random) -> None:
-        self.bytes_per_s, self.loss, self.chance = rate_bits_per_s / 8, loss, chance
+    def __init__(self, bytes_per_s: float, loss: float, name: str) -> None:
+        self.bytes_per_s, self.loss, self.chance = bytes_per_s, loss, random.Random(name)
         self.free_s, self.lost = 0.0, 0
         self._until_loss = self._draw()
 
@@ -123,29 +117,27 @@ class Line:
         Returns when the first of them has left, and when all have.
         """
         size, stop = piece.size, piece.stop
-        n_bytes, frames = size.of(piece.start, stop), stop - piece.start
         begin_s = max(first_s, self.free_s)
-        left_s = begin_s + n_bytes / self.bytes_per_s
+        left_s = begin_s + size.of(piece.start, stop) / self.bytes_per_s
         if last_s > first_s:
             left_s = max(left_s, last_s + size.of(stop - 1, stop) / self.bytes_per_s)
         self.free_s = left_s
-        began_s = begin_s + size.frame_bytes / self.bytes_per_s if frames > 1 else left_s
-        return min(left_s, began_s), left_s
+        return min(left_s, begin_s + size.frame_bytes / self.bytes_per_s), left_s
 
     def spared(self, frames: int) -> int:
         """Return how many of that many frames pass until chance takes one; all if it takes none."""
-        if self._until_loss < 0 or self._until_loss >= frames:
-            self._until_loss -= frames if self._until_loss >= 0 else 0
+        if self._until_loss >= frames:
+            self._until_loss -= frames
             return frames
-        passed, self._until_loss = self._until_loss, self._draw()
+        passed, self._until_loss = int(self._until_loss), self._draw()
         self.lost += 1
         return passed
 
-    def _draw(self) -> int:
-        """Return how many frames pass until the next is lost; -1 where none ever is."""
+    def _draw(self) -> float:
+        """Return how many frames pass until the next is lost."""
         if not self.loss:
-            return -1
-        return int(math.log(1.0 - self.chance.random()) / math.log1p(-self.loss))
+            return math.inf
+        return math.log(1.0 - self.chance.random()) // math.log1p(-self.loss)
 
 
 class Shaper:
@@ -156,18 +148,10 @@ class Shaper:
 
     def __init__(self, rates_bits_per_s: Sequence[float], conditions: Conditions) -> None:
         self._how = conditions
+        rates = [rate / 8 * (1 - conditions.background) for rate in rates_bits_per_s]
         # Chance takes a frame once on its way, where it is sent.
-        self.up, self.down = (
-            [
-                Line(
-                    rate * (1 - conditions.background),
-                    loss,
-                    random.Random(f"{conditions.seed} {way}{n}"),
-                )
-                for n, rate in enumerate(rates_bits_per_s)
-            ]
-            for way, loss in (("up", conditions.loss), ("down", 0.0))
-        )
+        self.up = [Line(rate, conditions.loss, f"0 up{n}") for n, rate in enumerate(rates)]
+        self.down = [Line(rate, 0.0, f"0 down{n}") for n, rate in enumerate(rates)]
         self._events: list[tuple[float, int, Piece]] = []
         self._order = count()
         self._last_s: dict[tuple[bool, int, int], float] = {}
@@ -260,13 +244,6 @@ def folded(octets: bytes | bytearray) -> int:
 # -- the process -------------------------------------------------------------------------------
 
 
-def enter(namespace: str) -> None:
-    """Live in that network namespace from now on. Raises OSError."""
-    with open(namespace, "rb") as place:
-        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "cannot enter", namespace)
-
-
 def open_device(namespace: str, back: str) -> int:
     """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
     enter(namespace)
@@ -285,31 +262,41 @@ def open_device(namespace: str, back: str) -> int:
 
 
 class Tunnel:
-    """Devices joined by a shaper. ``prefix`` is what addresses begin with: rank r has r + 1 behind it."""
+    """Devices joined by a shaper.
 
-    def __init__(self, devices: Sequence[int], shaper: Shaper, prefix: str) -> None:
-        self.devices, self.shaper = devices, shaper
+    prefix : what addresses begin with: rank r has r + 1 behind it
+    crossed : memory that says what has crossed, as CROSSED
+    """
+
+    def __init__(
+        self, devices: Sequence[int], shaper: Shaper, prefix: str, crossed: mmap.mmap
+    ) -> None:
+        self.devices, self.shaper, self._crossed = devices, shaper, crossed
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
         self._ranks = {device: rank for rank, device in enumerate(devices)}
-        self.packets = self.late = 0  # written, and of these late
-        self.begun_s, self.heard_s = time.perf_counter(), 0.0
+        self._packets = self._late = 0
+        self._begun_s, self._heard_s = time.perf_counter(), 0.0
+
+    def serve(self) -> None:
+        """Carry packets for ever."""
+        while True:
+            next_s = self.shaper.next_s
+            rest_s = None if next_s == NEVER_S else next_s - self.now_s()
+            if rest_s is not None and rest_s < SPIN_S:
+                rest_s = 0.0
+            ready = select.select(self.devices, (), (), rest_s)[0]
+            self._heard_s = self.now_s()
+            for device in ready:
+                self.read(device)
+                self.write()  # a packet that is due does not wait for those that come
+            self.write()
 
     def now_s(self) -> float:
         """Return the seconds since it began."""
-        return time.perf_counter() - self.begun_s
-
-    def wait(self, others: Sequence[int]) -> list[int]:
-        """Return the descriptors among devices and ``others`` that can be read, until one is due."""
-        next_s = self.shaper.next_s
-        rest_s = None if next_s == NEVER_S else next_s - self.now_s()
-        if rest_s is not None and rest_s < SPIN_S:
-            rest_s = 0.0
-        ready = select.select([*self.devices, *others], (), (), rest_s)[0]
-        self.heard_s = self.now_s()
-        return ready
+        return time.perf_counter() - self._begun_s
 
     def read(self, device: int) -> None:
-        """Take a packet from a device: it was there when `wait` ended, and counts from then."""
+        """Take a packet from a device: it was there when waiting ended, and counts from then."""
         try:
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
@@ -317,7 +304,7 @@ class Tunnel:
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
             source = self._ranks[device]
-            self.shaper.send(self.heard_s, source, target, measured(packet), packet)
+            self.shaper.send(self._heard_s, source, target, measured(packet), packet)
 
     def write(self) -> None:
         """Give what has arrived to its devices."""
@@ -329,56 +316,39 @@ class Tunnel:
                 os.write(self.devices[piece.target], packet)
             except OSError:  # the device is down, or its memory is used up
                 late_s = NEVER_S
-            self.packets += 1
-            self.late += late_s > LATE_S
-
-    def crossed(self) -> dict[str, Any]:
-        """Return how many packets have crossed, how many of them late, and what that took, until now."""
-        spent = {"seconds": self.now_s(), "processor_s": time.process_time()}
-        return {**spent, "packets": self.packets, "late": self.late}
-
-
-def serve(tunnel: Tunnel, door: socket.socket, owner: int | None) -> None:
-    """Carry packets, and say to all who come what has crossed, until ``owner``, a pipe, closes."""
-    others = [door.fileno(), *([] if owner is None else [owner])]
-    while True:
-        for ready in tunnel.wait(others):
-            if ready == owner:
-                return
-            if ready == door.fileno():
-                with suppress(OSError), door.accept()[0] as line:
-                    line.setblocking(False)
-                    line.sendall(json.dumps(tunnel.crossed()).encode() + b"\n")
-            else:
-                tunnel.read(ready)
-                tunnel.write()  # a packet that is due does not wait for those that come
-        tunnel.write()
+            self._packets += 1
+            self._late += late_s > LATE_S
+            seconds = self.now_s(), time.process_time()
+            CROSSED.pack_into(self._crossed, 0, self._packets, self._late, *seconds)
 
 
 def main(config: Mapping[str, Any]) -> None:
     """Make the devices, say so, and be the link.
 
-    config : namespaces (files, the switch's last), socket (path), prefix, rates_bits_per_s, conditions, and
-        owned: whether to end with standard input
+    config : namespaces (files, the switch's last), crossed (file), prefix, rates_bits_per_s, conditions, and
+        owned: whether to die with who started it
     """
+    if config["owned"]:
+        die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     devices = [open_device(rank, switch) for rank in ranks]
     shaper = Shaper(config["rates_bits_per_s"], Conditions(**config["conditions"]))
     with suppress(PermissionError):  # without, it is late more often, and says so
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     gc.collect()
     gc.disable()  # nothing here goes round in circles
     # Freed memory stays ours: to fetch it anew for each large packet takes longer than to read that.
     for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         with suppress(AttributeError):  # another library than glibc
             ctypes.CDLL(None).mallopt(parameter, 2**30)
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(config["socket"])
-        door.listen(8)
-        print(READY, flush=True)
-        serve(Tunnel(devices, shaper, config["prefix"]), door, 0 if config["owned"] else None)
+    with open(config["crossed"], "w+b") as file:
+        file.write(bytes(CROSSED.size))
+        file.flush()
+        crossed = mmap.mmap(file.fileno(), CROSSED.size)
+    print(READY, flush=True)
+    Tunnel(devices, shaper, config["prefix"], crossed).serve()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ What ``bytes`` means for each is said in `ddlkit.core.link`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
+from functools import reduce
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,18 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
-from ddlkit.run.instruments.vitals import Usage
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, agree_all, gather_single, scatter_single, slowest
-from ddlkit.run.lab.emulated import Watch
+from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    Tables,
+    agree_all,
+    gather_single,
+    job,
+    scatter_single,
+    slowest,
+)
+from ddlkit.run.vitals import Usage, Watch
 
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
@@ -38,9 +46,8 @@ class CollectivesSettings:
     """Which collectives to time at which sizes, and how; raises UserError for what there is not.
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
-    messages_per_sample : messages posted at once; a sample is their mean, as nccl-tests takes it.
-        Training posts its groups so: what one message costs among others is less than a lone one, by the
-        time in which ranks come together, and by TCP's after a pause. SAMPLE_BYTES at most in all
+    messages_per_sample : messages posted at once, as training does, SAMPLE_BYTES at most; a sample is their
+        mean, as of nccl-tests: one among others costs less than a lone one
     tries : how often a size is measured, at most, while the machine's host disturbs it
     """
 
@@ -48,7 +55,6 @@ class CollectivesSettings:
     sizes: Sequence[int] = SIZES
     budget: Budget = BUDGET
     messages_per_sample: int = 1
-    seed: int = 0
     tries: int = 1
 
     def __post_init__(self) -> None:
@@ -62,41 +68,38 @@ class CollectivesSettings:
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
     """Yield a row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
 
-    The ranks start each sample together, from a barrier. They leave it a little apart, by up to about
-    the time of one small message, and the slowest rank's time includes waiting for the last to start:
-    so times below a few small messages are too long by a fraction of one. Large sizes are not touched.
+    The ranks leave the barrier before a sample a little apart, and the slowest rank's time includes waiting
+    for the last: times below a few small messages are too long by a fraction of one.
 
     Raises UserError when an element comes out wrong.
     """
+    nccl = me.backend == "nccl"
+    place = {
+        "backend": me.backend,
+        # gloo's own are rings; NCCL chooses by size unless it is told.
+        "algorithm": os.environ.get("NCCL_ALGO", "auto") if nccl else "ring",
+        "link": me.link,
+        "link_bits_per_s": me.link_bits_per_s,
+        "ranks": me.world_size,
+        "in_flight": 1,
+        # NCCL's messages are a device's own work, gloo's that of threads.
+        "clock": "device" if nccl else "wall",
+    }
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     for collective in settings.collectives:
         frames = []
-        for number, size in enumerate(sizes):
+        for seed, size in enumerate(sizes):
+            count = messages_at(size, settings.messages_per_sample)
             for _ in range(settings.tries):
                 watch = Watch(me.rank)
-                how = settings.budget, settings.seed + number, settings.messages_per_sample
-                seconds = measure_size(me, collective, size, *how)
+                checked = CheckedCollective(me, collective, size, seed, count)
+                seconds = _seconds(me, checked, settings.budget)
                 used = Usage(*slowest(astuple(watch.usage())).tolist())
                 if not used.disturbed:
                     break
-            labels = {
-                "collective": collective,
-                "backend": me.backend,
-                # gloo's own are rings; NCCL chooses by size unless it is told.
-                "algorithm": "ring"
-                if me.backend == "gloo"
-                else os.environ.get("NCCL_ALGO", "auto"),
-                "link": me.link,
-                "link_bits_per_s": me.link_bits_per_s,
-                "ranks": me.world_size,
-                "messages_per_sample": messages_at(size, settings.messages_per_sample),
-                "in_flight": max(1, me.gloo_threads),
-                "bytes": size,
-                "stolen": used.stolen,
-                "late": used.late,
-                "clock": clock_of(me),
-            }
+            labels = {"collective": collective, "messages_per_sample": count, "bytes": size}
+            labels |= {**place, "stolen": used.stolen, "late": used.late}
             frames.append(sample_rows(labels, seconds))
             median_s = float(np.median(seconds))
             rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
@@ -105,11 +108,6 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 f"{format_seconds(median_s)}, bus {rate:.3g} Gbit/s, {len(seconds)} samples"
             )
         yield {"collectives": pd.concat(frames, ignore_index=True)}
-
-
-def clock_of(me: Rank) -> str:
-    """Return by which clock messages are timed: NCCL's are a device's own work, gloo's that of threads."""
-    return "device" if me.backend == "nccl" else "wall"
 
 
 def whole_size(size: int, world_size: int) -> int:
@@ -123,12 +121,8 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
-def measure_size(
-    me: Rank, collective: str, size: int, budget: Budget, seed: int, messages_per_sample: int
-) -> Floats:
-    """Return seconds of every sample, of the slowest rank; the values of the last one are checked."""
-    count = messages_at(size, messages_per_sample)
-    checked = CheckedCollective(me, collective, size, seed, count)
+def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
+    """Return seconds of a message by sample, of the slowest rank; the values of the last one are checked."""
     synchronize = synchronizer(me.device)
 
     def together() -> None:
@@ -140,32 +134,30 @@ def measure_size(
         torch.cuda._sleep(HOLD_CYCLES)
         return timed(checked.run, me.device)()
 
-    action = held if clock_of(me) == "device" else checked.run
+    action = held if me.backend == "nccl" else checked.run
     seconds = measure(action, budget, synchronize=synchronize, setup=together, agree=agree_all)
     checked.check()
-    return slowest(seconds) / count
+    return slowest(seconds) / len(checked.buffers)
 
 
 class CheckedCollective:
     """One collective on one size, of random integers in float32 whose sums are exact.
 
-    mine : what this rank contributes, different on every rank; buffers : (count, n) where the results of
-    ``count`` equal messages appear; expected : what must stand in each afterwards
+    mine : what this rank contributes; buffers : (count, n) results of ``count`` equal messages; expected :
+        what must stand in each afterwards
     """
 
     def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
-        self.collective = collective
-        elements = size // _ELEMENT_BYTES
-        share = _shares(seed, elements // me.world_size if collective == "all_gather" else elements)
-        mine = share(me.rank)
+        self.collective, elements = collective, size // _ELEMENT_BYTES
         if collective == "all_gather":
-            expected = torch.cat([share(number) for number in range(me.world_size)])
-        else:
-            expected = torch.zeros(elements)
-            for number in range(me.world_size):
-                expected += share(number)
-            if collective == "reduce_scatter":
-                expected = expected.chunk(me.world_size)[me.rank]
+            elements //= me.world_size
+        random = torch.Generator().manual_seed(seed)
+        vector = torch.randint(-_LARGEST, _LARGEST, (elements,), generator=random).float()
+        shares = (vector.roll(number * _SHIFT) for number in range(me.world_size))
+        mine = vector.roll(me.rank * _SHIFT)
+        expected = torch.cat([*shares]) if collective == "all_gather" else reduce(torch.add, shares)
+        if collective == "reduce_scatter":
+            expected = expected.chunk(me.world_size)[me.rank]
         start = mine if collective == "all_reduce" else torch.full_like(expected, float("nan"))
         everything = (tensor.to(me.device) for tensor in (mine, start, expected))
         self.mine, self._start, self.expected = everything
@@ -195,12 +187,3 @@ class CheckedCollective:
                 f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements came out "
                 "wrong: no time is recorded, mend the network or the library first"
             )
-
-
-def _shares(seed: int, elements: int) -> Callable[[int], torch.Tensor]:
-    """Return (elements,) of each rank: one random vector, rotated by a different amount for every rank."""
-    generator = torch.Generator().manual_seed(seed)
-    vector = torch.randint(
-        -_LARGEST, _LARGEST, (elements,), generator=generator, dtype=torch.float32
-    )
-    return lambda rank: vector.roll(rank * _SHIFT)

@@ -2,7 +2,7 @@
 
 Five kernels of the paper, a matrix product and attention, each alone and beside the stand-in or the copy
 engine. That both ran at the same time is proven for every row: ``overlap_share`` is the share of the kernel's
-time in which the communication ran too. Beside NCCL: `nccl_one_gpu`; on processors: `shared_kernels`.
+time in which the communication ran too. Beside NCCL itself: `nccl_one_gpu`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
-from ddlkit.run.measure.layers import computing, device_named
+from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
+from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.standin import (
     BLOCKS,
     THREADS,
@@ -33,7 +34,7 @@ from ddlkit.run.measure.standin import (
     Passage,
     Traffic,
 )
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
 
@@ -51,8 +52,6 @@ class Scale:
 
 PAPER = Scale(images=64, side=224, product=8192, attention=(4, 32, 4096, 128))
 TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
-# Of what is this quick there are samples enough for an interval of the median that says something.
-QUICK_S, QUICK_REPEATS = 0.05, 20
 IDLE = "idle"  # no kernel: what the communication does by itself
 
 
@@ -63,11 +62,6 @@ class Kernel:
     shape: tuple[int, ...]
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
-
-    def columns(self) -> dict[str, str]:
-        """Return its input's shape and type, as columns of tables."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {"shape": "x".join(map(str, self.shape)), "dtype": dtype}
 
     def on(self, device: torch.device) -> Compute:
         """Return the kernel on fresh random input there; forward only."""
@@ -85,14 +79,18 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     image = (scale.images, 64, scale.side, scale.side)
     pixels = scale.side**2
     square = (scale.product, scale.product)
-    convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
     attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
+
+    def module(kind: Callable[..., nn.Module], *sizes: int, **options: Any) -> Any:
+        return lambda x: partial(kind(*sizes, **options).to(x.device), x)
+
+    convolve = module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
     return {
-        "average_pooling": Kernel(image, fp32, _module(nn.AvgPool2d, 3, stride=2, padding=1)),
-        "batch_norm": Kernel(image, fp32, _module(nn.BatchNorm2d, 64)),
+        "average_pooling": Kernel(image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)),
+        "batch_norm": Kernel(image, fp32, module(nn.BatchNorm2d, 64)),
         "convolution": Kernel(image, fp32, convolve),
-        "linear": Kernel((scale.images, 64, pixels), fp32, _module(nn.Linear, pixels, 64)),
-        "relu": Kernel(image, fp32, _module(nn.ReLU, inplace=True)),
+        "linear": Kernel((scale.images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
+        "relu": Kernel(image, fp32, module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: partial(torch.mm, x, x.clone())),
         "attention": Kernel(
             scale.attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
@@ -100,14 +98,12 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
     }
 
 
-def _module(
-    kind: Callable[..., nn.Module], *sizes: int, **options: Any
-) -> Callable[[torch.Tensor], Compute]:
-    return lambda x: partial(kind(*sizes, **options).to(x.device), x)
-
-
-_COUNTS = ("blocks", "threads", "taken_blocks", "taken_threads", "registers", "shared_bytes")
-_SEEN = ("bytes_per_s_asked", "bytes_per_s", "overlap_share")
+_NONE: dict[str, Any] = {
+    "communication": "none",
+    **dict.fromkeys(("blocks", "threads", "taken_blocks", "taken_threads", "registers"), 0),
+    **dict.fromkeys(("shared_bytes", "cluster", "fifo_bytes"), 0),
+    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
+}
 
 
 def kernel_rows(
@@ -118,66 +114,26 @@ def kernel_rows(
     seconds: Floats,
 ) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    labels: dict[str, Any] = {
+    labels = {
         "kernel": name,
-        **(kernel.columns() if kernel else {"shape": "none", "dtype": "none"}),
+        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
+        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
         "device": device.type,
-        "communication": "none",
-        **dict.fromkeys((*_COUNTS, "cluster", "fifo_bytes"), 0),
-        **dict.fromkeys(_SEEN, 0.0),
     }
-    return sample_rows({**labels, **beside}, seconds)
+    return sample_rows({**labels, **_NONE, **beside}, seconds)
 
 
-# -- beside the stand-in and the copy engine ---------------------------------------------------
+# -- in rounds -----------------------------------------------------------------------------------
+
+# Of what is this quick there are samples enough for an interval of the median that says something.
+QUICK_S, QUICK_REPEATS = 0.05, 20
+LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took turns
 
 
-def measure_beside_standin(
-    device: str, name: str, scale: Scale, footprints: Sequence[Footprint], budget: Budget
-) -> pd.DataFrame:
-    """Measure table ``contention``: a kernel alone and beside the stand-in of each footprint, in turn.
-
-    name : of `kernels`, or "idle"; budget : for all of it together, as of `_rounds`
-
-    ``seconds`` are the GPU's own. The kernel starts once every block of the stand-in runs. ``bytes_per_s``
-    is what the stand-in moved while the kernel ran; registers are those that the compiler gave.
-
-    Raises UserError for a device that is no GPU, a stand-in that does not compile, and where not even the
-    first footprint can be measured; Partial where a later one cannot, with those before it.
-    """
-    _needs_gpu(device)
-    with computing(f"{name} beside the stand-in", device) as place, torch.no_grad():
-        return all_or_partial(
-            "contention", _rounds(name, scale, place, GpuStandIn(), footprints, budget)
-        )
-
-
-def measure_beside_copies(
-    device: str, names: Sequence[str], scale: Scale, budget: Budget
-) -> pd.DataFrame:
-    """Measure table ``contention``: kernels alone and beside copies of host and GPU, each way and both.
-
-    Copy engines take no multiprocessor: what a kernel loses beside them is memory's bandwidth alone.
-    ``communication`` says which way, as "copy_engine_h2d". budget : for each kernel
-
-    Raises as `measure_beside_standin` does.
-    """
-    _needs_gpu(device)
-    with computing("kernels beside copies", device) as place, torch.no_grad():
-        copies = CopyEngine(place)
-        each = (_rounds(name, scale, place, copies, WAYS, budget) for name in names)
-        return all_or_partial("contention", itertools.chain.from_iterable(each))
-
-
-def _needs_gpu(device: str) -> None:
-    if device_named(device).type != "cuda":
-        raise Unavailable("no stand-in and no copy engine: needs a GPU")
-
-
-def _rounds(
+def rounds(
     name: str,
     scale: Scale,
-    place: torch.device,
+    device: torch.device,
     neighbour: Any,
     ways: Sequence[Any],
     budget: Budget,
@@ -194,7 +150,7 @@ def _rounds(
     Raises, at the end, what the failing one did; at once, if it was the first.
     """
     kernel = None if name == IDLE else kernels(scale)[name]
-    compute = kernel.on(place) if kernel else neighbour.idle
+    compute = kernel.on(device) if kernel else neighbour.idle
     compute()  # loads and allocates what cannot be while the neighbour runs
     tried_s: dict[Any, float] = {None: _passage(neighbour, None, compute)[0]}
     failed: Exception | None = None
@@ -202,10 +158,10 @@ def _rounds(
         try:
             tried_s[way] = _together(neighbour, way, compute, tried_s[None])
         except Exception as error:
+            if way == ways[0]:
+                raise
             failed = error
             break
-    if failed and len(tried_s) == 1:
-        raise failed
     quick = max(budget.min_repeats, QUICK_REPEATS)
     fewest = {way: quick if s < QUICK_S else budget.min_repeats for way, s in tried_s.items()}
     begin_s = perf_counter()
@@ -215,7 +171,7 @@ def _rounds(
         for way in (way for way in tried_s if not late or sample < fewest[way]):
             seconds, seen = _passage(neighbour, way, compute)
             columns = seen if way is None else seen | neighbour.columns(way)
-            frames.append(kernel_rows(name, kernel, place, columns, np.array([seconds])))
+            frames.append(kernel_rows(name, kernel, device, columns, np.array([seconds])))
         if not frames:
             break
         yield pd.concat(frames, ignore_index=True).assign(sample=sample)
@@ -236,13 +192,12 @@ def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[st
 def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
     """Return seconds of a first computation. Raises UserError where it took turns with its neighbour.
 
-    A profiler does that, and a GPU with one queue: each passage would then last as long as the
-    neighbour does when nobody stops it, and show nothing.
+    A profiler does that, and a GPU with one queue: each passage would last as long as the neighbour can.
     """
     for _ in range(neighbour.chances):
         seconds, seen = _passage(neighbour, way, compute)
         share = seen["overlap_share"]
-        if share >= neighbour.least_overlap and seconds - alone_s <= neighbour.most_extra_s:
+        if share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
             return seconds
     raise taking_turns("a kernel", way, seconds, alone_s, share)
 
@@ -250,6 +205,7 @@ def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> flo
 def taking_turns(
     name: str, company: object, seconds: float, alone_s: float, share: float
 ) -> UserError:
+    """Return what to raise where a kernel and its company did not run at the same time."""
     return UserError(
         f"beside {company} {name} took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
         f"and both ran at the same time for {share:.0%} of it: something has them take turns"
@@ -272,19 +228,18 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 class CopyEngine:
     """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
 
-    How many these must be follows from the time of one, and from those of what was last computed, alone
-    and beside any. Where that is held up they end too early, which a second chance may mend.
+    How many follows from the time of one, and of what was last computed. Where that is held up they end
+    too early, which a second chance may mend.
     """
 
-    least_overlap, most_extra_s = GpuStandIn.least_overlap, GpuStandIn.most_extra_s
     chances = 3
 
-    def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
-        self._device, self._chunk_bytes = device, chunk_bytes
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._streams = {way: torch.cuda.Stream(device) for way in DIRECTIONS}
         self._ends = {}  # (target, source) of each direction
         for way in DIRECTIONS:
-            host = torch.zeros(chunk_bytes, dtype=torch.uint8, pin_memory=True)
+            host = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             there = host.to(device)
             self._ends[way] = (there, host) if way == "h2d" else (host, there)
         self._alone = self._last = timed(self.idle, device)()
@@ -292,7 +247,7 @@ class CopyEngine:
         self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
 
     def columns(self, way: str) -> dict[str, Any]:
-        """Which way is copied, as columns of table ``contention``: no multiprocessor is taken."""
+        """Return which way is copied, as columns of table ``contention``: no multiprocessor is taken."""
         return {"communication": f"copy_engine_{way}"}
 
     def idle(self) -> None:
@@ -301,23 +256,22 @@ class CopyEngine:
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
-        here = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self._device)
         directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
         computing_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
         copying_s = max(LEAST_COPIES_S, AS_LONG * computing_s)
-        count = 1 + math.ceil(copying_s / self._copy_s)
         line, inside = Marks(self._device), Marks(self._device)
         line.mark()
         for direction in directions:
-            self._streams[direction].wait_stream(here)
+            self._streams[direction].wait_stream(current)
         for direction in directions:
             with torch.cuda.stream(self._streams[direction]):
                 line.mark()
-                for number in range(count):
+                for number in range(1 + math.ceil(copying_s / self._copy_s)):
                     self._copy(direction)
                     line.mark()
                     if number == 0:
-                        here.wait_stream(self._streams[direction])
+                        current.wait_stream(self._streams[direction])
         torch.cuda._sleep(HOLD_CYCLES)
         line.mark()
         inside.mark()
@@ -325,9 +279,8 @@ class CopyEngine:
         inside.mark()
         line.mark()
         self._last = inside
-        if way is None:
-            self._alone = inside
-        return Passage(inside, lambda: flow(line.seconds(), len(directions), self._chunk_bytes))
+        self._alone = self._alone if way else inside
+        return Passage(inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES))
 
     def _copy(self, way: str) -> None:
         target, source = self._ends[way]
@@ -335,16 +288,15 @@ class CopyEngine:
 
 
 def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
-    """What was copied while a computation ran.
+    """Return what was copied while a computation ran.
 
     seconds : from any moment on, of that moment itself; for each direction, of the copies' beginning and
         of each one's end; of the computation's beginning and end
     """
-    opened_s, closed_s = map(float, seconds[-2:])
+    opened_s, closed_s = map(float, window := seconds[-2:])
     lines: Sequence[Floats] = np.split(seconds[1:-2], directions) if directions else []
-    window = np.array([opened_s, closed_s])
     sent = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
-    begins_s, ends_s = (tuple(float(line[at]) for line in lines) for at in (0, -1))
+    begins_s, ends_s = ([float(line[at]) for line in lines] for at in (0, -1))
     return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(sent)) * chunk_bytes)
 
 
@@ -355,35 +307,50 @@ Case = tuple[str, Callable[[], pd.DataFrame], float]
 # nothing, so that only room is taken, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
 FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
-FEW, BRIEF = ("convolution", "attention"), Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+FEW = ("convolution", "attention")
+# Kernels, their sizes, and what to spend on each.
+_BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+_LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
 
-def _plan(brief: bool) -> tuple[Scale, Budget, Sequence[str]]:
-    """Return sizes, what to spend on a kernel, and which ones; ``brief``: in seconds."""
-    long = Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
-    return (TINY, BRIEF, FEW) if brief else (PAPER, long, tuple(kernels(PAPER)))
+def measure_beside(
+    device: str, names: Sequence[str], ways: Sequence[Any], scale: Scale, budget: Budget
+) -> pd.DataFrame:
+    """Return table ``contention``: kernels alone and beside the stand-in, or the copy engine, in turn.
+
+    names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
+
+    ``seconds`` are the GPU's own, from when its neighbour runs; ``bytes_per_s`` is what that moved. Raises
+    UserError where not even the first way can be measured; Partial where a later one cannot.
+    """
+    if device == "cpu":
+        raise Unavailable("no stand-in and no copy engine: needs a GPU")
+    what = f"{', '.join(names)} beside communication"
+    with computing(what, device) as place, torch.no_grad():
+        neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
+        each = (rounds(name, scale, place, neighbour, ways, budget) for name in names)
+        return all_or_partial("contention", itertools.chain.from_iterable(each))
 
 
 def cases(device: str, brief: bool) -> Iterator[Case]:
-    """Yield (name, measurement, seconds that it takes); ``brief``: in seconds, not minutes."""
-    scale, budget, names = _plan(brief)
+    """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
+    names, scale, budget = _BRIEF if brief else _LONG
     on_gpu = device.startswith("cuda")
     for name in (*names, IDLE) if on_gpu else names[:1]:
-        measure = partial(measure_beside_standin, device, name, scale, _footprints(brief), budget)
+        measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
         yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
 
 
 def copy_case(device: str, brief: bool) -> Case:
     """Return, as one of `cases`, all kernels beside copies; nobody waits for it where there is no GPU."""
-    scale, budget, names = _plan(brief)
-    budget = replace(budget, max_s=budget.max_s / 4)
+    names, scale, budget = _BRIEF if brief else _LONG
+    shorter = replace(budget, max_s=budget.max_s / 4)
     each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
     estimate_s = 3.0 + len(names) * each_s if device.startswith("cuda") else 0.0
-    measure = partial(measure_beside_copies, device, names, scale, budget)
-    return "copy-engine", measure, estimate_s
+    return "copy-engine", partial(measure_beside, device, names, WAYS, scale, shorter), estimate_s
 
 
-def _footprints(brief: bool) -> list[Footprint]:
+def footprints(brief: bool) -> list[Footprint]:
     """Return at full speed the whole grid; threads matter less where a rate is kept."""
     if brief:
         return [Footprint(1, 64), Footprint(4, 512, 1e9), Footprint(2, 128, fifo_bytes=FIFO_BYTES)]
@@ -392,3 +359,43 @@ def _footprints(brief: bool) -> list[Footprint]:
     paced = itertools.product(RATES[1:], BLOCKS, few)
     grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in paced]
     return grid + [Footprint(blocks, few[-1], 0.0, FIFO_BYTES) for blocks in BLOCKS]
+
+
+# -- by what communication can be given more or less ----------------------------------------------
+
+# Variables of the environment that NCCL reads, and options of a communicator, each since which version.
+_CONTROLS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
+    **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
+    "NCCL_LAUNCH_ORDER_IMPLICIT": (2, 26),
+    **dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), (2, 17)),
+}
+
+
+def offered() -> pd.DataFrame:
+    """Return table ``controls``: what this installation offers (sharing Fig 1), and why not the rest."""
+    rows = [
+        ("environment" if name.isupper() else "communicator", name, _lacking(name, since))
+        for name, since in _CONTROLS.items()
+    ]
+    unused = "torch does not pass it on, and nothing here needs it"
+    rows.append(("call", "nccl4py NCCLCollConfig", unused))  # as the paper gave NCCL one of its own
+    table = pd.DataFrame(rows, columns=["level", "control", "reason"])
+    outcomes = ["absent" if why else "offered" for why in table["reason"]]
+    table = table.assign(outcome=outcomes, reason=table["reason"].replace("", "none"))
+    return table.assign(operation="none", asked_blocks=0, taken_blocks=0, taken_threads=0)
+
+
+def _lacking(control: str, since: tuple[int, int]) -> str:
+    """Return why a variable, or an option, is not there; "" if it is."""
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} has no NCCL"
+    version: tuple[int, ...] = torch.cuda.nccl.version()
+    if version[:2] < since:
+        there, needed = (".".join(map(str, numbers)) for numbers in (version, since))
+        return f"NCCL {there} is older than {needed}"
+    if control.isupper():
+        return ""
+    options: Any = dist.ProcessGroupNCCL.Options()
+    offers = hasattr(getattr(options, "config", None), control)
+    return "" if offers else f"torch {torch.__version__} does not pass it on"

@@ -1,45 +1,55 @@
-"""Train VGG-16 as published and with its dense layers replaced, and follow the loss (osf Fig 9).
+"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
 
-The networks are an eighth as wide as published and see drawn pictures (`ddlkit.run.nets.pictures`), so that
-two cores train them in minutes. Whatever is not the head is the same for all: pictures and their order,
-first weights of the convolutions, optimiser, schedule.
+Two cores train them in minutes: they are an eighth as wide as published, or small, and see drawn pictures
+or sentences. Of one seed all but what is compared is the same: data and order, first weights, optimiser.
+
+Sparsified methods are fusion plans for one exchange, made for a network's layers as counted, with the costs
+of the authors' published code, so that every machine trains under the same ones, and equal ones once.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.plan import FusionPlan
+from ddlkit.core.sparse import ELEMENT_BYTES, selected
+from ddlkit.core.workload import Workload
+from ddlkit.model import make_plan
+from ddlkit.papers.omgs.cluster import published_cost
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.nets import pictures, zoo
+from ddlkit.run.measure.selection import PlayedExchange
+from ddlkit.run.nets import drawn, zoo
 
-NETWORKS: dict[str, Callable[[int], nn.Module]] = {
-    "vgg16_eighth": zoo.vgg16_eighth,
-    "vgg16_eighth_replaced": zoo.vgg16_eighth_replaced,
-    "vgg16_eighth_no_dropout": partial(zoo.vgg16_eighth, dropout=0.0),
-}
-"""Number of classes -> network. The replaced one has no dropout, so it has two to be compared with."""
+Say = Callable[[str], object]
+Examples = tuple[Tensor, ...]
+"""Inputs and labels."""
+Score = tuple[float, float]
+"""Mean loss, and share that is right."""
 
 _MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
-_EVALUATED_AT_ONCE = 200
+_JUDGED_AT_ONCE = 100
+_CLASSES = len(drawn.CLASSES)
 
 
 @dataclass(frozen=True)
 class Recipe:
     """How every network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
 
-    decay : of weights, per step and rate; largest_gradient : norm to which a longer gradient is cut
+    batch : of all ranks; decay : of weights, per step and rate; largest_gradient : norm to which a longer
+    gradient is cut; images : or sequences of a language model
     """
 
     epochs: int = 40
@@ -53,101 +63,209 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch; the last one may be smaller."""
-        return -(-self.training_images // self.batch)
+        """Return the whole batches of an epoch."""
+        return self.training_images // self.batch
 
     def rate_share(self, step: int) -> float:
         """Return the rate's share in a step from 0: half a cosine to zero, less in the first epoch."""
         falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
         return falling * min(1.0, (step + 1) / self.steps)
 
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return SGD that cuts a gradient which is too long before a step, and changes its rate after it."""
+        how: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.decay}
+        sgd = torch.optim.SGD(model.parameters(), self.learning_rate, **how)
+        schedule = torch.optim.lr_scheduler.LambdaLR(sgd, self.rate_share)
 
-class Optimizer:
-    """SGD as a recipe says, of a model's parameters."""
+        def cut(*_: object) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), self.largest_gradient)
 
-    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
-        self.parameters, self.recipe = list(model.parameters()), recipe
-        self._sgd = torch.optim.SGD(
-            self.parameters, recipe.learning_rate, recipe.momentum, weight_decay=recipe.decay
-        )
-        self._schedule = torch.optim.lr_scheduler.LambdaLR(self._sgd, recipe.rate_share)
-        self.zero_grad = self._sgd.zero_grad
-
-    def step(self) -> None:
-        """Cut the gradient where it is too long, and take a step."""
-        nn.utils.clip_grad_norm_(self.parameters, self.recipe.largest_gradient)
-        self._sgd.step()
-        self._schedule.step()
+        sgd.register_step_pre_hook(cut)
+        sgd.register_step_post_hook(lambda *_: schedule.step())
+        return sgd
 
 
-@lru_cache(maxsize=1)
-def data(recipe: Recipe) -> tuple[pictures.Pictures, pictures.Pictures]:
-    """Return the pictures to train on, and those that no training sees."""
-    return pictures.draw(recipe.training_images, 0), pictures.draw(recipe.held_out_images, 1)
+# -- networks and data -------------------------------------------------------------------------
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "vgg16_eighth": partial(zoo.vgg16_eighth, _CLASSES),
+    "vgg16_eighth_replaced": partial(zoo.vgg16_replaced, _CLASSES, zoo.EIGHTH, zoo.EIGHTH_POOLINGS),
+    "vgg16_eighth_no_dropout": partial(zoo.vgg16_eighth, _CLASSES, dropout=0.0),
+}
+"""Of osf Fig 9. The replaced one has no dropout, so it has two to be compared with."""
+
+RANKS = 4  # that train together in omgs Fig 3
+STEPS, UNITS = 20, 64  # words of a sequence, and units of a layer of the LSTM
+SIDE = 32  # of a picture, averaged down to the size of those in CIFAR-10
 
 
-def on_device(drawn: pictures.Pictures, device: torch.device) -> TensorDataset:
-    """Return the pictures as the networks see them, and their labels."""
-    inputs = (torch.from_numpy(drawn.images).float() / 255 - _MEAN) / _SPREAD
-    labels = torch.from_numpy(drawn.labels)
-    return TensorDataset(inputs.to(device, memory_format=torch.channels_last), labels.to(device))
+class Task(NamedTuple):
+    """What is trained on several ranks: a network, by pictures or sentences, at which density, how."""
+
+    build: Callable[[], nn.Module]
+    text: bool
+    density: float
+    recipe: Recipe
+
+
+# Rates were chosen by dense training with another seed than those recorded.
+_VGG = Recipe(12, 32, 0.02, 0.9, 1e-4, math.inf, 2400, 600)
+_RESNET = Recipe(12, 32, 0.05, 0.9, 1e-4, math.inf, 2400, 600)
+_WORDS = Recipe(20, 16, 1.0, 0.9, 0.0, 1.0, 2112, 600)
+_LSTM = partial(zoo.LanguageModel, UNITS, len(drawn.WORDS), dropout=0.0)
+TASKS: dict[str, Task] = {
+    "vgg16_cifar_eighth": Task(partial(zoo.vgg16_cifar, _CLASSES, zoo.EIGHTH), False, 0.001, _VGG),
+    "resnet20_half": Task(partial(zoo.resnet20_half, _CLASSES), False, 0.001, _RESNET),
+    "lstm_sentences": Task(_LSTM, True, 0.005, _WORDS),
+}
+"""Densities are those of omgs Tab IV. Momentum, decay and rate of the LSTM are those of the paper and of its
+authors' code, but for the LSTM's momentum and largest gradient (there 0 and 0.25), with which nothing is
+learned in so few steps."""
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """Return a network with first weights by He et al. (2015): without them 16 layers do not begin to learn.
+    """Return a network with the first weights of that seed: torch's own, or for NETWORKS by He et al. (2015).
 
-    Of one seed the convolutions start alike in every network. Raises UserError for an unknown network.
+    Without these 16 layers do not begin to learn; convolutions start alike in every network.
     """
-    if network not in NETWORKS:
-        raise UserError(f"unknown network {network!r}: use one of {', '.join(NETWORKS)}")
-    model = NETWORKS[network](len(pictures.CLASSES))
-    random = torch.Generator().manual_seed(seed)
-    for layer in model.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=random)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-    return model
+    if network in NETWORKS:
+        model = NETWORKS[network]()
+        random = torch.Generator().manual_seed(seed)
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=random)
+                nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
+        return model
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return TASKS[network].build()
 
 
-def orders(images: int, epochs: int, seed: int) -> Iterator[Tensor]:
-    """Yield (images,) rows in the order in which each epoch shows them: by seed, whatever the network."""
-    random = torch.Generator().manual_seed(seed)
-    for _ in range(epochs):
-        yield torch.randperm(images, generator=random)
+@lru_cache(maxsize=4)
+def _drawn(text: bool, count: int, held_out: bool) -> Any:
+    """Return the pictures, or the text, to train on, or those that no training sees."""
+    seed = int(held_out)
+    return drawn.draw_text(count * STEPS + 1, seed) if text else drawn.draw_pictures(count, seed)
 
 
-Score = tuple[float, float]
-"""Mean loss, and share that is right."""
+def examples(network: str, count: int, held_out: bool) -> Examples:
+    """Return so many inputs and labels of a network, on the CPU."""
+    text = network in TASKS and TASKS[network].text
+    data = _drawn(text, count, held_out)
+    if text:
+        words, following = data.sequences(STEPS)
+        return torch.from_numpy(words), torch.from_numpy(following)
+    images = (torch.from_numpy(data.images).float() / 255 - _MEAN) / _SPREAD
+    if network in TASKS:
+        images = nn.functional.adaptive_avg_pool2d(images, SIDE)
+    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(data.labels)
 
 
-def followed(
-    what: str,
-    recipe: Recipe,
-    train_epoch: Callable[[], Score],
-    judge: Callable[[], dict[str, Score]],
-    say: Callable[[str], object],
-) -> pd.DataFrame:
-    """Train all epochs; return rows of what ``judge`` finds, before training and after every epoch.
+# -- training ----------------------------------------------------------------------------------
 
-    Columns: epoch, measured_on ("running": all batches of the epoch, while they train, or a key of what
-    ``judge`` gives, which has "held_out"), loss, accuracy, seconds (of training the epoch).
 
-    Raises UserError when the loss is no longer a number.
+class _Training:
+    """A network in training, by ranks that one process plays, one after the other.
+
+    networks : by rank; they share all parameters, and have statistics of batch normalisation of their own
+    exchange : None for dense training, whose gradients add up by themselves
     """
-    rows: list[tuple[int, str, float, float, float]] = []
-    for epoch in range(recipe.epochs + 1):
-        start_s = time.perf_counter()
-        scores = {"running": train_epoch()} if epoch else {}
-        seconds = (time.perf_counter() - start_s) if epoch else 0.0
-        scores |= judge()
-        if not all(math.isfinite(loss) for loss, _ in scores.values()):
-            raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
-        rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
-        if epoch % max(1, recipe.epochs // 4) == 0:
-            loss, right = scores["held_out"]
-            say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
-    return pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
+
+    def __init__(
+        self,
+        network: str,
+        seed: int,
+        recipe: Recipe,
+        device: torch.device,
+        ranks: int,
+        exchange: Callable[[nn.Module], PlayedExchange] | None = None,
+    ) -> None:
+        torch.manual_seed(seed)  # of dropout
+        self.recipe, self.model = recipe, started(network, seed).to(device)
+        shared = {id(p): p for p in self.model.parameters()}
+        self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
+        self.exchange = exchange(self.model) if exchange else None
+        self.optimizer = recipe.optimizer(self.model)
+        counts = {False: recipe.training_images, True: recipe.held_out_images}
+        self.training, self.held_out = (
+            tuple(part.to(device) for part in examples(network, n, out))
+            for out, n in counts.items()
+        )
+        self._orders = torch.Generator().manual_seed(seed)
+
+    def epoch(self) -> Score:
+        """Train on the whole batches of another order; return the score of them before their steps."""
+        recipe = self.recipe
+        for network in self.networks:
+            network.train()
+        order = torch.randperm(recipe.training_images, generator=self._orders)
+        batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
+        loss, right, count = np.sum([self._step(rows) for rows in batches], axis=0).tolist()
+        return loss / count, right / count
+
+    def _step(self, rows: Tensor) -> Any:
+        """Do one iteration; return all ranks' summed loss, number right, labels."""
+        total, ranks = np.zeros(3), len(self.networks)
+        self.optimizer.zero_grad()
+        for rank, network in enumerate(self.networks):
+            inputs, labels = (part[rows[rank::ranks]] for part in self.training)
+            logits, labels = network(inputs), labels.flatten()
+            loss = nn.functional.cross_entropy(logits, labels)
+            (loss if self.exchange else loss / ranks).backward()
+            if self.exchange:
+                self.exchange.take(rank)
+            right = int((logits.argmax(1) == labels).sum())
+            total += [len(labels) * loss.item(), right, len(labels)]
+        if self.exchange:
+            self.exchange.finish()
+        self.optimizer.step()
+        return total
+
+    @torch.no_grad()
+    def judged(self, inputs: Tensor, labels: Tensor) -> Score:
+        """Return the score without dropout, by the mean of all ranks' statistics."""
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(torch.stack([n.get_buffer(name) for n in self.networks]).mean(0))
+        self.model.eval()
+        labels = labels.flatten()
+        logits = torch.cat([self.model(part) for part in inputs.split(_JUDGED_AT_ONCE)])
+        loss = nn.functional.cross_entropy(logits, labels)
+        return loss.item(), (logits.argmax(1) == labels).float().mean().item()
+
+    def followed(
+        self, what: str, judged_on: Mapping[str, Examples], labels: Mapping[str, Any], say: Say
+    ) -> pd.DataFrame:
+        """Train all epochs; return rows of the scores before training and after every epoch.
+
+        Columns besides ``labels`` and the recipe's: epoch, measured_on ("running": all batches of the epoch,
+        while they train, or a key of ``judged_on``), loss, accuracy, seconds (of training the epoch).
+        """
+        rows: list[tuple[int, str, float, float, float]] = []
+        recipe = self.recipe
+        for epoch in range(recipe.epochs + 1):
+            start_s = time.perf_counter()
+            scores = {"running": self.epoch()} if epoch else {}
+            seconds = (time.perf_counter() - start_s) if epoch else 0.0
+            scores |= {name: self.judged(*part) for name, part in judged_on.items()}
+            if not all(math.isfinite(loss) for loss, _ in scores.values()):
+                raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
+            rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
+            if epoch % max(1, recipe.epochs // 4) == 0:
+                loss, right = scores["held_out"]
+                say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
+        table = pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
+        device = next(self.model.parameters()).device.type
+        return table.assign(
+            device=device,
+            threads=torch.get_num_threads() if device == "cpu" else 0,
+            parameters=sum(p.numel() for p in self.model.parameters()),
+            images=recipe.training_images,
+            batch=recipe.batch,
+            learning_rate=recipe.learning_rate,
+            epochs=recipe.epochs,
+            **labels,
+        )
 
 
 def train(
@@ -157,74 +275,114 @@ def train(
     *,
     device: str = "cpu",
     threads: int | None = None,
-    say: Callable[[str], object] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> pd.DataFrame:
-    """Return table ``convergence``: loss and accuracy before training and after every epoch.
+    """Return table ``convergence``: loss and accuracy of one of NETWORKS before and after every epoch.
 
     ``measured_on`` is "running" (with dropout), "training" (as many training images as are held out, without
-    dropout) or "held_out". seed : of first weights, order and dropout; threads : of the CPU, None for
-    torch's default; say : gets a line every few epochs
-
-    Raises UserError for an unknown network or device, and when the loss is no longer a number.
+    dropout) or "held_out". Raises UserError when the loss is no longer a number.
     """
-    with computing(what := f"{network}, seed {seed}", device, threads=threads) as place:
-        with torch.random.fork_rng():
-            training, held_out = (on_device(drawn, place) for drawn in data(recipe))
-            torch.manual_seed(seed)  # of dropout
-            model = started(network, seed).to(place)
-            shown = orders(len(training), recipe.epochs, seed)
-            parts = {"training": training[: len(held_out)], "held_out": held_out[:]}
-            rows = followed(
-                what,
-                recipe,
-                partial(_epoch, model, training, Optimizer(model, recipe), shown),
-                lambda: {name: _evaluate(model, *part) for name, part in parts.items()},
-                say,
-            )
-        return pd.DataFrame({**_labels(network, model, seed, recipe), **rows})
+    what = f"{network}, seed {seed}"
+    with computing(what, device, threads=threads) as place, torch.random.fork_rng():
+        training = _Training(network, seed, recipe, place, ranks=1)
+        first = tuple(part[: recipe.held_out_images] for part in training.training)
+        dense = [layer for layer in training.model.modules() if isinstance(layer, nn.Linear)]
+        labels = {
+            "network": network,
+            "seed": seed,
+            "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
+            "classes": _CLASSES,
+            "data_sha256": _drawn(False, recipe.training_images, False).sha256,
+        }
+        judged_on = {"training": first, "held_out": training.held_out}
+        return training.followed(what, judged_on, labels, say)
 
 
-def _labels(network: str, model: nn.Module, seed: int, recipe: Recipe) -> dict[str, Any]:
-    device = next(model.parameters()).device.type
-    dense = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    return {
-        "network": network,
-        "device": device,
-        "seed": seed,
-        "threads": torch.get_num_threads() if device == "cpu" else 0,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
-        "classes": len(pictures.CLASSES),
-        "images": recipe.training_images,
-        "data_sha256": data(recipe)[0].sha256,
-        "batch": recipe.batch,
-        "learning_rate": recipe.learning_rate,
-        "epochs": recipe.epochs,
-    }
+# -- sparsified --------------------------------------------------------------------------------
+
+METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
+"""Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""
+DENSE = "dense"
+PLANNED_BACKWARD_S = 0.1
+"""How long a network's backward pass takes where its plans are made: see `planned`."""
 
 
-def _epoch(
-    model: nn.Module, images: TensorDataset, optimizer: Optimizer, shown: Iterator[Tensor]
-) -> Score:
-    """Train on the images in the next order; loss and accuracy of batches before their steps."""
-    model.train()
-    total = np.zeros(2)
-    for rows in next(shown).split(optimizer.recipe.batch):
-        inputs, labels = images[rows]
-        logits = model(inputs)
-        loss = nn.functional.cross_entropy(logits, labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += [len(rows) * loss.item(), int((logits.argmax(1) == labels).sum())]
-    mean_loss, accuracy = (total / len(images)).tolist()
-    return mean_loss, accuracy
+@cache
+def workload(network: str) -> Workload:
+    """Return a network's tensors, with PLANNED_BACKWARD_S shared out by their layers' FLOP, and by size."""
+    model = started(network, 0)
+    inputs, _ = examples(network, 1, True)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(inputs)
+    counts = counter.get_flop_counts()
+    flops = {name.partition(".")[2]: sum(counts[name].values()) for name in counts}
+    sizes = {name: p.numel() for name, p in reversed([*model.named_parameters()])}
+    layers = [name.rpartition(".")[0] for name in sizes]
+    whole = dict.fromkeys(layers, 0)
+    for layer, size in zip(layers, sizes.values(), strict=True):
+        whole[layer] += size
+    shares = np.array([flops.get(layer, 0) / whole[layer] for layer in layers]) * [*sizes.values()]
+    backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
+    n_bytes = [ELEMENT_BYTES * size for size in sizes.values()]
+    return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
 
 
-@torch.no_grad()
-def _evaluate(model: nn.Module, inputs: Tensor, labels: Tensor) -> Score:
-    """Mean loss and accuracy without dropout."""
-    model.eval()
-    logits = torch.cat([model(part) for part in inputs.split(_EVALUATED_AT_ONCE)])
-    loss = nn.functional.cross_entropy(logits, labels)
-    return loss.item(), (logits.argmax(1) == labels).float().mean().item()
+def planned(network: str) -> dict[str, FusionPlan]:
+    """Return methods, joined by "+" where their plans are the same -> the plan, at the published costs."""
+    work, cost = workload(network), published_cost(RANKS, TASKS[network].density)
+    names: dict[tuple[int, ...], list[str]] = {}
+    for method, spec in METHODS.items():
+        names.setdefault(make_plan(spec, work, cost).ends, []).append(method)
+    return {"+".join(methods): FusionPlan(methods[0], ends) for ends, methods in names.items()}
+
+
+@dataclass(frozen=True)
+class SparseTraining:
+    """One training by RANKS: dense, or by the methods that ``plan`` is of."""
+
+    network: str
+    method: str
+    seed: int
+    recipe: Recipe
+    plan: FusionPlan | None = None
+
+
+def trainings(network: str, seed: int, epochs: int = 0) -> Iterator[SparseTraining]:
+    """Yield what is trained of a network and seed, dense and every plan; epochs : in place of its own."""
+    recipe = TASKS[network].recipe
+    recipe = replace(recipe, epochs=epochs or recipe.epochs)
+    for methods, plan in {DENSE: None, **planned(network)}.items():
+        yield SparseTraining(network, methods, seed, recipe, plan)
+
+
+def train_sparse(settings: SparseTraining, *, say: Say = lambda line: None) -> pd.DataFrame:
+    """Return table ``sparse_convergence``: loss and accuracy before training and after every epoch.
+
+    All RANKS are played by this process on one thread of the CPU. ``measured_on`` is "running" or "held_out".
+    Raises UserError when the loss is no longer a number.
+    """
+    network, seed, plan, recipe = settings.network, settings.seed, settings.plan, settings.recipe
+    what = f"{network}, {settings.method}, seed {seed}"
+    task = TASKS[network]
+    density = task.density if plan else 1.0
+    exchange = partial(PlayedExchange, plan=plan, density=density, ranks=RANKS) if plan else None
+    with computing(what, "cpu", threads=1) as place, torch.random.fork_rng():
+        training = _Training(network, seed, recipe, place, RANKS, exchange)
+        sizes = [p.numel() for p in training.model.parameters()]
+        ends = plan.ends if plan else ()
+        groups = np.add.reduceat(sizes[::-1], (0, *ends[:-1])).tolist() if plan else []
+        labels = {
+            "network": network,
+            "method": settings.method,
+            "seed": seed,
+            "ends": ";".join(map(str, ends)),
+            "schedule": "constant",
+            "density": density,
+            "messages": max(1, len(groups)),
+            "selected": sum(selected(size, density) for size in groups) or sum(sizes),
+            "ranks": RANKS,
+            "backend": "played",
+            "tensors": len(sizes),
+            "data_sha256": _drawn(task.text, recipe.training_images, False).sha256,
+        }
+        return training.followed(what, {"held_out": training.held_out}, labels, say)

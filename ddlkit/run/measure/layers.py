@@ -5,16 +5,14 @@ nobody waits) when a layer starts and when a gradient has been accumulated:
 
 * forward: the time from a layer's start to the next layer's start belongs to the layer (activations, pooling
   and the loss to the layer before them); its first tensor carries it all, and its FLOPs (2 per multiply-add).
-* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first.
-  The profile's order is the reverse of that in which gradients became ready, in which
-  DistributedDataParallel fills its buckets. Of gradients that one operation makes together (a recurrent
-  layer's) the first to be accumulated carries the time, the others none.
+* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. The
+  profile's order is the reverse of that in which gradients became ready. Of gradients that one operation
+  makes together (a recurrent layer's) the first to be accumulated carries the time, the others none.
 * update: SGD with momentum, and clearing the gradients.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,21 +28,13 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model.predictor import HOST_BOUND, issue_share
-from ddlkit.run.instruments.clock import (
-    Budget,
-    Marks,
-    measure_interleaved,
-    measure_on,
-    rows_by,
-    synchronizer,
-)
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.sessions.session import ran_out_of_memory, say
+from ddlkit.run.sessions import ran_out_of_memory, say
 
-PRECISIONS = ("fp32", "tf32", "bf16")
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 
 
@@ -74,23 +64,16 @@ class Training:
     def watched(
         self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
-        """Call back when a layer starts and when a gradient is ready.
-
-        A layer is a module that owns parameters; it goes by its first tensor, usually the weight. Both
-        callbacks get the name of a tensor; one that several layers share has the first one's name.
-        """
+        """Call back with the name of a starting layer's first tensor, and of one whose gradient is ready."""
         names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
         with ExitStack() as hooks:
             for module in self.model.modules():
-                own = [names[p] for p in module.parameters(recurse=False) if p in names]
-                if own:
-                    handle = module.register_forward_pre_hook(lambda *_, at=own[0]: on_layer(at))
-                    hooks.callback(handle.remove)
-            for tensor, name in names.items():
-                handle = tensor.register_post_accumulate_grad_hook(
-                    lambda _, at=name: on_gradient(at)
-                )
-                hooks.callback(handle.remove)
+                for p in [p for p in module.parameters(recurse=False) if p in names][:1]:
+                    before = module.register_forward_pre_hook(lambda *_, at=names[p]: on_layer(at))
+                    hooks.enter_context(before)
+            for p, name in names.items():
+                after = p.register_post_accumulate_grad_hook(lambda _, at=name: on_gradient(at))
+                hooks.enter_context(after)
             yield
 
 
@@ -129,31 +112,17 @@ class _Order:
         return shares
 
 
-def device_named(name: str | torch.device) -> torch.device:
-    """Return cpu or a CUDA device that is there. Raises UserError for any other name."""
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(name)):
-        raise UserError(f"unknown device {name!r}: use cpu or cuda")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
-        raise UserError(f"device {name!r} is not there: torch sees {gpus} GPUs")
-    return device
-
-
 @contextmanager
 def computing(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
     """Compute on a device with this precision and this many CPU threads; afterwards as before.
 
-    Raises UserError for what cannot be had, and where memory runs out while computing ``what``.
+    Raises UserError for tf32 on a CPU, and where memory runs out while computing ``what``.
     """
-    place = device_named(device)
-    if precision not in PRECISIONS:
-        raise UserError(f"unknown precision {precision!r}: use {', '.join(PRECISIONS)}")
+    place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
         raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
-    if threads is not None and threads < 1:
-        raise UserError(f"{threads} threads: must be at least 1")
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     with ExitStack() as before:
         before.callback(torch.set_num_threads, torch.get_num_threads())
@@ -172,8 +141,7 @@ def computing(
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
     """Return (..., k) spans of the time line on which each point is that of the last rank to reach it.
 
-    A synchronous step waits for whoever comes last, at every point anew; the slowest time of each span
-    by itself would add up to more than any rank takes.
+    The slowest time of each span by itself would add up to more than any rank takes.
     """
     ends = np.cumsum(spans, axis=-1)
     return np.diff(slowest(ends.ravel()).reshape(ends.shape), prepend=0.0, axis=-1)
@@ -182,7 +150,6 @@ def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
 def profile_layers(
     network: str,
     batch: int,
-    *,
     device: str = "cpu",
     precision: str = "fp32",
     budget: Budget | None = None,
@@ -191,27 +158,23 @@ def profile_layers(
 ) -> tuple[LayerProfile, pd.DataFrame]:
     """Time forward, backward and update of one training iteration, tensor by tensor.
 
-    Medians over the repeats, forward and backward each rescaled to the median of the iterations without
-    hooks: the sums of the profile are the medians in the samples.
-
-    budget, threads : how long, and with how many CPU threads (None: torch's default)
     me : where all ranks of a job profile at this same time; the profile is then that of a step which
         always waits for the slowest of them
 
-    Returns the profile, and the samples as a table: one row per quantity (hooked_iteration,
+    Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
+    without hooks; and the samples as a table: a row per repeat and quantity (hooked_iteration,
     unhooked_iteration, forward, backward, update; on a GPU also issue, after which the host had asked for
-    all of an unhooked iteration, and graph_iteration, as of `replay`) and repeat. Raises UserError for an
-    unknown network, device or precision, a batch or thread count below 1, and when memory runs out.
+    all of an unhooked iteration, and graph_iteration, as of `replay`). Raises UserError for an unknown
+    network, a batch below 1, and as `computing`.
     """
     slowest = peers.slowest if me else np.asarray
     with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
-        on_gpu = _on_gpu(training, issue, me is None) if place.type == "cuda" else {}
+        on_gpu = {"issue": issue, **_graph(training, me)} if place.type == "cuda" else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
-    profile = _profile(network, batch, training, order, phases, spans)
     quantities = {
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
@@ -219,8 +182,8 @@ def profile_layers(
         **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
     labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
-    labels["ranks"] = me.world_size if me else 1
-    return profile, rows_by("quantity", quantities, labels)
+    samples = clock.rows_by("quantity", quantities, {**labels, "ranks": me.world_size if me else 1})
+    return _profile(network, training, order, phases, spans), samples
 
 
 def layer_tables(
@@ -233,8 +196,7 @@ def layer_tables(
     me: Rank | None = None,
 ) -> Tables:
     """Return tables ``layers`` and ``samples`` of `profile_layers`."""
-    how: dict[str, Any] = {"device": device, "precision": precision, "budget": budget, "me": me}
-    profile, samples = profile_layers(network, batch, threads=threads, **how)
+    profile, samples = profile_layers(network, batch, device, precision, budget, threads, me)
     if (share := issue_share(samples)) > HOST_BOUND:
         say(f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration")
     ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
@@ -242,22 +204,21 @@ def layer_tables(
 
 
 def _profile(
-    network: str, batch: int, training: Training, order: _Order, phases: Floats, spans: Floats
+    network: str, training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
-    """Share out medians of (repeats, 3) phases without hooks by those of (repeats, s + n) spans."""
+    """Return medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
     named = dict(training.model.named_parameters())
     tensors = tuple(reversed(order.ready))
-    parameters = np.array([named[tensor].numel() for tensor in tensors])
     return LayerProfile(
         network=network,
         device=training.labels.device.type,
-        batch=batch,
+        batch=len(training.inputs),
         tensor=tensors,
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
-        parameters=parameters,
-        gradient_bytes=parameters * [named[tensor].element_size() for tensor in tensors],
+        parameters=np.array([named[tensor].numel() for tensor in tensors]),
+        gradient_bytes=np.array([named[tensor].nbytes for tensor in tensors]),
         forward_s=order.by_tensor(forward * (forward_s / forward.sum())),
         backward_s=(backward * (backward_s / backward.sum()))[::-1],
         flops=order.by_tensor(order.flops),
@@ -270,9 +231,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
 
     And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
     """
+    device, issue_s = training.labels.device, list[float]()
     runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
-    issue_s: list[float] = []
-    device = training.labels.device
 
     def run_plain() -> None:
         runs["plain"].append(Marks(device))
@@ -285,64 +245,51 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
         with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
             training.iterate(marks.mark)
 
-    how: Any = {"agree": peers.agree_all} if me else {}
+    how: dict[str, Any] = {"synchronize": clock.synchronizer(device)}
+    how |= {"agree": peers.agree_all} if me else {}
     actions = {"plain": run_plain, "watched": run_watched}
-    samples = measure_interleaved(actions, budget, synchronize=synchronizer(device), **how)
-    repeats = len(samples["plain"])
+    repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
     plain, watched = (np.array([m.seconds() for m in run[-repeats:]]) for run in runs.values())
     return plain, watched, np.array(issue_s[-repeats:])
 
 
-def _on_gpu(training: Training, issue: Floats, alone: bool) -> dict[str, Floats]:
-    """Return what there is only on a GPU: seconds of issuing, and of a graph where one can be made."""
-    if not alone:
-        return {"issue": issue}
+def _graph(training: Training, me: Rank | None) -> dict[str, Floats]:
+    """Return seconds of a graph, for one process where one can be made."""
     try:
-        return {"issue": issue, "graph_iteration": replay(training)}
+        return {} if me else {"graph_iteration": replay(training)}
     except RuntimeError as error:
         say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
-        return {"issue": issue}
+        return {}
 
 
 def replay(training: Training) -> Floats:
-    """Time whole iterations as one CUDA graph: what the GPU needs where no host has to ask for it, seconds.
+    """Return seconds of whole iterations as one CUDA graph: what the GPU needs where no host has to ask.
 
-    Raises RuntimeError for a network that waits for the GPU within an iteration, and out of memory: a
-    graph keeps its own.
+    Raises RuntimeError for a network that waits for the GPU within, and out of memory: a graph has its own.
     """
-    device, stream = training.labels.device, torch.cuda.Stream()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # libraries make themselves at home in each stream they meet
         training.iterate(lambda: None)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         training.iterate(lambda: None)
-    return measure_on(device, graph.replay, GRAPH)
-
-
-# -- on several ranks at once ------------------------------------------------------------------
+    return clock.measure_on(training.labels.device, graph.replay, GRAPH)
 
 
 @dataclass(frozen=True)
 class LayersSettings:
-    """What CONFIG.json of the job ``layers`` may hold; see `profile_layers`.
-
-    networks : batch by network; threads : of each rank, by default as many as it has joined with
-    """
+    """What CONFIG.json of the job ``layers`` may hold: batch by network, and how long for each."""
 
     networks: Mapping[str, int]
-    precision: str = "fp32"
     budget: Budget = Budget()
-    threads: int | None = None
 
 
 @job(LayersSettings, "layers", "samples")
 def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
     """Profile one network after the other, each on all ranks at the same time, as they train."""
-    how = settings.precision, settings.budget, settings.threads or me.torch_threads, me
+    how = str(me.device), "fp32", settings.budget, me.torch_threads, me
     for network, batch in settings.networks.items():
-        tables = layer_tables(network, batch, str(me.device), *how)
-        yield tables
+        yield (tables := layer_tables(network, batch, *how))
         compute_s = tables["layers"][["forward_s", "backward_s"]].to_numpy().sum()
         me.say(f"{network}, batch {batch}: {compute_s:.3f} s forward and backward")

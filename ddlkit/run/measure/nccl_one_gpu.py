@@ -1,26 +1,23 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
-What one GPU can show of the real thing, and a check of the stand-in: the same kernels beside the same blocks
-and threads, in the same table ``contention``. Each rank runs a kernel of its own, so twice the blocks are
-taken. Nothing crosses a link: messages pass through the GPU's memory.
+The same kernels beside the same blocks and threads as of the stand-in, in the same table ``contention``.
+Each rank runs a kernel of its own, so twice the blocks are taken. Nothing crosses a link.
 
 NCCL allows it from 2.30.3 on, as an experiment (NCCL_MULTI_RANK_GPU_ENABLE); where both kernels do not find
 room at the same time, it hangs. So every setting has a process of its own, which is ended when its time is
-up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be too old; both may be loaded.
+up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be too old.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
-from dataclasses import dataclass, replace
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,17 +29,16 @@ from ddlkit.core.link import bus_factor
 from ddlkit.core.timeline import merge
 from ddlkit.core.units import MIB
 from ddlkit.formats import kineto
-from ddlkit.run.instruments import clock
-from ddlkit.run.instruments.clock import Budget, Floats, Marks, measure_interleaved
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.job import Tables, job
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.measure.standin import Compute, in_wheels
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
 OLDEST = 23003  # 2.30.3
@@ -58,71 +54,44 @@ VARIABLES = {
 }
 AS_LONG = 4.0  # how long messages beside a kernel last, over its time alone
 LEAST_OVERLAP = 0.1  # of a kernel: less is the end of one beside the begin of the other
-HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the first message's kernel has started
 
 _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
-# As in nccl.h: the type that is returned (a status, or words), then those of the arguments.
-_FUNCTIONS: dict[str, tuple[type, ...]] = {
-    "ncclGetVersion": (c_int, POINTER(c_int)),
-    "ncclGetErrorString": (c_char_p, c_int),
-    "ncclGetLastError": (c_char_p, c_void_p),
-    "ncclCommInitAll": (c_int, POINTER(c_void_p), c_int, POINTER(c_int)),
-    "ncclGroupStart": (c_int,),
-    "ncclGroupEnd": (c_int,),
-    "ncclAllReduce": (
-        *(c_int, c_void_p, c_void_p, c_size_t),  # from, to, elements
-        *(c_int, c_int, c_void_p, c_void_p),  # type, operation, communicator, stream
-    ),
-}
 
 
 class Nccl:
-    """One libnccl, by its path, bound to itself even where torch has loaded another.
-
-    Raises Unavailable where there is none that has all functions.
-    """
+    """One libnccl, bound to itself even where torch has loaded another. Raises Unavailable without it."""
 
     def __init__(self, path: str) -> None:
         mode = os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0)
         try:
             self._library = ctypes.CDLL(path, mode=mode)
-            for name, (result, *arguments) in _FUNCTIONS.items():
-                function = getattr(self._library, name)
-                function.restype, function.argtypes = result, arguments
+            for words in (self._library.ncclGetErrorString, self._library.ncclGetLastError):
+                words.restype = c_char_p
         except (OSError, AttributeError) as error:
             raise Unavailable(f"no NCCL that can be used: {error}") from None
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function. Raises UserError with NCCL's words where it fails."""
-        status = getattr(self._library, name)(*arguments)
-        if status:
+        if status := getattr(self._library, name)(*arguments):
             words = self._library.ncclGetErrorString(status), self._library.ncclGetLastError(None)
             what, why = ((text or b"no reason given").decode(errors="replace") for text in words)
             raise UserError(f"{name}: {what}: {why}")
 
-    @property
-    def version(self) -> int:
-        """Return it as NCCL counts: 23003 is 2.30.3."""
-        number = c_int()
-        self.call("ncclGetVersion", byref(number))
-        return number.value
-
 
 def library() -> str:
     """Return the library that DDLKIT_NCCL names, or else the one in torch's wheels, or its plain name."""
-    wheels = importlib.util.find_spec("nvidia")
-    places = (wheels.submodule_search_locations if wheels else None) or ()
-    brought = [path for place in places for path in Path(place).glob("nccl/lib/libnccl.so.2")]
-    return os.environ.get(LIBRARY) or next(map(str, brought), "libnccl.so.2")
+    brought = map(str, in_wheels("nccl/lib/libnccl.so.2"))
+    return os.environ.get(LIBRARY) or next(brought, "libnccl.so.2")
 
 
 def unavailable() -> str:
     """Return why NCCL cannot have two ranks on one GPU here; "" if it may."""
+    number = c_int()
     try:
-        version = Nccl(library()).version
+        Nccl(library()).call("ncclGetVersion", byref(number))
     except UserError as error:
         return str(error)
-    if version >= OLDEST:
+    if (version := number.value) >= OLDEST:
         return ""
     named = ".".join(map(str, (version // 10000, version // 100 % 100, version % 100)))
     return (
@@ -131,21 +100,16 @@ def unavailable() -> str:
 
 
 class TwoRanks:
-    """Two ranks of NCCL on one device: a communicator, a stream and a message each.
-
-    Raises UserError where NCCL fails, and where its sums are wrong.
-    """
+    """Two ranks of NCCL on one device. Raises UserError where it fails, and where its sums are wrong."""
 
     def __init__(self, nccl: Nccl, device: torch.device, message_bytes: int) -> None:
         self._nccl, self._device = nccl, device
-        on_gpu = device.type == "cuda"
         self.wait = clock.synchronizer(device)
         self.wait()  # makes torch's context, which NCCL then finds
-        self._streams = [torch.cuda.Stream(device) for _ in range(RANKS)] if on_gpu else []
-        self.messages = [
-            torch.full((message_bytes // 4,), float(rank + 1), device=device)
-            for rank in range(RANKS)
-        ]
+        count = RANKS if device.type == "cuda" else 0
+        self._streams = [torch.cuda.Stream(device) for _ in range(count)]
+        first = torch.arange(1.0, RANKS + 1, device=device)
+        self.messages = [*first[:, None].repeat(1, message_bytes // 4)]
         self._communicators = (c_void_p * RANKS)()
         devices = (c_int * RANKS)(*[device.index or 0] * RANKS)
         nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
@@ -159,12 +123,11 @@ class TwoRanks:
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
-        each = zip(self.messages, self._communicators, handles, strict=True)
         self._nccl.call("ncclGroupStart")
-        for message, communicator, handle in each:
-            place = message.data_ptr()
-            how = message.numel(), _FLOAT32, _SUM, communicator, handle
-            self._nccl.call("ncclAllReduce", place, place, *how)
+        for message, *who in zip(self.messages, self._communicators, handles, strict=True):
+            place, count = c_void_p(message.data_ptr()), c_size_t(message.numel())
+            how = _FLOAT32, _SUM, *map(c_void_p, who)
+            self._nccl.call("ncclAllReduce", place, place, count, *how)
         self._nccl.call("ncclGroupEnd")
         return self._join
 
@@ -181,17 +144,12 @@ class TwoRanks:
 
 @dataclass(frozen=True)
 class OneGpuSettings:
-    """What CONFIG.json of the job ``one_gpu`` may hold.
-
-    blocks, threads : what NCCL is asked for; names : of `contention.kernels`; budget : for each of them
-    """
+    """What CONFIG.json of the job ``one_gpu`` may hold: a budget for each kernel of these names."""
 
     scale: Scale
     budget: Budget
     names: Sequence[str]
     message_bytes: int
-    blocks: int = 0
-    threads: int = 0
 
 
 def measure_on_one_gpu(
@@ -203,8 +161,7 @@ def measure_on_one_gpu(
 ) -> Tables:
     """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
 
-    pairs : (blocks, threads) that NCCL is asked for, instead of those in ``settings``; each has a process
-        of its own, which is ended after ``limit_s``
+    pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after ``limit_s``
 
     Raises Unavailable where NCCL is too old; UserError when the first pair fails, or hangs; Partial with
     what there is when a later one does.
@@ -213,18 +170,12 @@ def measure_on_one_gpu(
         raise Unavailable(reason)
 
     def under(blocks: int, threads: int) -> pd.DataFrame:
-        with launch.workspace(None) as out:
-            asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
-            variables = VARIABLES | {name: str(count) for name, count in asked.items()}
-            return launch.launch(
-                one_gpu_job,
-                replace(settings, blocks=blocks, threads=threads),
-                ranks=1,
-                place=Loopback(name="one-gpu", variables=variables),
-                join={"backend": "gloo", "on_gpu": on_gpu},
-                timeout_s=limit_s,
-                out=out,
-            )["contention"]
+        asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
+        variables = VARIABLES | {name: str(count) for name, count in asked.items()}
+        how: Any = {"place": Loopback(name="one-gpu", variables=variables), "timeout_s": limit_s}
+        how |= {"join": {"backend": "gloo", "on_gpu": on_gpu}}
+        rows: pd.DataFrame = launch.launch(one_gpu_job, settings, ranks=1, **how)["contention"]
+        return rows
 
     return {"contention": all_or_partial("contention", (under(*pair) for pair in pairs))}
 
@@ -233,9 +184,10 @@ def measure_on_one_gpu(
 def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
     """Yield one kernel after the other, in the one process that is both ranks.
 
-    Raises UserError, at the end, for kernels that did not run at the same time as the messages.
+    Kernels that did not run at the same time as the messages are said and left out. Raises UserError where
+    none did.
     """
-    turns = []
+    measured = 0
     with computing("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
         for name in settings.names:
@@ -243,11 +195,13 @@ def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
             alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
             share = float(rows["overlap_share"].max())
             if share < LEAST_OVERLAP:
-                turns.append(taking_turns(name, "two ranks", beside_s, alone_s, share))
-                continue
-            yield {"contention": rows}
-    if turns:
-        raise UserError("; ".join(map(str, turns)))
+                why = taking_turns(name, "two ranks", beside_s, alone_s, share)
+                me.say(str(why))
+            else:
+                measured += 1
+                yield {"contention": rows}
+    if not measured:
+        raise why
 
 
 def beside(
@@ -262,7 +216,7 @@ def beside(
     compute = kernel.on(device)
     compute()
     alone = clock.timed(compute, device)
-    measure = partial(measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
+    measure = partial(clock.measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
     once = {"kernel": alone, "message": lambda: ranks.post()()}
     few = measure(once, Budget(warmup=1, min_repeats=3, max_repeats=3))
     kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
@@ -271,7 +225,7 @@ def beside(
     def both() -> Marks:
         waits = [ranks.post() for _ in range(count)]
         if device.type == "cuda":
-            torch.cuda._sleep(HOLD_CYCLES)
+            torch.cuda._sleep(contention.HOLD_CYCLES)
         marks = alone()
         for wait in waits:
             wait()
@@ -282,44 +236,36 @@ def beside(
     seen = read_trace(json.loads(clock.chrome_trace(both, device)))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", RANKS)
     seen |= {"communication": "nccl_one_gpu", "bytes_per_s": sent_bytes / seen.pop("messages_s")}
-    asked = {"ranks": RANKS, "blocks": settings.blocks, "threads": settings.threads}
-    frames = [
-        kernel_rows(name, kernel, device, asked | more, samples[who])
-        for who, more in (("none", {}), ("both", seen))
-    ]
+    blocks, threads = (int(os.environ[name]) for name in ("NCCL_MAX_CTAS", "NCCL_NTHREADS"))
+    asked = {"ranks": RANKS, "blocks": blocks, "threads": threads}
+    each = {"none": asked, "both": asked | seen}
+    frames = [kernel_rows(name, kernel, device, each[who], samples[who]) for who in each]
     return pd.concat(frames, ignore_index=True)
 
 
 def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns of ``contention`` from a Chrome trace of a computation and NCCL's kernels beside it.
 
-    Also messages_s, from the first message's start to the last one's end. overlap_share is of the time of
-    all other kernels but the one that only waits. Raises UserError when there is nothing of either.
+    Also messages_s, from the first one's start to the last one's end. Raises UserError without either.
     """
     seen = [event for event in kineto.spans(trace) if event.category == "kernel"]
     messages = [event for event in seen if event.collective]
     computed = [event for event in seen if not event.collective and "spin_kernel" not in event.name]
     if not (messages and computed):
-        raise UserError(
-            f"the profiler saw {len(messages)} messages and {len(computed)} computations: "
-            "that they ran together is not proven, so no time is recorded"
-        )
+        seen_both = f"{len(messages)} messages and {len(computed)} computations"
+        raise UserError(f"the profiler saw {seen_both}: that they ran together is not proven")
     message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
-    both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
+    union = np.concatenate([message, compute])
+    sent_s, computed_s, either_s = (np.diff(merge(of)).sum() for of in (message, compute, union))
     how = messages[0].args
     return {
-        "overlap_share": max(0.0, both_s / _length(compute)),
+        "overlap_share": max(0.0, float((sent_s + computed_s - either_s) / computed_s)),
         "messages_s": float(message[:, 1].max() - message[:, 0].min()),
         "taken_blocks": math.prod(how.get("grid", [0])),
         "taken_threads": math.prod(how.get("block", [0])),
         "registers": int(how.get("registers per thread", 0)),
         "shared_bytes": int(how.get("shared memory", 0)),
     }
-
-
-def _length(spans: Floats) -> float:
-    """Return the length of the union of (n, 2) starts and ends."""
-    return float(np.sum(np.diff(merge(spans))))
 
 
 def case(brief: bool) -> tuple[Sequence[tuple[int, int]], OneGpuSettings]:

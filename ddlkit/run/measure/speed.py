@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.instruments.clock import (
+from ddlkit.run.clock import (
     Budget,
     Floats,
     flusher,
@@ -19,8 +19,8 @@ from ddlkit.run.instruments.clock import (
     rows_by,
     sample_rows,
 )
-from ddlkit.run.measure.layers import computing, device_named
-from ddlkit.run.sessions.session import Unavailable, all_or_partial
+from ddlkit.run.measure.layers import computing
+from ddlkit.run.sessions import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
@@ -33,64 +33,33 @@ _MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
 Pool = Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
 
 
-# -- products ----------------------------------------------------------------------------------
-
-
-def _product(left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-    return torch.mm(left, right, out=result)
-
-
-def _convolution(left: Tensor, right: Tensor, _: Tensor) -> Tensor:
-    """The same product as a 1 x 1 convolution: rows of ``right`` are channels, its columns pixels."""
-    side = len(left)
-    height = 2 ** (side.bit_length() // 2)
-    height = height if side % height == 0 else 1
-    pixels = right.view(1, side, height, side // height)
-    return nn.functional.conv2d(pixels, left.view(side, side, 1, 1)).view(side, side)
-
-
-KERNELS: dict[str, dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
-    "cpu": {"product": _product, "convolution": _convolution},
-    "cuda": {"product": _product},
-}
-
-
 def measure_peaks(
     device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
     """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
 
-    Once as such, and on a CPU also as the convolution that is the same sum: the two go to different
-    libraries, and on some processors the one for convolutions is twice as fast. Each sample is the mean
-    of products of several sets of matrices in a row, so that the operands have left the caches; on CUDA
-    by the device's own clock.
-
-    Raises UserError for an unknown device or precision, and when memory runs out.
+    Each sample is the mean of products of several sets of matrices in a row, so that the operands have
+    left the caches; on CUDA by the device's own clock. Raises UserError as `computing`.
     """
-    place = device_named(device)
     frames = []
-    every = itertools.product(precisions, sides, KERNELS[place.type])
-    for precision, side, kernel in every:
-        seconds = product_s(place, precision, side, budget, kernel)
-        labels = {"device": place.type, "precision": precision, "kernel": kernel, "side": side}
+    for precision, side in itertools.product(precisions, sides):
+        seconds = product_s(torch.device(device), precision, side, budget)
+        labels = {"device": device, "precision": precision, "kernel": "product", "side": side}
         frames.append(sample_rows(labels, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
-def product_s(
-    device: torch.device, precision: str, side: int, budget: Budget, kernel: str = "product"
-) -> Floats:
-    """Return (repeats,) seconds of one product of two side x side matrices, computed by ``kernel``."""
+def product_s(device: torch.device, precision: str, side: int, budget: Budget) -> Floats:
+    """Return (repeats,) seconds of one product of two side x side matrices."""
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
-    what = f"{count} x 3 matrices of {side} x {side} on {device}"
-    with computing(what, device, precision):
+    with computing(f"{count} x 3 matrices of {side} x {side} on {device}", device, precision):
         shape = (count, 3, side, side)
-        sets = [matrices.unbind() for matrices in torch.randn(shape, device=device, dtype=kind)]
+        sets = [each.unbind() for each in torch.randn(shape, device=device, dtype=kind)]
 
         def multiply() -> None:
-            for matrices in sets:
-                KERNELS[device.type][kernel](*matrices)
+            for left, right, result in sets:
+                torch.mm(left, right, out=result)
 
         return measure_on(device, multiply, budget) / count
 
@@ -100,7 +69,7 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 
     Taken at the start and at the end of a session: where the two differ, so may what lies between.
     """
-    place = device_named(device)
+    place = torch.device(device)
     source = torch.randn(copy_bytes // 4, device=place)
     target = torch.empty_like(source)
     work = {
@@ -110,20 +79,14 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
     return rows_by("work", work, {"moment": moment, "device": place.type})
 
 
-# -- copies ------------------------------------------------------------------------------------
-
-
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    CUDA: h2d_pinned, h2d_pageable, d2h_pinned, d2h_pageable, d2d within the first GPU; by the GPU's own
-    clock, d2d replayed as a graph. CPU: memcpy, with torch's threads. Source and target move through pools
-    as large as the largest size, so that small copies find nothing in the caches.
-
-    budget : for each kind and size
+    Kinds are those of `_pools`; on CUDA by the GPU's own clock, d2d replayed as a graph. Source and target
+    move through pools as large as the largest size, so that small copies find nothing in the caches.
 
     Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later copy
-    fails, with those before it; UserError for an unknown device, and where nothing fits.
+    fails, with those before it; UserError where nothing fits.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]
@@ -135,7 +98,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     def frames() -> Iterator[pd.DataFrame]:
         pools = _pools(place, max(fitting))
         for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
-            count, seconds = _copy_s(kind, target, source, size, place, budget)
+            count, seconds = _copy_s(kind, target, source, size, budget)
             labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
             yield sample_rows(labels, seconds)
         if large:
@@ -145,34 +108,33 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         return all_or_partial("copies", frames())
 
 
-def _random(n_bytes: int, *, pinned: bool = False) -> Pool:
-    words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
-    return words.random_().view(torch.uint8)
-
-
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return kind of copy -> (target, source)."""
+    """Return kind of copy -> (target, source) of random bytes."""
+
+    def random(*, pinned: bool = False) -> Pool:
+        words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
+        return words.random_().view(torch.uint8)
+
     if device.type == "cpu":
-        return {"memcpy": (_random(n_bytes), _random(n_bytes))}
-    pageable, pinned = _random(n_bytes), _random(n_bytes, pinned=True)
-    here, there = pinned.to(device), pageable.to(device)
+        return {"memcpy": (random(), random())}
+    pageable, pinned = random(), random(pinned=True)
+    near, far = pinned.to(device), pageable.to(device)
     return {
-        "h2d_pinned": (here, pinned),
-        "h2d_pageable": (here, pageable),
-        "d2h_pinned": (pinned, there),
-        "d2h_pageable": (pageable, there),
-        "d2d": (here, there),
+        "h2d_pinned": (near, pinned),
+        "h2d_pageable": (near, pageable),
+        "d2h_pinned": (pinned, far),
+        "d2h_pageable": (pageable, far),
+        "d2d": (near, far),
     }
 
 
-def _copy_s(
-    kind: str, target: Pool, source: Pool, size: int, device: torch.device, budget: Budget
-) -> tuple[int, Floats]:
+def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int, Floats]:
     """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
     slots = source.numel() // size
     copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
     place = itertools.cycle(range(slots))
     pairs: list[tuple[Pool, Pool]] = []
+    device = (target if target.is_cuda else source).device
 
     def move_on() -> None:
         places = [next(place) for _ in range(copies_per_sample)]

@@ -1,27 +1,23 @@
 """A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
 
-One GPU cannot exchange messages, yet what NCCL's kernel does to a computation beside it can be had there:
-the stand-in occupies what NCCL's occupies (as its version 2.28 does on Hopper: a block a channel, 96
-registers a thread, about 102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides
-their number) and does what a ring's step does, reading two buffers and writing their sum to a third.
+It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
+102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides) and does what its step
+does: it reads two buffers and writes their sum to a third. The rate counts the sums written, as a
+message's bytes would be; memory moves three times as many.
 
-The rate counts the sums written, as a message's bytes would be; memory moves three times as many. Threads
-are asked for as of NCCL, which launches more (`nccl_threads`).
-
-What is not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's
-memory (unless ``fifo_bytes`` keeps them small); and nobody polls or waits for a peer here. So at full speed
-the stand-in is an upper bound of what a communication kernel can do to its neighbour, and at the rate of a
-link it is a fair one. `CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
+Not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's memory
+(unless ``fifo_bytes`` keeps them small); and nobody waits for a peer. So at full speed it is an upper bound
+of what a communication kernel can do to its neighbour, and at the rate of a link it is a fair one.
+`CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +28,7 @@ import torch
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.instruments.clock import Marks
+from ddlkit.run.clock import Marks
 
 Compute = Callable[[], object]
 
@@ -47,6 +43,7 @@ PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
 # Meanwhile the host gives the GPU all that is to follow, so that no gap is timed. A slow host in a virtual
 # machine needs some 100 us for each launch.
 HOLD_S = 1e-3
+IDLE_S = 2e-3
 
 # 16 bytes a load, 2 x 10 loads under way: the compiler keeps these 80 words and little else, 94 registers
 # on sm_90 (nvcc and NVRTC 13.0), handed out by eights. What it gives is read back and recorded.
@@ -63,7 +60,7 @@ BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
 
 
 def nccl_threads(asked: int) -> int:
-    """How many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
+    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
 
     >>> [nccl_threads(asked) for asked in (64, 128, 256, 512)]
     [128, 160, 288, 544]
@@ -76,8 +73,6 @@ class Footprint:
     """How much communicates: blocks, threads of each, bytes per second of all together (0: unlimited).
 
     fifo_bytes : that each buffer may take, so that it stays in a cache; 0: as many as there are
-
-    Raises UserError for what no communication kernel could be launched with.
     """
 
     blocks: int
@@ -85,41 +80,31 @@ class Footprint:
     bytes_per_s: float = 0.0
     fifo_bytes: int = 0
 
-    def __post_init__(self) -> None:
-        possible = self.blocks >= 1 and 1 <= self.threads <= MOST_THREADS and self.fifo_bytes >= 0
-        if not (possible and 0 <= self.bytes_per_s < float("inf")):
-            raise UserError(
-                f"{self}: a communication kernel needs at least one block, 1 to {MOST_THREADS} threads, "
-                "and a rate, or 0 for any"
-            )
-
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent while a computation ran, on one clock.
+    """What was sent from ``opened_s`` to ``closed_s``, which enclose a computation, on one clock.
 
     begins_s, ends_s : of each block of the communication kernel; none if there was none
-    opened_s, closed_s : these enclose the computation
-    sent_bytes : in between
     """
 
-    begins_s: tuple[float, ...]
-    ends_s: tuple[float, ...]
+    begins_s: Sequence[float]
+    ends_s: Sequence[float]
     opened_s: float
     closed_s: float
     sent_bytes: float
 
     @property
     def overlap_share(self) -> float:
-        """Share of the computation's time in which every block of the communication kernel ran."""
-        if not self.begins_s:
+        """Return the share of the computation's time in which every block of the kernel ran."""
+        if not len(self.begins_s):
             return 0.0
         both_s = min(self.closed_s, *self.ends_s) - max(self.opened_s, *self.begins_s)
         return max(0.0, both_s / (self.closed_s - self.opened_s))
 
     @property
     def bytes_per_s(self) -> float:
-        """Rate of sending while the computation ran."""
+        """Return the rate of sending while the computation ran."""
         return self.sent_bytes / (self.closed_s - self.opened_s)
 
 
@@ -132,34 +117,29 @@ class Passage:
 
 
 class GpuStandIn:
-    """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own.
+    """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own."""
 
-    registers : of each thread; shared_bytes : of each block
-    """
-
-    # Kernels that are given to the GPU together run together, unless something has it take turns.
-    chances, least_overlap, most_extra_s = 1, 0.98, 0.2
+    chances = (
+        1  # kernels given to the GPU together run together, unless something has it take turns
+    )
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         module = c_void_p()
         _driver("cuModuleLoadData", byref(module), c_char_p(cubin(f"sm_{gpu.major}{gpu.minor}")))
-        self._send, self._gate = CudaFunction(module, "standin"), CudaFunction(module, "gate")
-        self._clusters = gpu.major >= 9
-        self.registers = self._send.registers
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
-        self.shared_bytes = min(SHARED_BYTES, most_bytes)
-        self._send.allow_shared(self.shared_bytes)
+        self._shared_bytes, self._clusters = min(SHARED_BYTES, most_bytes), gpu.major >= 9
+        self._send = CudaFunction(module, "standin", self._shared_bytes)
+        self._gate = CudaFunction(module, "gate")
         self.a, self.b, self.c = torch.randn(3, buffer_bytes // 16 * 4, device="cuda")
         self._stream = torch.cuda.Stream()
 
-    def cluster(self, blocks: int) -> int:
-        """As NCCL does it: 4 where that divides the blocks, from Hopper on."""
-        return CLUSTER if self._clusters and blocks % CLUSTER == 0 else 1
-
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """Return what the kernel takes, as columns of table ``contention``."""
+        """Return what the kernel takes, as columns of table ``contention``.
+
+        cluster : as NCCL does it, 4 where that divides the blocks, from Hopper on
+        """
         return {
             "communication": "standin",
             "blocks": footprint.blocks,
@@ -168,94 +148,80 @@ class GpuStandIn:
             "taken_threads": nccl_threads(footprint.threads),
             "bytes_per_s_asked": footprint.bytes_per_s,
             "fifo_bytes": footprint.fifo_bytes,
-            "registers": self.registers,
-            "shared_bytes": self.shared_bytes,
-            "cluster": self.cluster(footprint.blocks),
+            "registers": self._send.registers,
+            "shared_bytes": self._shared_bytes,
+            "cluster": CLUSTER if self._clusters and footprint.blocks % CLUSTER == 0 else 1,
         }
 
     def chunk_bytes(self, threads: int) -> int:
-        """What a block sums at a time where ``threads`` are asked for."""
+        """Return what a block sums at a time where ``threads`` are asked for."""
         return 16 * UNROLL * nccl_threads(threads)
 
-    def send(self, footprint: Footprint, chunks: int, record: torch.Tensor | None = None) -> None:
-        """Put the kernel into its stream: to end by the flag in ``record``, or after ``chunks``.
-
-        chunks : of each block; record : of `record`
-        """
-        record = self.record(footprint.blocks) if record is None else record
+    def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
+        """Put the kernel into its stream: to end by the flag in `record`, or after ``chunks`` a block."""
         chunk_bytes = self.chunk_bytes(footprint.threads)
         in_buffer = min(self.c.nbytes, footprint.fifo_bytes or self.c.nbytes) // chunk_bytes
-        if in_buffer < footprint.blocks:
-            raise UserError(
-                f"stand-in of {footprint.blocks} blocks: its buffers hold {in_buffer} chunks"
-            )
         rate = footprint.bytes_per_s
         chunk_ns = _NS * chunk_bytes * footprint.blocks / rate if rate else 0.0
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
+        shape = footprint.blocks, nccl_threads(footprint.threads)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             record.record_stream(self._stream)
             arguments = [self.a, self.b, self.c, *limits, record]
-            shape = footprint.blocks, nccl_threads(footprint.threads)
-            cluster = self.cluster(footprint.blocks)
-            self._send.launch(*shape, arguments, self.shared_bytes, cluster)
+            self._send.launch(*shape, arguments, self.columns(footprint)["cluster"])
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
         """Start communicating, then compute, then stop; without a footprint, compute alone.
 
-        ``compute`` must have run once before without a neighbour: what is loaded or allocated for the
-        first time may have to wait until the GPU is idle. Nothing waits for the GPU here: synchronise
-        before looking at the traffic.
+        ``compute`` must have run once before: what it loads or allocates may wait for an idle GPU. Nothing
+        waits for the GPU here: synchronise before looking at the traffic.
         """
         blocks = footprint.blocks if footprint else 0
-        record = self.record(blocks)
+        chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
+        record, marks = self.record(blocks), Marks("cuda")
         if footprint:
             self.send(footprint, 2**63 - 1, record)
-        marks = Marks("cuda")
         hold_ns, patience_ns = int(HOLD_S * _NS), int(PATIENCE_S * _NS)
         self._gate.launch(1, 1, [record, _OPENED, blocks, hold_ns, patience_ns, 0])
         marks.mark()
         compute()
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
-        chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
         return Passage(marks, functools.partial(_read, record, chunk_bytes))
 
     def idle(self) -> None:
-        """Compute nothing for two milliseconds, to see the communication by itself."""
-        self._gate.launch(1, 1, [self.record(0), _OPENED, 0, int(2e-3 * _NS), 0, 0])
+        """Compute nothing for IDLE_S, to see the communication by itself."""
+        self._gate.launch(1, 1, [self.record(0), _OPENED, 0, int(IDLE_S * _NS), 0, 0])
 
     def join(self) -> None:
         """Let torch's current stream go on only when all that was sent has ended."""
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, blocks: int) -> torch.Tensor:
-        """What the kernel writes down, as in the source: (6 + 3 blocks,) zeros."""
+        """Return what the kernel writes down, as in the source: (6 + 3 blocks,) zeros."""
         return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64, device="cuda")
 
 
 def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
-    """What stands in a record once all has ended; nanoseconds are of the GPU's global timer."""
+    """Return what stands in a record once all has ended; nanoseconds are of the GPU's global timer."""
     words = record.tolist()
     opened, sent_before, closed, sent_after = words[_OPENED:_HEAD]
     blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
     # Relative to the opening first: a double does not hold the timer's nanoseconds.
-    begins_s, ends_s = ((blocks[:2] - opened) / _NS).tolist()
+    begins_s, ends_s = (blocks[:2] - opened) / _NS
     sent_bytes = float((sent_after - sent_before) * chunk_bytes)
-    closed_s = max(TICK_S, (closed - opened) / _NS)
-    return Traffic(tuple(begins_s), tuple(ends_s), 0.0, closed_s, sent_bytes)
+    return Traffic(begins_s, ends_s, 0.0, max(TICK_S, (closed - opened) / _NS), sent_bytes)
 
 
 def read_message(record: torch.Tensor) -> tuple[float, int]:
-    """Of a message that has ended: seconds from its first block's begin to the last one's end, and chunks."""
+    """Return seconds from a message's first block's begin to its last one's end, and chunks."""
     begins_ns, ends_ns, chunks = np.reshape(record.tolist()[_HEAD:], (3, -1))
     return int(ends_ns.max() - begins_ns.min()) / _NS, int(chunks.sum())
 
 
 # -- CUDA compiled while the program runs, launched through the driver ---------------------------
-#
-# It needs NVRTC, which every CUDA build of torch brings along, and the driver. torch's own
-# ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
+# torch's own ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
 _CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
@@ -283,33 +249,28 @@ class _Launch(ctypes.Structure):
 class CudaFunction:
     """A function that runs on the current GPU.
 
-    registers : that the compiler gave to each thread
+    shared_bytes : dynamic shared memory of a block; registers : that the compiler gave to each thread
     """
 
-    def __init__(self, module: c_void_p, name: str) -> None:
-        self._function, found = c_void_p(), c_int()
+    def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
+        self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
         _driver("cuModuleGetFunction", byref(self._function), module, c_char_p(name.encode()))
-        _driver("cuFuncGetAttribute", byref(found), _REGISTERS, self._function)
-        self.registers = found.value
-
-    def allow_shared(self, n_bytes: int) -> None:
-        """Let a block ask for up to ``n_bytes`` of dynamic shared memory: without this, for 48 KiB."""
-        _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, n_bytes)
+        _driver("cuFuncGetAttribute", byref(count), _REGISTERS, self._function)
+        # Without being allowed more, a block may ask for 48 KiB.
+        _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes)
+        self.registers = count.value
 
     def launch(
         self,
         blocks: int,
         threads: int,
         arguments: Sequence[torch.Tensor | int | float],
-        shared_bytes: int = 0,
         cluster: int = 1,
     ) -> None:
         """Put ``blocks`` blocks of ``threads`` threads into torch's current stream.
 
-        cluster : blocks that must run at the same time and near each other, yet spread over
-            multiprocessors, as NCCL asks for; divides ``blocks``, above 1 from Hopper on
-
-        Tensors must live until the kernel has ended. Raises UserError when the driver refuses.
+        arguments : a tensor goes as its address, an int as 64 bits without sign, a float as double; tensors
+            must live until the kernel has ended; cluster : blocks that run near each other, yet spread
         """
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
@@ -317,87 +278,78 @@ class CudaFunction:
         how = _Launch(
             grid=(blocks, 1, 1),
             block=(threads, 1, 1),
-            shared_bytes=shared_bytes,
+            shared_bytes=self._shared_bytes,
             stream=torch.cuda.current_stream().cuda_stream,
             attributes=attributes,
             n_attributes=len(attributes) if cluster > 1 else 0,
         )
-        values = [_c_value(argument) for argument in arguments]
-        places = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        values: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                values.append(c_void_p(argument.data_ptr()))
+            elif isinstance(argument, int):
+                values.append(c_uint64(argument))
+            else:
+                values.append(c_double(argument))
+        places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
-
-
-def _c_value(argument: torch.Tensor | int | float) -> c_void_p | c_uint64 | c_double:
-    """A tensor goes as its address, an int as 64 bits without sign, a float as double."""
-    if isinstance(argument, torch.Tensor):
-        return c_void_p(argument.data_ptr())
-    return c_uint64(argument) if isinstance(argument, int) else c_double(argument)
 
 
 @functools.cache
 def cubin(architecture: str) -> bytes:
-    """Compile the source for an architecture such as "sm_90"; no GPU is needed.
+    """Compile the source for an architecture such as "sm_90". Raises UserError with why it cannot."""
+    nvrtc, program, size = _nvrtc(), c_void_p(), c_size_t()
 
-    Raises UserError where there is no compiler, and with its first complaint.
-    """
-    nvrtc = _nvrtc()
+    def fetch(what: str) -> Any:
+        getattr(nvrtc, f"nvrtcGet{what}Size")(program, byref(size))
+        data = (c_char * size.value)()
+        getattr(nvrtc, f"nvrtcGet{what}")(program, data)
+        return data
+
     words = [f"--gpu-architecture={architecture}", *OPTIONS]
-    program, size = c_void_p(), c_size_t()
+    given = (c_char_p * len(words))(*(word.encode() for word in words))
     named = c_char_p(SOURCE.encode()), c_char_p(b"ddlkit.cu")
-    _check_nvrtc(nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None))
+    nvrtc.nvrtcCreateProgram(byref(program), *named, 0, None, None)
     try:
-        given = (c_char_p * len(words))(*(word.encode() for word in words))
-        failed = nvrtc.nvrtcCompileProgram(program, len(words), given)
-        nvrtc.nvrtcGetProgramLogSize(program, byref(size))
-        log = (c_char * size.value)()
-        nvrtc.nvrtcGetProgramLog(program, log)
-        _check_nvrtc(failed, log.value.decode(errors="replace"))
-        _check_nvrtc(nvrtc.nvrtcGetCUBINSize(program, byref(size)))
-        image = (c_char * size.value)()
-        _check_nvrtc(nvrtc.nvrtcGetCUBIN(program, image))
+        if failed := nvrtc.nvrtcCompileProgram(program, len(words), given):
+            lines = fetch("ProgramLog").value.decode(errors="replace").splitlines()
+            complaint = next((line for line in lines if "error" in line), f"status {failed}")
+            raise UserError(f"CUDA source does not compile: {complaint}")
+        return bytes(fetch("CUBIN").raw)
     finally:
         nvrtc.nvrtcDestroyProgram(byref(program))
-    return image.raw
 
 
-def _check_nvrtc(status: int, log: str = "") -> None:
-    if status:
-        complaint = next((line for line in log.splitlines() if "error" in line), f"status {status}")
-        raise UserError(f"CUDA source does not compile: {complaint}")
+def in_wheels(pattern: str) -> list[Path]:
+    """Return files that NVIDIA's wheels brought along."""
+    wheels = importlib.util.find_spec("nvidia")
+    places = (wheels.submodule_search_locations if wheels else None) or ()
+    return [path for place in places for path in Path(place).glob(pattern)]
 
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """NVRTC of torch's CUDA version; any, if torch has none.
+    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
 
-    As wheels bring it along, or as torch itself did, or where the loader finds it. From CUDA 13 on it does
-    not look beside itself for its second half, which must be there before. Raises UserError if there is none.
+    From CUDA 13 on its second half, which it does not look for beside itself, must be there before.
     """
-    version = torch.version.cuda.partition(".")[0] if torch.version.cuda else "*"
-    wheels = importlib.util.find_spec("nvidia")
-    places = (wheels.submodule_search_locations if wheels else None) or ()
-    found = [path for place in places for path in Path(place).glob(f"*/lib/libnvrtc.so.{version}")]
-    found += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
-    named = f"libnvrtc.so.{version}" if torch.version.cuda else ctypes.util.find_library("nvrtc")
-    for candidate in (*map(str, found), *filter(None, [named])):
-        try:
-            if os.path.isabs(candidate):
-                for half in Path(candidate).parent.glob("libnvrtc-builtins.so*"):
-                    ctypes.CDLL(str(half), ctypes.RTLD_GLOBAL)
-            return ctypes.CDLL(candidate)
-        except OSError:
-            continue
-    raise UserError(
-        f"no NVRTC {version}: neither in {', '.join(places) or 'a package'} nor where the loader looks; "
-        "install a CUDA build of torch, or nvidia-cuda-nvrtc"
-    )
+    version = (torch.version.cuda or "*").partition(".")[0]
+    paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
+    paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
+    for path in paths:
+        with suppress(OSError):
+            for half in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(half), ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+    with suppress(OSError):
+        return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
+    raise UserError(f"no NVRTC {version}: install a CUDA build of torch, or nvidia-cuda-nvrtc")
 
 
 def _driver(call: str, *arguments: object) -> None:
-    """One call of the CUDA driver. Raises UserError with the driver's words when it fails."""
+    """Call the CUDA driver. Raises UserError with its words where it fails."""
     library = _libcuda()
-    status = getattr(library, call)(*arguments)
-    if status:
+    if status := getattr(library, call)(*arguments):
         words = c_char_p()
         library.cuGetErrorString(status, byref(words))
         raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")
@@ -405,5 +357,5 @@ def _driver(call: str, *arguments: object) -> None:
 
 @functools.cache
 def _libcuda() -> ctypes.CDLL:
-    """The driver, opened once: looking it up takes longer than a launch, for which training waits."""
+    """Return the driver, opened once: looking it up takes longer than a launch, for which training waits."""
     return ctypes.CDLL("libcuda.so.1")

@@ -23,19 +23,16 @@ from torch.profiler import record_function
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.instruments.clock import Budget, chrome_trace, measure, measure_on, synchronizer
-from ddlkit.run.instruments.vitals import Usage, processor_times, processor_usage
-from ddlkit.run.jobs.job import Tables, job
-from ddlkit.run.jobs.rank import Floats, Rank, everyones, slowest
+from ddlkit.run.clock import Budget, chrome_trace, measure, measure_on, synchronizer
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.vitals import Usage, processor_times, processor_usage
 
-PRECISION = (
-    "fp32"  # as of the profiles that predict it: no TF32, which CUDA's convolutions else take
-)
+# As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
+PRECISION = "fp32"
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
@@ -48,16 +45,10 @@ _SYNC_BUFFERS = (  # the later name where both exist
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training of ``network`` with ``batch`` samples per rank under each of ``plans``.
+    """Training of ``network`` with ``batch`` samples per rank under each plan, ``iterations`` in each round.
 
-    plans : spec -> bytes of each bucket in the order in which gradients become ready. For "ddp" nothing
-        is imposed: bytes given there are what DDP's own rule is expected to do, and may be empty.
-    repeats, iterations : rounds over all plans, and timed iterations of each plan in a round
-    sync_buffers : broadcast the buffers (of batch normalisation) before each forward pass, as DDP does
-        by default; a message that belongs to no bucket
-    seed, profile_sha256 : go into the Case of every row, and seed the weights
-
-    Raises UserError where there is nothing to measure, or no ``bucket_cap_mb_list`` in torch.
+    plans : spec -> bytes of each bucket in the order in which gradients become ready; none for "ddp",
+        by which nothing is imposed. Raises UserError where torch cannot impose one.
     """
 
     network: str
@@ -65,16 +56,9 @@ class TrainingSettings:
     plans: Mapping[str, Sequence[int]]
     repeats: int = 2
     iterations: int = 5
-    sync_buffers: bool = False
-    seed: int = 0
     profile_sha256: str = ""
 
     def __post_init__(self) -> None:
-        if not self.plans or self.repeats < 1 or self.iterations < 1:
-            raise UserError(
-                f"training of {len(self.plans)} plans, {self.repeats} repeats of {self.iterations} "
-                "iterations: needs at least one of each"
-            )
         if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
             raise UserError(
                 f"torch {torch.__version__} cannot impose a bucket plan: install torch 2.11 or later, "
@@ -88,83 +72,41 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
     runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
         together, not each iteration. ``compute_s`` is the median iteration of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, in which the
-        copying of gradients into and out of buckets is included. ``copy_s_per_byte`` is what that takes,
-        measured on its own: the gradients copied into one buffer, on all ranks at once.
-    buckets : bytes asked and rebuilt. A plan whose buckets came out otherwise keeps its rows here, has
-        none in ``runs``, and is reported on standard error.
-    timeline : one profiled iteration per plan, on rank 0.
+        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
+        into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
+    buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
 
-    Note that torch's own DDP has 2 gloo_threads, ours 1. Raises UserError for buckets that do not add up
-    to the network's gradients, for ranks that do not hold the same gradients afterwards, and where memory
-    runs out.
+    Raises UserError where DDP follows no plan, for ranks that hold other gradients, and out of memory.
     """
     with computing(f"training of {settings.network}", me.device, PRECISION):
-        yield from _rounds(me, settings)
+        torch.manual_seed(0)
+        network = networks.build(settings.network).to(me.device)
+        copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}
+        plans = list(settings.plans)
+        for repeat in range(settings.repeats):
+            for spec in tuple(plans):
+                tables = _Block(me, settings, network, spec).measure(repeat)
+                if "runs" in tables:
+                    tables["runs"] = tables["runs"].assign(**copying)
+                else:
+                    plans.remove(spec)
+                yield tables
+            if not plans:
+                raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
-def _rounds(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
-    """Yield the tables of every plan in every round."""
-    torch.manual_seed(settings.seed)
-    network = networks.build(settings.network).to(me.device)
-    held_bytes = sum(p.nbytes for p in network.parameters() if p.requires_grad)
-    _check_plans(settings, held_bytes)
-    copying = {"copy_s_per_byte": _copy_s(me, network) / held_bytes, "precision": PRECISION}
-    plans = list(settings.plans)
-    for repeat in range(settings.repeats):
-        for spec in tuple(plans):
-            tables = _Block(me, settings, network, spec).measure(repeat)
-            if "runs" in tables:
-                tables["runs"] = tables["runs"].assign(**copying)
-            else:
-                plans.remove(spec)
-            yield tables
-        if not plans:
-            raise UserError("training: DDP made other buckets than asked for under every plan")
-
-
-def _copy_s(me: Rank, network: nn.Module) -> float:
-    """Seconds to copy the gradients of ``network`` into one buffer, of the slowest rank."""
+def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
+    """Return seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
     gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
     sizes = [gradient.numel() for gradient in gradients]
-    parts = torch.empty(sum(sizes), device=me.device).split(sizes)
+    whole = torch.empty(sum(sizes), device=me.device)
 
     def copy_all() -> None:
-        for part, gradient in zip(parts, gradients, strict=True):
+        for part, gradient in zip(whole.split(sizes), gradients, strict=True):
             part.copy_(gradient)
 
     seconds = measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
-    return float(np.median(slowest(seconds)))
-
-
-def _check_plans(settings: TrainingSettings, held_bytes: int) -> None:
-    for spec, sizes in settings.plans.items():
-        if sum(sizes) != held_bytes and (sizes or spec != OWN_PLAN):
-            raise UserError(
-                f"plan {spec!r}: its buckets hold {sum(sizes)} bytes, "
-                f"the gradients of {settings.network} {held_bytes}"
-            )
-
-
-def wrap(
-    me: Rank, network: nn.Module, sizes: Sequence[int], sync_buffers: bool = False
-) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """Return a copy of the network in DDP, and its optimizer.
-
-    sizes : bytes of the buckets that are imposed, in ready order; none leaves them to DDP
-    """
-    options: dict[str, Any] = {_SYNC_BUFFERS: sync_buffers}
-    if sizes:
-        # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-        options["bucket_cap_mb_list"] = [size / MIB for size in sizes]
-    model = DistributedDataParallel(
-        copy.deepcopy(network),
-        device_ids=[me.device.index] if me.device.type == "cuda" else None,
-        init_sync=False,  # equal seeds made equal weights
-        **options,
-    )
-    # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
-    return model, torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    return float(np.median(slowest(seconds))) / whole.nbytes
 
 
 class _Block:
@@ -173,8 +115,18 @@ class _Block:
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
-        sizes = () if spec == OWN_PLAN else self.asked
-        self.model, self.optimizer = wrap(me, network, sizes, settings.sync_buffers)
+        options: dict[str, Any] = {_SYNC_BUFFERS: False}
+        if spec != OWN_PLAN:
+            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
+            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
+        self.model = DistributedDataParallel(
+            copy.deepcopy(network),
+            device_ids=[me.device.index] if me.device.type == "cuda" else None,
+            init_sync=False,  # equal seeds made equal weights
+            **options,
+        )
+        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
         inputs, self.labels = networks.sample_batch(settings.network, settings.batch, me.device)
         self.inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
         self.synchronize = synchronizer(me.device)
@@ -194,19 +146,16 @@ class _Block:
             collective="all_reduce",
             plan=spec,
             ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
-            seed=settings.seed,
             profile_sha256=settings.profile_sha256,
         )
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
-        """Rows of this round; in the first also of the buckets, which may be all there is to measure."""
+        """Return rows of this round; in the first also of the buckets, which may be all there is."""
         seconds, used = self._timed()
         check_equal_gradients(self.optimizer)
         tables = {}
         if repeat == 0:
-            tables["buckets"] = self._bucket_rows()
-            key = pd.DataFrame({"case": [self.case.key], "repeat": [repeat]})
-            tables["timeline"] = key.merge(self.profile().to_frame(), how="cross")
+            tables = {"buckets": self._bucket_rows(), "timeline": self._profile()}
             if self.asked and list(self.asked) != self.buckets:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
@@ -235,15 +184,15 @@ class _Block:
         )
         return tables
 
-    def profile(self) -> Timeline:
-        """One iteration as this rank saw it; all ranks profile, so that all are equally slow."""
+    def _profile(self) -> pd.DataFrame:
+        """Return spans of one iteration as this rank saw it; all ranks profile, so all are equally slow."""
         dist.barrier()
         trace = chrome_trace(lambda: self._iterate(self.synchronize), self.me.device)
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
         messages = int(np.sum(seen.kind == "all_reduce"))
         if messages != len(self.buckets):
             self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
-        return seen
+        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
     def _bucket_rows(self) -> pd.DataFrame:
         made = {"asked": self.asked, "rebuilt": self.buckets}
@@ -261,7 +210,7 @@ class _Block:
         return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
 
     def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:
-        """One iteration; ``settle`` ends each phase when the device has done its work."""
+        """Do one iteration; ``settle`` ends each phase when the device has done its work."""
         with record_function(FORWARD):
             loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
             settle()

@@ -30,10 +30,9 @@ class Network:
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its CUDA wheel stands beside a CPU torch.
+    """Import torchvision, also where its CUDA wheel stands beside a CPU torch. Raises UserError.
 
-    There the import dies while describing operators that it has no kernels for (nms and its like). No
-    network needs them, so after that very error, and no other, the description is left out. Raises UserError.
+    There the import dies while describing operators that it has no kernels for, and no network needs.
     """
     try:
         return importlib.import_module("torchvision")
@@ -68,15 +67,15 @@ def _torchvision(name: str, side: int = 224, **options: Any) -> Network:
     return Network(build, _images(3, side, 1000))
 
 
-def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
-    images, labels = _IMAGENET(batch, generator)
-    return images, labels.repeat(3)
-
-
 def _words(batch: int, generator: torch.Generator) -> Batch:
     """(batch, steps) words, and the word after each, as (batch x steps) labels."""
     text = torch.randint(zoo.VOCABULARY, (batch, zoo.STEPS + 1), generator=generator)
     return text[:, :-1].contiguous(), text[:, 1:].flatten()
+
+
+def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
+    images, labels = _IMAGENET(batch, generator)
+    return images, labels.repeat(3)
 
 
 _GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
@@ -115,7 +114,7 @@ def build(name: str) -> nn.Module:
 
 
 class Size(NamedTuple):
-    """How large a network is; FLOP of the forward pass on one sample in training, 2 per multiply-add."""
+    """How large a network is; FLOP of the forward pass on one sample, 2 per multiply-add."""
 
     parameters: int
     tensors: int
@@ -123,10 +122,7 @@ class Size(NamedTuple):
 
 
 def size(name: str) -> Size:
-    """Count on shapes alone, so also for a network that memory would not hold. Raises UserError as `find`.
-
-    One sample is an image, or for a language model a sequence.
-    """
+    """Count on shapes alone, so also for a network that memory would not hold. Raises UserError as `find`."""
     with torch.device("meta"):
         network = build(name)
     inputs, _ = sample_batch(name, 1, "meta")

@@ -75,11 +75,10 @@ def _dense(*widths: int, first: int = 1, dropout: float = 0.5) -> dict[str, nn.M
 
 # An eighth of the channels and units, for images of a quarter of the side: with the last two of five
 # poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
-_EIGHTH = 8
-_MAP_SIDE = 7
+EIGHTH, EIGHTH_POOLINGS = 8, 3
 
 
-def _vgg16_features(*, norm: bool, narrower: int = 1, poolings: int = 5) -> nn.Sequential:
+def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Sequential:
     """Return VGG-16's convolutions, 1/``narrower`` as wide; the first blocks end in a pooling."""
     layers: list[nn.Module] = []
     inputs = 3
@@ -98,11 +97,6 @@ def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
     features = _vgg16_features(norm=True, narrower=narrower)
     dense = nn.Linear(512 // narrower, classes)
     return _named(features=features, flatten=nn.Flatten(), classifier=dense)
-
-
-def vgg16_cifar_eighth(classes: int) -> nn.Module:
-    """Return `vgg16_cifar` with an eighth of its channels: the same 54 tensors."""
-    return vgg16_cifar(classes, _EIGHTH)
 
 
 def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
@@ -126,14 +120,9 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
 
     dropout : after both hidden linear layers; 0.5 as published by Simonyan and Zisserman, none in Keras
     """
-    inputs, units = 512 // _EIGHTH * _MAP_SIDE**2, 4096 // _EIGHTH
-    features = _vgg16_features(norm=False, narrower=_EIGHTH, poolings=3)
+    inputs, units = 512 // EIGHTH * 7**2, 4096 // EIGHTH
+    features = _vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS)
     return _named(features=features, **_dense(inputs, units, units, classes, dropout=dropout))
-
-
-def vgg16_eighth_replaced(classes: int) -> nn.Module:
-    """Return `vgg16_eighth` with its linear layers replaced as in `vgg16_replaced` (osf Tab 3)."""
-    return vgg16_replaced(classes, _EIGHTH, 3)
 
 
 # -- ResNet-20 ---------------------------------------------------------------------------------
@@ -159,21 +148,15 @@ class _Residual(nn.Module):
 
 def resnet20_half(classes: int) -> nn.Module:
     """ResNet-20 of He et al. (2016) for small images, half as wide."""
-    width = 8
-    blocks: list[nn.Module] = []
-    inputs = width
-    for stage in range(3):
-        for _ in range(3):
-            blocks.append(_Residual(inputs, width << stage))
-            inputs = width << stage
+    widths = (8, 8, 8, 8, 16, 16, 16, 32, 32, 32)
     return _named(
-        conv=nn.Conv2d(3, width, 3, padding=1, bias=False),
-        norm=nn.BatchNorm2d(width),
+        conv=nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
+        norm=nn.BatchNorm2d(widths[0]),
         relu=nn.ReLU(),
-        blocks=nn.Sequential(*blocks),
+        blocks=nn.Sequential(*(_Residual(*pair) for pair in pairwise(widths))),
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
-        fc=nn.Linear(inputs, classes),
+        fc=nn.Linear(widths[-1], classes),
     )
 
 
@@ -218,10 +201,8 @@ def _branch(inputs: int, units: list[Any]) -> tuple[nn.Module, int]:
 
 def _block(inputs: int, branches: list[Any]) -> tuple[nn.Module, int]:
     """Return branches side by side, and the number of channels that they put out together."""
-    built = [_branch(inputs, units) for units in branches]
-    if len(built) == 1:
-        return built[0]
-    return _Concat([module for module, _ in built]), sum(outputs for _, outputs in built)
+    modules, outputs = zip(*(_branch(inputs, units) for units in branches), strict=True)
+    return modules[0] if len(modules) == 1 else _Concat(modules), sum(outputs)
 
 
 def inception_v4() -> nn.Module:
@@ -250,11 +231,7 @@ def inception_v4() -> nn.Module:
 
 
 class AllHeads(nn.Module):
-    """A network with auxiliary heads whose outputs are stacked: a batch of n gives (heads x n) rows.
-
-    Cross entropy then weighs all heads alike, where GoogLeNet's publication gives the auxiliary ones
-    0.3: the same work, another objective.
-    """
+    """A network with auxiliary heads whose outputs are stacked: a batch of n gives (heads x n) rows."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

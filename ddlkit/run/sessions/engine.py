@@ -1,26 +1,24 @@
 """The engine that measures: a session of points, in this process or in one whose death costs one point.
 
-This process keeps the list of outcomes and says how things go. Where points are isolated, it starts the
-process that measures (``python -m ddlkit.run.sessions.engine CONFIG``), which reports line by line, samples
-the machine's vitals beside it and saves the table of outcomes; when the other one dies, the point that it
-died of is marked and a new one goes on with the rest. No torch here: nothing must disturb what is measured.
+This process keeps the list of outcomes, samples the machine's vitals and says how things go; the other one
+measures the points that it names. No torch here: nothing must disturb what is measured.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +27,48 @@ import pandas as pd
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.run.instruments import vitals
+from ddlkit.run import vitals
+from ddlkit.run.jobs import child_environment, die_with_parent, ending, trap
 from ddlkit.run.jobs.launch import end
-from ddlkit.run.jobs.protocol import MISTAKE, child_environment, die_with_parent, ending, trap
 from ddlkit.run.lab import network
-from ddlkit.run.sessions import session as outcomes
-from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read
+from ddlkit.run.sessions import (
+    CAMPAIGN,
+    FAILED,
+    FAULTS,
+    KILLED,
+    NO_TIME,
+    PENDING,
+    STARTED,
+    THERE,
+    Origin,
+    Point,
+    Row,
+    Source,
+    say,
+    this_machine,
+)
+from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.run.sessions.packing import packing, with_tables
-from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
-from ddlkit.store.files import remove_unfinished
+from ddlkit.store import files
 from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import is_stamped, machines_in
 
-POINTS = "ddlkit.run.sessions.suites:points"
-PARTS = (
-    *("layers", "collectives", "training", "replay", CAMPAIGN),
-    *("convergence", "tensors", "input", "all"),
-)
+POINTS = "ddlkit.run.sessions.grammar:points"
+PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
+PARTS = (*PARTS, "convergence", "tensors", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
 
+OVERTIME_S = 20.0  # what points may run over the budget
+RESERVE = 2.0  # times what the closing points are expected to take is kept free for them
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
 STARTS = 3  # processes in a row that may end before a point: after a death a GPU needs a while,
 PAUSE_S = 5.0  # and is given this long
-LISTED = 8
-VITALS_SAVED_S = 30.0  # how often what was sampled so far is saved
-SPENT = 75  # exit status: the GPU cannot be used any more by this process
 POLL_S = 0.2
+LISTED = 8
 
 
 def measure(
@@ -73,11 +83,10 @@ def measure(
     ignore_load: bool = False,
     **chosen: Any,
 ) -> Path | str:
-    """Measure a suite, or a part of one; returns the directory.
+    """Measure a suite, or a part of one; returns the directory, or of a dry run what is missing.
 
     what : name or file of a suite, or one of PARTS, of the suite ``profile``
-    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `suites.points`
-    dry_run : only return what is missing, and about how long it will take
+    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `grammar.points`
 
     Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
     needs one.
@@ -85,7 +94,6 @@ def measure(
     start_s = time.monotonic()
     name, part = (profile, what) if what in PARTS else (what, "all")
     suite, gpus = read(name), bool(machine.describe()["gpus"])
-    full = suite.file == read("full").file
     if suite.isolate:
         device = device or suite.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
@@ -93,7 +101,7 @@ def measure(
     out = out or _default_out(suite, device)
     arguments = {"name": str(suite.file), "part": part, "device": device, **chosen}
     source = Source(POINTS, {key: value for key, value in arguments.items() if value})
-    if full:
+    if full := suite.file == read("full").file:
         _refuse_short(out)
     if dry_run:
         return estimate(source, out)
@@ -124,15 +132,6 @@ def _refuse_short(out: Path) -> None:
             )
 
 
-def _refuse_others(out: Path, name: str) -> None:
-    """Raise UserError where the directory holds another machine's tables."""
-    if others := machines_in(out) - {name}:
-        theirs = " and ".join(sorted(others))
-        raise UserError(
-            f"{out} holds a recording of {theirs}, this is {name}: choose another directory"
-        )
-
-
 def run_session(
     source: Source,
     out: Path,
@@ -146,26 +145,21 @@ def run_session(
 ) -> Path:
     """Measure what of the points is not in ``out`` yet; returns the directory.
 
-    budget_s : seconds from now after which nothing new is started; an isolated point that runs far over
-        is ended
+    budget_s : seconds from now after which nothing new is started; one that runs far over is ended
     isolate : whether points run in a child process, and what becomes of each is kept in ``outcomes.csv``:
-        one that is missing is tried again by the next call, after those that never failed. If not, the
-        first point that fails ends the session
-    gpu : whether the GPU is measured, which nobody else may use meanwhile; isolated points without it see
-        none, and their tables have the processor's name
+        what is missing is tried again by the next call. If not, the first that fails ends the session
+    gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
     ignore_load : measure although others use the GPU; stamps say so, as they do the ``remark``
-    pack : file that holds the whole recording at any time, and from which it goes on; see `packing`
+    pack : file that holds the whole recording at any time, and from which it goes on
 
-    Tables are saved point by point: whatever ends this call, what was measured stays. At the end those
-    of a recording are packed.
+    Whatever ends this call, what was measured stays. At the end, tables of a recording are packed.
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
-    could be measured, when the directory holds another machine's recording or is being written
-    elsewhere, and as `packing`.
+    could be measured, and when the directory holds another machine's tables or is written elsewhere.
     """
     deadline_s, out = time.monotonic() + budget_s, out.resolve()
     with store.lock(out / ".lock"):
-        remove_unfinished(out)
+        files.remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
         if in_use and not ignore_load:
             advice = "wait, choose another GPU, or measure all the same with --ignore-load"
@@ -174,11 +168,12 @@ def run_session(
             say(f"{in_use}; measured all the same, and every stamp says so")
         name = machine.name("" if gpu or not isolate else "cpu")
         remark = "; ".join(filter(None, (remark, in_use)))
-        origin = Origin(machine={**outcomes.this_machine(), "name": name}, remark=remark)
-        _refuse_others(out, name)
+        origin = Origin(machine={**this_machine(), "name": name}, remark=remark)
         with packing(out, pack) as keep:
-            _refuse_others(out, name)
-            _Session(source, out, deadline_s, isolate, gpu, origin, keep).run()
+            if others := machines_in(out) - {name}:
+                theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
+                raise UserError(f"{theirs}, this is {name}: choose another directory")
+            _Session(source, out, deadline_s, origin, isolate, gpu, keep).run()
             if out.is_relative_to(store.RECORDED.resolve()):
                 for directory in with_tables(out):
                     pack_tables(directory)
@@ -190,197 +185,130 @@ def estimate(source: Source, out: Path) -> str:
 
     Raises UserError for a table there that is damaged.
     """
-    points = source.points(out.resolve(), 1)
+    points, out = source.points(out.resolve(), 1), out.resolve()
     everything = [*points.opening, *points.body, *points.closing]
-    missing = [point for point in everything if not point.done(out.resolve())]
-    total_s = sum(point.estimate_s for point in missing)
+    missing = [point for point in everything if not point.done(out)]
     lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
     there = f"{len(everything) - len(missing)} of {len(everything)} points are there"
+    total_s = sum(point.estimate_s for point in missing)
     lines.append(f"{there}; the rest takes about {total_s / 60:.1f} min")
     return "\n".join(line.rstrip() for line in lines)
 
 
+# -- one call ------------------------------------------------------------------------------------
+
+
 @dataclass
 class _Session:
-    """One call of `run_session`.
+    """One call of `run_session`; ``keep`` is called now and then, to pack what there is.
 
-    keep : called now and then, to pack what there is
-    rows : of every point; tried : keys of those that this call has come to an end with
-    stillborn : processes in a row that came to an end before a point
-    running : the one being measured; heard_s : when anything was last reported
+    rows : of every point, by its key; running : the one being measured
+    number : of this call: tables of its own, such as drift's, are named by it
+    gpus : environment in which points see GPUs only if they are measured
     """
 
     source: Source
     out: Path
     deadline_s: float
+    origin: Origin
     isolate: bool
     gpu: bool
-    origin: Origin
     keep: Callable[[], None]
     rows: dict[str, Row] = field(default_factory=dict)
-    tried: list[str] = field(default_factory=list)
     running: Row | None = None
-    heard_s: float = 0.0
-    stillborn: int = 0
+    sampler: vitals.Sampler | None = None
 
     def __post_init__(self) -> None:
-        path = self.out / "outcomes.csv"
-        frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
-        self.earlier = {row.key: row for row in (Row(**r) for r in frame.to_dict("records"))}
-        # Calls number the tables of their own.
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
         self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
+        self.gpus = {} if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}
 
     def run(self) -> None:
-        """Measure, in one process after the other, until nothing is left to do or time is over."""
+        """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
         start_s = time.monotonic()
-        if self.isolate:
-            with vitals.Sampler(gpu=self.gpu) as sampler:
-                try:
-                    while self._in_child(sampler):
-                        say("a new process goes on with the rest")
-                finally:
-                    if row := self.running:  # we are ended, through no fault of it
-                        self.rows[row.key] = replace(row, outcome=outcomes.PENDING)
-                    self._save_vitals(sampler)
-                    self._save()
+        here = _Here(self.source, self.out, self.number, self.origin)
+        if not self.isolate:
+            self._take_all(here)
         else:
-            points = self.source.points(self.out, self.number)
-            how: dict[str, Any] = {"deadline_s": self.deadline_s, "origin": self.origin}
-            measure_points(points, self.out, self._note, **how)
+            with vitals.Sampler(gpu=self.gpu) as self.sampler, _Child(here, self) as child:
+                try:
+                    self._take_all(child)
+                finally:
+                    if self.running:  # we are ended, through no fault of it
+                        self.rows[self.running.key] = self.running
+                    self._save()
         self._report(time.monotonic() - start_s)
 
-    def _in_child(self, sampler: vitals.Sampler) -> bool:
-        """Let a process measure until it ends; returns whether there may be more for another one."""
-        tried, saved_s, overdue, failure = len(self.tried), time.monotonic(), "", ""
-        self.heard_s = saved_s
-        config = {
-            "source": asdict(self.source),
-            "session": self.number,
-            "out": str(self.out),
-            "deadline_s": self.deadline_s,
-            "origin": asdict(self.origin),
-            "skip": self.tried,
-            "last": [row.key for row in self.earlier.values() if row.outcome in outcomes.FAULTS],
-        }
-        with _child(config, gpu=self.gpu) as (process, events):
-            for event in events:
-                if failure := event.get("failure", ""):
-                    break
-                self._note(event)
-                if time.monotonic() - saved_s > VITALS_SAVED_S:
-                    self._save_vitals(sampler)
-                    saved_s = time.monotonic()
-                if overdue := self._overdue():
-                    break
+    def _take_all(self, worker: _Here | _Child) -> None:
+        """Have the worker take what is missing, most valuable first."""
+        opening, body, closing = self._missing(*worker.listed())
+        reserved_s = RESERVE * sum(row.estimate_s for row in closing)
+        # After a first point, closing ones are worth the overtime: what lies before is told by their times.
+        begun = False
+        for row in (*opening, *body, *closing):
+            spare_s = OVERTIME_S * begun if row in closing else -reserved_s
+            left_s = self.deadline_s + spare_s - time.monotonic()
+            if row.outcome == FAILED:  # its table is damaged
+                self._close(row)
+            elif row.estimate_s > left_s:  # there may be many: the report lists them
+                why = f"would take about {row.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
+                self.rows[row.key] = replace(row, outcome=NO_TIME, reason=why)
             else:
-                if process.wait() == 0:
-                    return False
-        remove_unfinished(self.out)
-        how = overdue or f"the process that measured it {ending(process.wait())}"
-        if self.running:
-            outcome = outcomes.NO_TIME if self._late() else outcomes.KILLED
-            self._close(replace(self.running, outcome=outcome, reason=how))
-        elif len(self.tried) > tried:
-            say(failure or how)
-        else:
-            self._start_again(failure or f"nothing is measured: {how} before its first point")
-        return not self._late()
+                begun, self.running = True, row
+                self.rows[row.key] = replace(row, outcome=STARTED)
+                self._save()  # whatever happens to us, this point was begun
+                self._close(worker.take(row))
 
-    def _start_again(self, reason: str) -> None:
-        """Wait a moment. Raises UserError if no point was tried yet, or none by several processes."""
-        self.stillborn += 1
-        if not self.tried or self.stillborn == STARTS:
-            raise UserError(reason)
-        say(reason)
-        time.sleep(PAUSE_S)
-
-    # -- what is reported ------------------------------------------------------------------
-
-    def _note(self, event: Mapping[str, Any]) -> None:
-        """Take in what the loop reports, if it reports anything."""
-        self.keep()
-        if event:
-            self.heard_s = time.monotonic()
-        if "rows" in event:
-            self._begin([Row(**cells) for cells in event["rows"]])
-        elif event:
-            row = Row(**event["row"])
-            if row.outcome != outcomes.STARTED:
-                self._close(row)
-                return
-            self.rows[row.key] = self.running = row
-            self._save()  # whatever happens to us, this point was begun
-
-    def _begin(self, rows: Sequence[Row]) -> None:
-        """Take in that all points are known, and what an earlier call left of them."""
-        first = not self.rows
-        there = [row for row in rows if row.outcome in outcomes.THERE]
-        for row in rows:
-            self.rows.setdefault(row.key, replace(row, outcome=outcomes.PENDING))
-        for row in there:
-            was = self.earlier.get(row.key, row)
-            kept = was if was.outcome in outcomes.THERE else row
-            self.rows[row.key] = replace(kept, estimate_s=row.estimate_s)
+    def _missing(self, *lists: list[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+        """Return what is to be tried, and take in what an earlier call left of all points."""
+        opening, body, closing = lists
+        path = self.out / "outcomes.csv"
+        frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
+        earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
+        # What can only be refused, such as a second GPU's points where there is one, makes no session.
+        if not any(row.outcome == PENDING and row.estimate_s > 0 for row in body):
+            opening, closing = [], []
+        for row in (*opening, *body, *closing):
+            was = earlier.get(row.key, row)
+            partly = row.outcome in THERE and was.outcome in THERE
+            self.rows[row.key] = replace(was, estimate_s=row.estimate_s) if partly else row
         self._save()
-        if first and there:
+        missing = [row for row in body if row.outcome not in THERE]
+        if there := [row for row in body if row.outcome in THERE]:
             say(f"already measured: {_listed(there)}")
-        if first and len(there) < len(rows):
-            to_go_s = sum(row.estimate_s for row in rows if row.outcome == outcomes.PENDING)
-            say(f"{len(rows) - len(there)} points to measure, about {to_go_s / 60:.1f} min")
-        for row in rows:
-            if row.outcome == outcomes.FAILED:
-                self._close(row)
+        if to_go := [*opening, *missing, *closing]:
+            to_go_s = sum(row.estimate_s for row in to_go)
+            say(f"{len(to_go)} points to measure, about {to_go_s / 60:.1f} min")
+        faulty = {key for key, row in earlier.items() if row.outcome in FAULTS}
+        return opening, sorted(missing, key=lambda row: row.key in faulty), closing
 
     def _close(self, row: Row) -> None:
-        """Take in that a point has come to an end."""
-        self.rows[row.key] = row
-        self.tried.append(row.key)
-        self.stillborn = 0
-        if row.outcome == outcomes.NO_TIME and not self.running:
-            return  # it was not begun: there may be many, and the report lists them
-        self.running = None
+        """Take in that a point has come to an end. Raises UserError where that ends the session."""
+        self.rows[row.key], self.running = row, None
         self._save()
-        if row.outcome == outcomes.FAILED and not self.isolate:
+        self.keep()
+        if row.outcome == FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        there = sum(other.outcome in outcomes.THERE for other in self.rows.values())
+        there = sum(other.outcome in THERE for other in self.rows.values())
         left_s = self.deadline_s - time.monotonic()
         left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
         took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
         why = f": {row.reason}" if row.reason else ""
         say(f"[{there}/{len(self.rows)}{left}] {row.key}: {row.outcome}{took}{why}")
 
-    def _late(self) -> bool:
-        return time.monotonic() > self.deadline_s + outcomes.OVERTIME_S
-
-    def _overdue(self) -> str:
-        """Return why the other process must not go on; "" if it may."""
-        if self._late():
-            return "still ran when the budget was over"
-        allowed_s, what = START_S, "go on"
-        if self.running:
-            allowed_s, what = max(HUNG_S, HUNG_FACTOR * self.running.estimate_s), "end"
-        if time.monotonic() - self.heard_s > allowed_s:
-            return f"did not {what} within {format_seconds(allowed_s)}"
-        return ""
-
-    # -- what is kept ----------------------------------------------------------------------
-
     def _save(self) -> None:
         if self.rows and self.isolate:
             frame = pd.DataFrame(map(asdict, self.rows.values()))
             self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
-
-    def _save_vitals(self, sampler: vitals.Sampler) -> None:
-        frame = sampler.frame()
-        if self.tried and len(frame):
-            self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
+            frame = self.sampler.frame() if self.sampler else pd.DataFrame()
+            if len(frame) and any(row.seconds for row in self.rows.values()):
+                self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
     def _report(self, seconds: float) -> None:
         """Say what is there and what is missing. Raises UserError where nothing is."""
         missing: dict[str, list[Row]] = {}
         for row in self.rows.values():
-            if row.outcome not in outcomes.THERE:
+            if row.outcome not in THERE:
                 missing.setdefault(row.outcome, []).append(row)
         there = len(self.rows) - sum(map(len, missing.values()))
         say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
@@ -400,77 +328,145 @@ def _listed(rows: Iterable[Row]) -> str:
     return ", ".join(f"{count} of {what}" for what, count in kinds.items())
 
 
-# -- the process that measures: both ends of it ------------------------------------------------
+# -- who measures --------------------------------------------------------------------------------
 
 
-@contextmanager
-def _child(
-    config: Mapping[str, Any], *, gpu: bool
-) -> Iterator[tuple[subprocess.Popen[bytes], Iterator[dict[str, Any]]]]:
-    """Give the process, which sees GPUs only if they are measured, and what it reports.
+@dataclass
+class _Here:
+    """The points of a session, measured in the process that asks."""
 
-    It does not outlive the block.
-    """
-    reading, writing = os.pipe()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, json.dumps({**config, "events": writing})],
-            env=child_environment() | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""}),
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what libraries print is no result of ours
-            pass_fds=[writing],
-            start_new_session=True,
-        )
-    finally:
-        os.close(writing)
-    try:
-        yield process, _events(process, reading)
-    finally:
-        end([process])
-        os.close(reading)
+    source: Source
+    out: Path
+    number: int
+    origin: Origin
+    points: dict[str, Point] = field(default_factory=dict)
+
+    def listed(self) -> list[list[Row]]:
+        """Return the rows of what opens, is and closes the session, as they are."""
+        points = self.source.points(self.out, self.number)
+        lists = []
+        for section in (points.opening, points.body, points.closing):
+            lists.append([point.looked(self.out) for point in section])
+            self.points |= {point.key: point for point in section}
+        return lists
+
+    def take(self, row: Row) -> Row:
+        """Return what became of a point."""
+        return self.points[row.key].take(self.out, self.origin)
 
 
-def _events(process: subprocess.Popen[bytes], reading: int) -> Iterator[dict[str, Any]]:
-    """Yield what the process reports; {} now and then while it reports nothing. Ends when it does."""
-    started = b""  # a line of which the rest is to come; never, if it died while it wrote
-    while True:
-        if select.select([reading], [], [], POLL_S)[0]:
-            written = os.read(reading, 1 << 16)
-            if not written:
-                return
-            *lines, started = (started + written).split(b"\n")
-            yield from map(json.loads, lines)
-        elif process.poll() is not None:
-            return
-        else:
-            yield {}
+class _Child:
+    """The same in a process that does not outlive the block; after one that dies comes another."""
+
+    def __init__(self, here: _Here, session: _Session) -> None:
+        self._here, self._session = here, session
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._process:
+            end([self._process])
+            self._process = None
+
+    def listed(self) -> list[list[Row]]:
+        """Return what `_Here` does, of a new process. Raises UserError where it cannot."""
+        ours, theirs = socket.socketpair()
+        self._pipe = Connection(ours.detach())
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+                env=child_environment() | self._session.gpus,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what libraries print is no result of ours
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            lists: list[list[Row]] | str = self._answer(self._here, START_S, "go on")
+        except _Lost as error:
+            lists = f"nothing is measured: {error} before its first point"
+        if isinstance(lists, str):
+            self.__exit__()
+            raise UserError(lists)
+        return lists
+
+    def take(self, row: Row) -> Row:
+        """Return what became of a point, be it that it killed its process, or hung."""
+        for left in reversed(range(STARTS)):
+            if self._process:
+                break
+            say("a new process goes on with the rest")
+            try:
+                self.listed()
+            except UserError as error:
+                if not left:
+                    raise
+                say(str(error))
+                time.sleep(PAUSE_S)
+        try:
+            allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
+            taken, usable = self._answer(row, allowed_s, "end")
+        except _Lost as error:
+            files.remove_unfinished(self._session.out)
+            taken, usable = replace(row, outcome=error.outcome, reason=str(error)), False
+        if not usable:
+            self.__exit__()
+        return taken
+
+    def _answer(self, question: object, allowed_s: float, what: str) -> Any:
+        """Return what the process answers. Raises _Lost where it dies, or takes too long to ``what``."""
+        assert self._process
+        give_up_s, late_s = time.monotonic() + allowed_s, self._session.deadline_s + OVERTIME_S
+        with suppress(OSError, EOFError):
+            self._pipe.send(question)
+            # A process that is gone may have left children who still hold the pipe.
+            while not self._pipe.poll(POLL_S) and self._process.poll() is None:
+                self._session.keep()
+                if time.monotonic() > late_s:
+                    raise _Lost("still ran when the budget was over", NO_TIME)
+                if time.monotonic() > give_up_s:
+                    raise _Lost(f"did not {what} within {format_seconds(allowed_s)}")
+            if self._pipe.poll():
+                return self._pipe.recv()
+        raise _Lost(f"the process that measured it {ending(self._process.wait())}")
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measure in the process itself; returns 0, SPENT, or MISTAKE with the reason reported to the parent."""
+class _Lost(Exception):
+    """The process that measures died or has to be ended: ``outcome`` of its point."""
+
+    def __init__(self, reason: str, outcome: str = KILLED) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+
+
+def serve(pipe: int) -> None:
+    """Be the process that measures what the parent names at that end of a pipe; does not return."""
     die_with_parent()
     trap(signal.SIGTERM)
-    config = json.loads(argv[0])
-    out = Path(config["out"])
-    with os.fdopen(config["events"], "w") as stream:
-
-        def emit(event: dict[str, Any]) -> None:
-            stream.write(json.dumps(event) + "\n")
-            stream.flush()
-
+    parent = Connection(pipe)
+    here: _Here = parent.recv()
+    with suppress(EOFError, OSError):
         try:
-            points = Source(**config["source"]).points(out, config["session"])
-            chosen = {key: config[key] for key in ("deadline_s", "skip", "last")}
-            origin = Origin(**config["origin"])
-            usable = measure_points(points, out, emit, origin=origin, **chosen)
+            parent.send(here.listed())
         except UserError as error:
-            emit({"failure": one_line(error)})
-            return MISTAKE
-    return 0 if usable else SPENT
+            parent.send(str(error))
+        while True:
+            parent.send((here.take(parent.recv()), _gpu_is_usable()))
+    os._exit(0)  # not sys.exit: after a fault, CUDA's own clean-up may hang
 
 
-if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stderr.flush()
-    # Not sys.exit: after a fault, CUDA's own clean-up may hang.
-    os._exit(status)
+def _gpu_is_usable() -> bool:
+    """Return False after a fault, after which CUDA refuses all work, and after the capture of a graph that
+    failed: torch leaves its stream the current one, and random numbers as they are within a capture.
+    """
+    torch = sys.modules.get("torch")  # no point may have needed it at all
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
+    except RuntimeError:
+        return False

@@ -1,94 +1,97 @@
 """What is to be measured, as files say it: a list of points, each of a kind, with that kind's arguments.
 
-A kind is a function that `kind` registers: its name stands under "measure", its arguments are the other keys
-there, and their types say how these are checked. Campaigns are points, too. No torch here. Every mistake is
-a UserError in one line that names file and key.
+A kind is a function of `ddlkit.run.sessions.kinds`: its name stands under "measure", its arguments are the
+other keys there, which mean the same in all kinds: KEYS. No torch here. Every mistake is a UserError in one
+line that names file, point and key.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import signature
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from ddlkit.core.errors import UserError, shown
+from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
+from ddlkit.run.lab import ENGINES, parse_share
+from ddlkit.run.sessions import CAMPAIGN, Kind, Point, PointList, say
 from ddlkit.store import files
-from ddlkit.store.files import parse_json, parse_yaml
 
 SUITES = Path(__file__).parent / "suites"
-DEVICES = ("cpu", "cuda")
-CAMPAIGN = "campaign"
+MOMENTS = ("start", "end")
+"""Of drift: before all else that a session measures, and after it."""
+PRECISIONS = ("fp32", "tf32", "bf16")
+EXTENTS = ("quick", "dense", "full")
+"""How long a campaign calibrates its labs."""
 DEFAULT_BATCH = 4
 MOST = 10**12
 """Of what is counted: bytes, samples of a batch, seeds, elements."""
+_SHARES = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
 GONE = {
     "facts": "stamps say what the machine is",
     "efficiency": "peaks and layers are what it was made of",
     "throughput": "measure layers at several batches",
     "disk_copies": "measure input_alone, which reads cold files",
     "nccl_channels": "measure two_ranks_on_one_gpu",
-    "copies_by_share": "measure training_by_share with empty: 1",
-    "buckets_by_share": "measure training_by_share with plans",
-    "echoes_in_lab": "measure collectives_in_lab at 1KiB",
     "planning_again": "measure replays under two plans",
+    "layers_by_ranks": "measure layers with ranks",
+    "collectives_in_lab": "measure collectives with ranks and rate",
+    "training_in_lab": "measure trainings with ranks, rate and plans",
     "sparse_training_in_lab": "measure a campaign with density",
-    "calibrated": "predict first: that calibrates each lab twice before its runs",
-    "cost": "what a message costs is by the law over emulated links, and by a table else",
-    "drift": "how sessions drift is pooled over a campaign's labs",
     "grids": "write points, and measure: campaign above them, as in examples/campaign.yml",
     "repeat": "give a grid of its own more rounds",
-    "selection": "recorded times of selecting are waited out",
-    "file": "write the campaign's keys here",
     "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
     "changes": "links no longer change: have a lab of each kind",
     "straggler_spreads": "a straggler is as slow in every iteration: give stragglers",
-    "algorithm": "the library's own is measured",
-    "unsent": "measure with empty: 1",
+    **dict.fromkeys(("compute_s", "startups"), "computing lasts as long as one message of all"),
+    "negotiated": "measured negotiations are those recorded at v0.2-studies",
+    "congestions": "gone: TCP's control is reno",
     "pipelines": "measure input_alone, and predict by what-if --inputs",
     "selections_beside_backward": "measure selections",
+    **dict.fromkeys(("sharing", "messages_by_share", "kernels_by_share"), _SHARES),
+    **dict.fromkeys(("training_by_share", "copies_by_share", "buckets_by_share"), _SHARES),
 }
-"""Kinds and keys of earlier versions, and what to do instead."""
+"""Suites, kinds and keys of earlier versions, and what to do instead."""
 
 Check = Callable[[Any], Any]
+"""Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
 
 
-# -- values ------------------------------------------------------------------------------------
+# -- values --------------------------------------------------------------------------------------
+
+
+def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: value) -> Check:
+    """Return a check for a value that fits, which gives what ``make`` makes of it."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"must be {what}")
+        return make(value)
+
+    return check
 
 
 def whole(least: int) -> Check:
     """Return a check for a whole number, at least so large and at most MOST."""
-
-    def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST:
-            raise ValueError(f"must be a whole number, at least {least} and at most {MOST}")
-        return value
-
-    return check
+    what = f"a whole number, at least {least} and at most {MOST}"
+    return rule(what, lambda value: type(value) is int and least <= value <= MOST)
 
 
 def number(low: float, high: float) -> Check:
     """Return a check for a number from ``low`` to ``high``, both included."""
-
-    def check(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError("must be a number")
-        if not low <= value <= high:
-            raise ValueError(f"must lie between {low:g} and {high:g}")
-        return float(value)
-
-    return check
+    what = f"a number from {low:g} to {high:g}"
+    return rule(what, lambda value: type(value) in (int, float) and low <= value <= high, float)
 
 
-def truth(value: Any) -> bool:
-    """Return true or false, whichever it is. Raises ValueError for anything else."""
-    if not isinstance(value, bool):
-        raise ValueError("must be true or false")
-    return value
+def text(what: str, parse: Check, *, as_written: bool = False) -> Check:
+    """Return a check for a text that can be parsed, which gives what it says, or the text itself."""
+    make = (lambda value: (parse(value), value)[1]) if as_written else parse
+    return rule(what, lambda value: isinstance(value, str), make)
 
 
 def one_of(names: Sequence[str]) -> Check:
@@ -96,57 +99,60 @@ def one_of(names: Sequence[str]) -> Check:
 
     def check(value: Any) -> str:
         if value not in names:
-            replaced = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
-            raise ValueError(f"must be {' or '.join(names)}{replaced}")
+            instead = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
+            raise ValueError(f"must be {' or '.join(names)}{instead}")
         return str(value)
 
     return check
 
 
-def text_of(parse: Callable[[str], Any], what: str, *, as_written: bool = False) -> Check:
-    """Return a check for a text that ``parse`` reads: what it says, or the text ``as_written``."""
+def budget(value: Any) -> Any:
+    """Return how long to measure, of a mapping: a `Budget`. Raises ValueError or UserError."""
+    from ddlkit.run.clock import Budget  # which needs torch
 
-    def check(value: Any) -> Any:
-        if as_written and value == "":
-            return value
-        if not isinstance(value, str):
-            raise ValueError(f"must be {what}")
-        parsed = parse(value)
-        return value if as_written else parsed
-
-    return check
+    try:
+        return Budget(**value)
+    except TypeError as error:
+        raise ValueError(
+            f"must be a mapping of {', '.join(signature(Budget).parameters)}"
+        ) from error
 
 
-def mapping_of(make: Callable[..., Any]) -> Check:
-    """Return a check for a mapping of the arguments of ``make``."""
+def many(check: Check) -> Check:
+    """Return a check for a value or a list of values, which gives the list."""
 
-    def check(value: Any) -> Any:
-        try:
-            return make(**value)
-        except TypeError as error:
-            names = ", ".join(signature(make).parameters)
-            raise ValueError(f"must be a mapping of {names}") from error
+    def check_all(value: Any) -> list[Any]:
+        listed = value if isinstance(value, (list, tuple)) else [value]
+        if not listed:
+            raise UserError("an empty list: give at least one value")
+        return [_checked(each, check) for each in listed]
 
-    return check
+    return check_all
 
 
-def network(value: Any) -> tuple[str, int]:
+class _Told(UserError):
+    """A wrong value that is named already."""
+
+
+def _checked(value: Any, check: Check) -> Any:
+    try:
+        return check(value)
+    except _Told:
+        raise
+    except (ValueError, UserError) as error:
+        raise _Told(f"{shown(value)}: {error}") from None
+
+
+def network_of(value: Any) -> tuple[str, int]:
     """Return name and batch size of a network, the batch size being optional.
 
-    >>> network("resnet50:8"), network("resnet50")
+    >>> network_of("resnet50:8"), network_of("resnet50")
     (('resnet50', 8), ('resnet50', 4))
     """
     name, separator, batch = str(value).partition(":")
     if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
         raise ValueError("must be a network, with its batch size as in resnet50:4 or without")
     return name, whole(1)(int(batch or DEFAULT_BATCH))
-
-
-def plan(value: Any) -> str:
-    """Return what a planner is called by, as ``"buffer:4MB"``. Raises ValueError for none."""
-    if not isinstance(value, str) or value.partition(":")[0] not in planners():
-        raise ValueError(f"must be a plan: {', '.join(planners())}")
-    return value
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -168,116 +174,69 @@ def sizes(value: Any) -> tuple[int, ...]:
     return tuple(low << power for power in range(64) if low << power <= high)
 
 
-# -- keys --------------------------------------------------------------------------------------
+_RATE, _TIME = "a rate with its unit, as 1gbit", "a time with its unit, as 2ms"
+_count, _counts = whole(1), many(whole(1))
+_flag = rule("true or false", lambda value: isinstance(value, bool))
+_seconds = many(text(_TIME, parse_seconds))
+_shares = many(text("a share, as 0.1%", parse_share))
+_plan = rule(
+    f"a plan: {', '.join(planners())}",
+    lambda value: isinstance(value, str) and value.partition(":")[0] in planners(),
+)
+
+KEYS: dict[str, Check] = {
+    # of a suite
+    "points": many(rule("a mapping", lambda value: isinstance(value, dict))),
+    **dict.fromkeys(("about", "out", "name", "network", "link", "moment"), str),
+    "device": one_of(("", "cpu", "cuda")),
+    # of what is measured, and how
+    **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
+    **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
+    **dict.fromkeys(("repeats", "iterations", "rounds"), _count),
+    **dict.fromkeys(("ranks", "workers", "ranks_per_node"), _counts),
+    **dict.fromkeys(("size", "sizes"), sizes),
+    "networks": many(network_of),
+    "seeds": many(whole(0)),
+    "plans": many(_plan),
+    "precisions": many(one_of(PRECISIONS)),
+    "sides": _counts,
+    "collectives": many(one_of(tuple(COLLECTIVES))),
+    "rate": many(text(_RATE, parse_bits_per_s, as_written=True)),
+    "delay": many(text(_TIME, parse_seconds, as_written=True)),
+    "budget": budget,
+    # of the labs and cases of a campaign
+    "calibration": one_of(EXTENTS),
+    "engines": many(one_of(ENGINES)),
+    **dict.fromkeys(("rates", "intra_rates"), many(text(_RATE, parse_bits_per_s))),
+    **dict.fromkeys(("delays", "jitters"), _seconds),
+    **dict.fromkeys(("losses", "backgrounds"), _shares),
+    "density": many(number(1e-6, 1)),
+    "stragglers": many(number(1, 100)),
+}
 
 
-class Key(NamedTuple):
-    """What may stand at a key of a file.
+def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, skip: int = 0) -> Any:
+    """Return the checked arguments of ``make`` but for the first ``skip``, as a file gives them.
 
-    check : turns a value into what is meant, or raises ValueError or UserError
-    default : what is meant where nothing stands; without one, the key must be there
-    many : whether a list of values may stand there: the result is then a list
+    Raises UserError for a wrong or unknown one, and for one that is missing.
     """
-
-    check: Check
-    default: Any = ...
-    many: bool = False
-
-    def read(self, given: Any, where: str) -> Any:
-        """Return what is meant by what stands there. Raises UserError where it is wrong."""
-        if given is ...:
-            if self.default is ...:
-                more = " or a list of them" if self.many else ""
-                raise UserError(f"{where}: missing: give one value{more}")
-            return self.default
-        if not self.many:
-            return checked(given, self.check, where)
-        listed = given if isinstance(given, (list, tuple)) else [given]
-        if not listed and self.default not in ([], ()):
-            raise UserError(f"{where}: an empty list: give at least one value")
-        return [checked(each, self.check, where) for each in listed]
-
-
-def checked(value: Any, check: Check, where: str) -> Any:
-    """Return what ``check`` makes of the value. Raises UserError for what it raises, and where."""
-    try:
-        return check(value)
-    except (ValueError, UserError) as error:
-        raise UserError(f"{where}: {shown(value)}: {error}") from None
-
-
-def read_keys(given: Mapping[Any, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
-    """Return every key of ``keys`` with its checked value. Raises UserError for a wrong or unknown one."""
+    keys, read = dict([*signature(make).parameters.items()][skip:]), {}
     for name in given:
         if name not in keys:
             advice = GONE.get(str(name)) or f"use {', '.join(sorted(keys))}"
             raise UserError(f"{where}: {name}: unknown key: {advice}")
-    return {name: key.read(given.get(name, ...), f"{where}: {name}") for name, key in keys.items()}
+    for name, key in keys.items():
+        if name in given:
+            try:
+                read[name] = _checked(given[name], KEYS[name])
+            except UserError as error:
+                raise UserError(f"{where}: {name}: {error}") from None
+        elif key.default is Parameter.empty:
+            raise UserError(f"{where}: {name}: missing: give a value")
+    return read
 
 
-# What an argument's type says of the key of its name.
-RATE = text_of(parse_bits_per_s, "a rate with its unit, as 1gbit", as_written=True)
-DELAY = text_of(parse_seconds, "a time with its unit, as 2ms", as_written=True)
-Words = Annotated[Sequence[str], Key(str, many=True)]
-Batched = Annotated[Sequence[tuple[str, int]], Key(network, many=True)]
-Plans = Annotated[Sequence[str], Key(plan, many=True)]
-Count = Annotated[int, Key(whole(0))]
-Counts = Annotated[Sequence[int], Key(whole(1), many=True)]
-Seeds = Annotated[Sequence[int], Key(whole(0), many=True)]
-Sizes = Annotated[Sequence[int], Key(sizes)]
-Rate = Annotated[str, Key(RATE)]
-Rates = Annotated[Sequence[str], Key(RATE, many=True)]
-Delays = Annotated[Sequence[str], Key(DELAY, many=True)]
-_PLAIN = {int: Key(whole(1)), str: Key(str), bool: Key(truth)}
-
-
-def keys_of(make: Callable[..., Any], skipped: int = 0) -> dict[str, Key]:
-    """Return the keys that the arguments of ``make`` are, but for the first ``skipped``."""
-    hints, keys = get_type_hints(make, include_extras=True), {}
-    for name, parameter in [*signature(make).parameters.items()][skipped:]:
-        annotated = getattr(hints[name], "__metadata__", None)
-        key = annotated[0] if annotated else _PLAIN[hints[name]]
-        default = ... if parameter.default is parameter.empty else parameter.default
-        keys[name] = key._replace(default=default)
-    return keys
-
-
-class Kind(NamedTuple):
-    """How points are made of what a file says.
-
-    what : they belong to, as "layers"; lab : whether they need one
-    keys : of the file; make : called with the place and them, or of campaigns with them alone
-    """
-
-    what: str
-    lab: bool
-    keys: Mapping[str, Key]
-    make: Callable[..., Any]
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(what: str, *, lab: bool = False) -> Callable[[Any], Any]:
-    """Return what registers a function as the kind of its name; after the place, its arguments are keys."""
-
-    def register(make: Callable[..., Iterator[Any]]) -> Any:
-        KINDS[make.__name__] = Kind(what, lab, keys_of(make, 1), make)
-        return make
-
-    return register
-
-
-# -- files -------------------------------------------------------------------------------------
-
-
-def _description(value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("must be a mapping")
-    return value
-
-
-Descriptions = Annotated[Sequence[Mapping[str, Any]], Key(_description, many=True)]
+# -- files ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -287,26 +246,23 @@ class Suite:
     device : "cpu" or "cuda"; "" for a GPU where there is one
     isolate : whether points run in a child process
     out : default directory in build, or "recorded": one of this machine's in data/recorded
-    opening, points, closing : what a session measures before all others, descriptions, and after them
     """
 
     file: Path
-    points: Descriptions
-    opening: Descriptions = ()
-    closing: Descriptions = ()
+    points: Sequence[Mapping[str, Any]]
     about: str = ""
-    device: Annotated[str, Key(one_of(("", *DEVICES)))] = ""
+    device: str = ""
     isolate: bool = False
     out: str = ""
 
     @property
     def is_campaign(self) -> bool:
-        """Whether campaigns are all that it holds."""
+        """Return whether campaigns are all that it holds."""
         return all(described.get("measure") == CAMPAIGN for described in self.points)
 
     @property
     def folder(self) -> str:
-        """The directory's name in which its tables lie, "campaign-osf" for campaign_osf.yml."""
+        """Return the name of the directory of its tables, "campaign-osf" for campaign_osf.yml."""
         words = self.file.stem.lower().replace("_", "-").removeprefix(CAMPAIGN).strip("-")
         return "-".join([CAMPAIGN, *words.split()])
 
@@ -322,17 +278,15 @@ def read(name: str | Path) -> Suite:
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        names = ", ".join(sorted(suites))
-        raise UserError(f"{name}: no such suite: use {names}, or a file .yml or .json")
-    given, keys = _parsed(file), keys_of(Suite, 1)
+        instead = GONE.get(str(name)) or f"use {', '.join(sorted(suites))}, or a file .yml or .json"
+        raise UserError(f"{name}: no such suite: {instead}")
+    given, keys = _parsed(file), signature(Suite).parameters
     if "grids" in given or "points" not in given:
-        old = "grids" if "grids" in given else "points"
-        raise UserError(f"{file}: {old}: {'gone' if old in given else 'missing'}: {GONE['grids']}")
+        raise UserError(f"{file}: {GONE['grids']}")
     shared = {key: value for key, value in given.items() if key not in keys}
-    said = {key: value for key, value in given.items() if key in keys}
-    suite = Suite(file, **read_keys(said, keys, str(file)))
-    points = [{**shared, **described} for described in suite.points]
-    suite = Suite(**{**vars(suite), "points": points})
+    stated = {key: value for key, value in given.items() if key in keys}
+    suite = Suite(file, **read_keys(stated, Suite, str(file), 1))
+    suite = replace(suite, points=[{**shared, **described} for described in suite.points])
     if suite.is_campaign and not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
         raise UserError(f"{file}: its name is the campaign's: use letters, digits and dashes")
     return suite
@@ -340,7 +294,9 @@ def read(name: str | Path) -> Suite:
 
 def _parsed(file: Path) -> dict[str, Any]:
     """Return the mapping that the file holds."""
-    parse, language = (parse_json, "JSON") if file.suffix == ".json" else (parse_yaml, "YAML")
+    parse, language = files.parse_yaml, "YAML"
+    if file.suffix == ".json":
+        parse, language = files.parse_json, "JSON"
     text = files.read_text(file)
     try:
         given = parse(text)
@@ -354,3 +310,104 @@ def _parsed(file: Path) -> dict[str, Any]:
             f"{file}: must be a mapping with a list of points: see examples/campaign.yml"
         )
     return dict(given)
+
+
+# -- points --------------------------------------------------------------------------------------
+
+
+class Described(NamedTuple):
+    """What may be said of points of any kind.
+
+    about : why, for who reads the file; device : where they are measured, everywhere if it is ""
+    by_name : whether they are left out of "all"
+    """
+
+    measure: str
+    about: str = ""
+    device: str = ""
+    by_name: bool = False
+
+
+def points(
+    *,
+    out: Path,
+    session: int,
+    name: str,
+    part: str = "all",
+    device: str = "",
+    networks: Sequence[str] = (),
+    predict: bool = False,
+) -> PointList:
+    """Return the points of the suite of that name, or in that file.
+
+    part : what of it, "all" or what points belong to, as "layers"
+    device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
+    predict : of campaigns: calibrate their labs and predict their cases, and replay none
+
+    Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
+    """
+    import torch
+
+    from ddlkit.run.lab import network as lab
+    from ddlkit.run.sessions.campaigns import Grid, campaign, labs_of
+    from ddlkit.run.sessions.kinds import Here
+
+    suite = read(name)
+    if predict and not suite.is_campaign:
+        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
+    device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        advice = "install a CUDA build that fits the driver, or use --suite cpu"
+        raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
+    made: list[Point] = []
+    grids: list[Grid] = []
+    for where, kind, arguments in _wanted(suite, part, device, networks):
+        try:
+            if kind.make is Grid:
+                grids.append(Grid(**arguments))
+            elif any(arguments.get("rate", ())) and (reason := lab.available()):
+                say(f"no lab, so no {kind.what} there: {reason}")
+            else:
+                made += kind.make(Here(device, session, out), **arguments)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    if grids:
+        made += campaign(labs_of(grids, out, str(suite.file), device), predict)
+    distinct = {point.key: point for point in made}
+    drifts = {point.name.rpartition("-")[2]: point for point in made if point.what == "drift"}
+    body = [point for point in distinct.values() if point.what != "drift"]
+    return PointList(body, *([drifts[moment]] if moment in drifts else [] for moment in MOMENTS))
+
+
+def _wanted(
+    suite: Suite, part: str, device: str, networks: Sequence[str]
+) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
+    """Yield where, kind and checked arguments of what the suite has of that part on the device.
+
+    networks : in place of those of its layers. Raises UserError for one that there is not.
+    """
+    from ddlkit.run.nets import registry
+    from ddlkit.run.sessions.kinds import KINDS
+
+    KEYS["measure"], chosen = one_of(list(KINDS)), []
+    if networks and part != "layers":
+        raise UserError(f"networks can be chosen for layers only, not for {part}")
+    for text in networks:
+        if ":" not in text:
+            raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32")
+        chosen.append(_checked(text, network_of))
+        registry.find(chosen[-1][0])
+    for position, described in enumerate(suite.points):
+        where = f"{suite.file}: points[{position}]"
+        common = {key: value for key, value in described.items() if key in Described._fields}
+        of_any = Described(**read_keys(common, Described, where))
+        kind = KINDS[of_any.measure]
+        special = {key: value for key, value in described.items() if key not in common}
+        arguments = read_keys(special, kind.make, where, int(kind.what != CAMPAIGN))
+        wanted = not of_any.by_name if part == "all" else part == kind.what
+        if not wanted or of_any.device not in ("", device):
+            continue
+        if chosen and arguments.get("ranks", [1]) == [1]:
+            arguments["networks"] = chosen
+        if not chosen or arguments["networks"] == chosen:
+            yield where, kind, arguments

@@ -1,61 +1,48 @@
 """The kinds of points that a file may ask for: what each measures, its name, and about how long it takes.
 
-A kind is a function here, or in `ddlkit.run.sessions.lab_kinds` where ranks share something: a new
-measurement is one more such function. What measures is imported when a point needs it.
+A kind is a function here: a new measurement is one more such function. Arguments that are lists make a point
+for each value. What measures is imported when a point needs it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 
 from ddlkit import machine, store
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.core.workload import LayerProfile
-from ddlkit.run.instruments.clock import Budget
-from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
-from ddlkit.run.lab.conditions import parse as parse_conditions
-from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.sessions.grammar import (
-    Batched,
-    Key,
-    Seeds,
-    Sizes,
-    Words,
-    kind,
-    mapping_of,
-    one_of,
-    whole,
-)
-from ddlkit.run.sessions.session import Point, Tables, Unavailable, say, table_path
+from ddlkit.model import make_plan
+from ddlkit.papers import networks as published
+from ddlkit.run import vitals
+from ddlkit.run.clock import Budget
+from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
+from ddlkit.run.lab import network as lab
+from ddlkit.run.lab import parse as parse_conditions
+from ddlkit.run.sessions import CAMPAIGN, Kind, Point, Tables, Unavailable, say, table_path
+from ddlkit.run.sessions.campaigns import Grid, table_cost
 
 OWN_PLAN = "ddp"  # DDP's own rule for buckets
+DISTINCT_PLANS = 8
 LAUNCH_S = 10.0  # starting ranks
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
-GRAPH_S = 0.4  # an iteration as a CUDA graph
+WARMTH = 1.2  # times as long as a budget says takes what also warms up
+EXPOSED_S = 2.0  # an iteration in the lab: compute about as long as communication
 
-# GFLOP of a forward pass on one image, to know how long a point will take.
-_GFLOP = {
-    **{"lenet5": 0.001, "alexnet": 1.4, "googlenet": 3.0, "vgg16": 31.0, "vgg19": 39.3},
-    **{"resnet18_64": 0.3, "resnet50_64": 0.7, "googlenet_64": 0.25},
-    **{"vgg16_cifar": 0.63, "squeezenet1_1": 0.7},
-    **{"resnet18": 3.6, "resnet50": 8.2, "resnet101": 15.7, "resnet152": 23.1, "vit_b_16": 35.1},
-}
-_OTHER_GFLOP = 10.0
-# FLOP/s that networks reach, cautiously: on an H200, and on two cores.
-_RATE = {"fp32": 25e12, "tf32": 80e12, "bf16": 150e12}
-_CPU_RATE = 80e9
+Networks = Sequence[tuple[str, int]]
+"""Names and batch sizes."""
 
 
 class Here(NamedTuple):
@@ -67,43 +54,29 @@ class Here(NamedTuple):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether GPUs are measured."""
+        """Return whether GPUs are measured."""
         return self.device == "cuda"
+
+
+KINDS: dict[str, Kind] = {CAMPAIGN: Kind(CAMPAIGN, Grid)}
+
+
+def kind(what: str) -> Callable[[Any], Any]:
+    """Return what registers a function as the kind of its name."""
+
+    def register(make: Callable[..., Iterator[Point]]) -> Any:
+        KINDS[make.__name__] = Kind(what, make)
+        return make
+
+    return register
+
+
+# -- what points are made of ---------------------------------------------------------------------
 
 
 def measuring(name: str) -> Any:
     """Return the module that measures that, imported now: most need torch."""
     return import_module(f"ddlkit.run.{name if '.' in name else f'measure.{name}'}")
-
-
-# -- what a kind's arguments may be ---
-
-
-def made(module: str, attribute: str) -> Callable[[Any], Any]:
-    """Return a check for a mapping of the arguments of a class that measures."""
-    return lambda value: mapping_of(getattr(measuring(module), attribute))(value)
-
-
-def _sides(value: Any) -> dict[str, list[int]]:
-    if not isinstance(value, dict) or not value.keys() <= set(_RATE):
-        raise ValueError(f"must be a mapping of {', '.join(_RATE)} to sides of matrices")
-    return {precision: [whole(1)(side) for side in sides] for precision, sides in value.items()}
-
-
-Timed = Annotated[Budget, Key(mapping_of(Budget))]
-Precisions = Annotated[Sequence[str], Key(one_of(tuple(_RATE)), many=True)]
-Collectives = Annotated[Sequence[str], Key(one_of(tuple(COLLECTIVES)), many=True)]
-Sides = Annotated[dict[str, list[int]], Key(_sides)]
-Recipe = Annotated[Any, Key(made("convergence", "Recipe"))]
-Pictures = Annotated[Any, Key(made("inputs", "Shape"))]
-Changes = Annotated[dict[str, Any], Key(mapping_of(dict))]
-
-# -- what points are made of ---
-
-
-def best_device() -> str:
-    """Return where to measure if nothing is said: "cuda" where torch sees a GPU, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def on_gpus(gpus: int, point: Point) -> Point:
@@ -116,18 +89,6 @@ def on_gpus(gpus: int, point: Point) -> Point:
     return point if there >= gpus else replace(point, measure=refuse, estimate_s=0.0)
 
 
-def iteration_s(name: str, batch: int, precision: str, device: str) -> float:
-    """Return about how many seconds an iteration computes."""
-    rate = _RATE[precision] if device == "cuda" else _CPU_RATE
-    return 3e9 * _GFLOP.get(name, _OTHER_GFLOP) * batch / rate
-
-
-def timed_s(budget: Budget, repeat_s: float) -> float:
-    """Return about how long a measurement of something that takes ``repeat_s`` goes on."""
-    longest_s = min(budget.max_s, budget.max_repeats * repeat_s)
-    return budget.warmup * repeat_s + max(longest_s, budget.min_repeats * repeat_s)
-
-
 def rank_counts(device: str) -> list[int]:
     """Return two ranks, as in `sharing`, and where there are more GPUs, one on each of them."""
     return sorted({2, torch.cuda.device_count()} - {0, 1}) if device == "cuda" else [2]
@@ -138,44 +99,42 @@ def meeting(device: str) -> dict[str, Any]:
     return {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
 
 
-def lab_of(ranks: int, rate: str, delay: str = "") -> Lab:
+def lab_of(ranks: int, rate: str, delay: str = "") -> lab.Lab:
     """Return a lab; with a delay, its links are emulated."""
     conditions = parse_conditions({"delay": delay}) if delay else None
-    return Lab(LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
+    return lab.Lab(lab.LabShape(ranks, parse_bits_per_s(rate), conditions=conditions))
 
 
 def launched(
-    here: Here, what: str, name: str, job: Any, settings: Any, ranks: int, estimate_s: float
-) -> Point:
-    """Return the point of a job's tables, by ranks that meet over loopback, or each on its GPU."""
-    how: dict[str, Any] = {"place": Loopback(), "join": meeting(here.device)}
-    how |= {"timeout_s": PATIENCE * estimate_s}
-    measure = partial(launch, job, settings, ranks=ranks, **how)
-    return on_gpus(ranks * here.on_gpu, Point(what, name, measure, estimate_s, job.tables))
-
-
-def sent(ranks: int, how: Mapping[str, Any], **settings: Any) -> pd.DataFrame:
-    """Return rows of collectives that ranks measure who are started ``how``."""
-    module = measuring("collectives")
-    settings_of_job = module.CollectivesSettings(**settings)
-    return launch(module.collectives_job, settings_of_job, ranks=ranks, **how)["collectives"]
+    job: Any,
+    settings: Any,
+    ranks: int,
+    make: Callable[[], Any],
+    join: Mapping[str, Any],
+    estimate_s: float,
+) -> Tables:
+    """Return what ranks measure in a place that is made for it: a lab, which comes up, or loopback."""
+    place, how = make(), dict[str, Any](ranks=ranks, join=join)
+    if isinstance(place, Loopback):
+        return launch(job, settings, place=place, timeout_s=PATIENCE * estimate_s, **how)
+    with place:
+        return launch(job, settings, place=place, **how)
 
 
 def collectives_point(
     here: Here,
     name: str,
     ranks: int,
-    send: Callable[..., pd.DataFrame],
+    make: Callable[[], Any],
+    join: Mapping[str, Any],
     collectives: Sequence[str],
     sizes: Sequence[int],
-    max_s: float,
+    budget: Budget,
+    **settings: Any,
 ) -> Point:
-    """Return the point of a table of collectives, to which what it lacks of these sizes is added.
-
-    send : measures ``collectives`` at ``sizes``, and gives rows of that table
-    """
-    path = table_path(here.out, "collectives", name)
-    whole_size = measuring("collectives").whole_size
+    """Return the point of a table of collectives, to which what it lacks of these sizes is added."""
+    path, module = table_path(here.out, "collectives", name), measuring("collectives")
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
 
     def missing() -> dict[tuple[int, ...], list[str]]:
         """Collectives by the sizes that they still lack."""
@@ -183,15 +142,18 @@ def collectives_point(
         there = set() if rows is None else {*zip(rows["collective"], rows["bytes"], strict=True)}
         lacking: dict[tuple[int, ...], list[str]] = {}
         for collective in collectives:
-            left = [n for n in sizes if (collective, whole_size(n, ranks)) not in there]
+            left = [n for n in sizes if (collective, module.whole_size(n, ranks)) not in there]
             lacking.setdefault(tuple(left), []).append(collective)
         return {left: names for left, names in lacking.items() if left}
 
     def measure() -> pd.DataFrame:
-        rows = [send(collectives=names, sizes=left) for left, names in missing().items()]
-        return pd.concat(rows, ignore_index=True)
+        frames = []
+        for left, names in missing().items():
+            asked = module.CollectivesSettings(names, left, budget, **settings)
+            how = (ranks, make, join, estimate_s)
+            frames.append(launched(module.collectives_job, asked, *how)["collectives"])
+        return pd.concat(frames, ignore_index=True)
 
-    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * max_s
     return Point("collectives", name, measure, estimate_s, is_done=lambda: not missing())
 
 
@@ -208,27 +170,33 @@ def recorded_profile(out: Path, name: str, batch: int, ranks: int) -> LayerProfi
     return store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r{ranks}"))
 
 
+def recorded_cost(out: Path, ranks: int, rate: str) -> MessageCost:
+    """Return the cost of all-reduces in a lab, by its measured table. Raises UserError as `recorded`."""
+    rows = store.load_table(recorded(out, "collectives", f"lab-p{ranks}-{rate}"))
+    return table_cost(rows[rows["collective"] == "all_reduce"], ranks)
+
+
 # -- this machine --------------------------------------------------------------------------------
 
 
 @kind("drift")
-def drift(here: Here, moment: str, side: int, size: Sizes) -> Iterator[Point]:
+def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
+    """What a session measures before all others, and after them: moments start and end."""
     measure = partial(measuring("speed").measure_drift, moment, here.device, side, *size)
     yield Point("drift", f"s{here.session}-{moment}", measure, 4)
 
 
 @kind("peaks")
-def matrix_products(here: Here, sides: Sides, budget: Timed) -> Iterator[Point]:
-    def measure() -> pd.DataFrame:
-        peaks = partial(measuring("speed").measure_peaks, here.device, budget=budget)
-        return pd.concat([peaks([name], many) for name, many in sides.items()], ignore_index=True)
-
-    estimate_s = 1 + 1.5 * budget.max_s * sum(map(len, sides.values()))
+def matrix_products(
+    here: Here, precisions: Sequence[str], sides: Sequence[int], budget: Budget
+) -> Iterator[Point]:
+    measure = partial(measuring("speed").measure_peaks, here.device, precisions, sides, budget)
+    estimate_s = 1 + 1.5 * budget.max_s * len(precisions) * len(sides)
     yield Point("peaks", here.device, measure, estimate_s)
 
 
 @kind("copies")
-def memory_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Point]:
+def memory_copies(here: Here, budget: Budget, sizes: Sequence[int] = ()) -> Iterator[Point]:
     speed = measuring("speed")
     sizes = sizes or speed.SIZES
     measure = partial(speed.measure_copies, here.device, sizes, budget)
@@ -238,12 +206,12 @@ def memory_copies(here: Here, budget: Timed, sizes: Sizes = ()) -> Iterator[Poin
 
 @kind("input")
 def input_alone(
-    here: Here, budget: Timed, pictures: Pictures, batch: int, side: int
+    here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
     """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
     inputs = measuring("inputs")
-    alone = inputs.Alone(pictures, batch, side)
-    measure = partial(inputs.measure_inputs, here.device, here.out, alone, budget)
+    what = ((width, height), batch, side, budget)
+    measure = partial(inputs.measure_inputs, here.device, here.out, *what)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
@@ -276,128 +244,210 @@ def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
     yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, ["contention"])
 
 
+@kind("controls")
+def controls_of_communication(here: Here) -> Iterator[Point]:
+    """By what communication can be given more or less."""
+    yield Point("controls", here.device, measuring("contention").offered, 2.0)
+
+
 # -- networks ------------------------------------------------------------------------------------
 
 
 @kind("layers")
 def layers(
-    here: Here, networks: Batched, budget: Timed, precisions: Precisions = ("fp32",)
+    here: Here,
+    networks: Networks,
+    budget: Budget,
+    precisions: Sequence[str] = ("fp32",),
+    ranks: Sequence[int] = (),
 ) -> Iterator[Point]:
-    tables_of = measuring("layers").layer_tables
-    for precision, (name, batch) in itertools.product(precisions, networks):
-        measure = partial(tables_of, name, batch, here.device, precision, budget, None)
-        # Each round is one iteration with hooks and one without.
-        repeat_s = 2 * iteration_s(name, batch, precision, here.device)
-        estimate_s = BUILD_S + timed_s(budget, repeat_s) + GRAPH_S * here.on_gpu
-        key = f"{name}-b{batch}-{precision}"
-        yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
-
-
-@kind("layers")
-def layers_by_ranks(here: Here, networks: Batched, ranks: int, budget: Timed) -> Iterator[Point]:
-    """On all cores, by ``ranks`` ranks at the same time; one needs no launch."""
-    layers = measuring("layers")
-    for name, batch in networks:
-        if ranks == 1:
-            cores = machine.cores()
-            measure = partial(layers.layer_tables, name, batch, here.device, "fp32", budget, cores)
-        else:
-            settings = layers.LayersSettings({name: batch}, budget=budget)
-            measure = partial(launch, layers.layers_job, settings, ranks=ranks, place=Loopback())
-        repeat_s = 2 * ranks * iteration_s(name, batch, "fp32", here.device)
-        estimate_s = BUILD_S + LAUNCH_S * (ranks > 1) + timed_s(budget, repeat_s)
-        key = f"{name}-b{batch}-r{ranks}"
+    """Alone; or on all cores, by so many ranks at the same time, of which one needs no launch."""
+    module = measuring("layers")
+    for count, precision, (name, batch) in product(ranks or [0], precisions, networks):
+        cores = machine.cores() if count else None
+        how = (name, batch, here.device, precision, budget, cores)
+        measure: Callable[[], Any] = partial(module.layer_tables, *how)
+        if count > 1:
+            settings = module.LayersSettings({name: batch}, budget=budget)
+            measure = partial(launch, module.layers_job, settings, ranks=count, place=Loopback())
+        estimate_s = BUILD_S + LAUNCH_S * (count > 1) + WARMTH * budget.max_s
+        key = f"{name}-b{batch}-" + (f"r{count}" if count else precision)
         yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
 
 @kind("sharing")
 def training_beside_messages(
-    here: Here,
-    networks: Batched,
-    budget: Timed,
-    precisions: Precisions = ("fp32",),
-    brief: bool = False,
+    here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
     beside = measuring("sharing_training")
-    compared = beside.settings(brief)
-    for precision, (name, batch) in itertools.product(precisions, networks):
-        how: dict[str, Any] = {"device": here.device, "precision": precision}
-        measure = partial(beside.measure_sharing, name, batch, compared, budget, **how)
-        # Each round is an iteration without messages, one by each setting, and its messages alone.
-        repeat_s = 1.2 * (1 + len(compared)) * iteration_s(name, batch, precision, here.device)
-        estimate_s = 2 * BUILD_S + timed_s(budget, repeat_s)
-        yield Point("sharing", f"{name}-b{batch}-{precision}", measure, estimate_s)
+    for name, batch in networks:
+        compared = beside.settings(brief)
+        measure = partial(beside.measure_sharing, here.device, name, batch, compared, budget)
+        estimate_s = 2 * BUILD_S + WARMTH * budget.max_s
+        yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
 
 
 @kind("convergence")
-def convergences(here: Here, recipe: Recipe, seeds: Seeds) -> Iterator[Point]:
+def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Point]:
     """All networks of one seed before the next seed."""
     convergence = measuring("convergence")
     how: dict[str, Any] = {"device": here.device, "threads": machine.cores(), "say": say}
-    for seed, name in itertools.product(seeds, convergence.NETWORKS):
-        measure = partial(convergence.train, name, seed, recipe, **how)
-        key = f"{name}-e{recipe.epochs}-s{seed}"
-        yield Point("convergence", key, measure, 5.0 * recipe.epochs)
+    for seed, name in product(seeds, convergence.NETWORKS):
+        measure = partial(convergence.train, name, seed, convergence.Recipe(epochs), **how)
+        yield Point("convergence", f"{name}-e{epochs}-s{seed}", measure, 5.0 * epochs)
 
 
 @kind("convergence")
-def sparse_convergences(
-    here: Here, seeds: Seeds, recipe: Changes, networks: Words = ()
-) -> Iterator[Point]:
-    """omgs Fig 3, on a core of the processor: constant densities first, seed by seed, then schedules.
-
-    recipe : what differs from each network's own, as {"epochs": 3}
-    """
-    sparse = measuring("sparse_convergence")
-    made = itertools.product(sparse.SCHEDULES, seeds, networks or tuple(sparse.TASKS))
-    for schedule, seed, name in made:
-        for settings in sparse.trainings(name, seed, recipe, schedule):
-            epochs, method = settings.recipe.epochs, settings.method.replace("+", "-")
-            key = f"{name}-{method}-e{epochs}-s{seed}"
-            key += "" if schedule == "constant" else f"-{schedule}"
-            measure = partial(sparse.train, settings, say=say)
-            yield Point("convergence", key, measure, 4.0 * epochs, ["sparse_convergence"])
+def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> Iterator[Point]:
+    """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
+    convergence = measuring("convergence")
+    for seed, name in product(seeds, convergence.TASKS):
+        for settings in convergence.trainings(name, seed, epochs):
+            method, lasts = settings.method.replace("+", "-"), settings.recipe.epochs
+            key = f"{name}-{method}-e{lasts}-s{seed}"
+            measure = partial(convergence.train_sparse, settings, say=say)
+            yield Point("convergence", key, measure, 4.0 * lasts, ["sparse_convergence"])
 
 
 # -- several ranks -------------------------------------------------------------------------------
 
-
 # What collectives can show where there is one device is labelled as a link of its own.
-_LINKS: dict[str, tuple[int, Loopback, dict[str, Any]]] = {
-    "loopback-p2": (2, Loopback(), meeting("cpu")),
-    "one-rank": (1, Loopback(name="one-rank"), {}),  # joins as its device does
-    "gloo-cuda-p2": (2, Loopback(name="host"), {"backend": "gloo", "on_gpu": True}),
+_LINKS: dict[str, tuple[int, Callable[[], Loopback], dict[str, Any]]] = {
+    "loopback-p2": (2, Loopback, meeting("cpu")),
+    "one-rank": (1, partial(Loopback, name="one-rank"), {}),  # joins as its device does
+    "gloo-cuda-p2": (2, partial(Loopback, name="host"), {"backend": "gloo", "on_gpu": True}),
 }
 
 
 @kind("collectives")
 def collectives(
     here: Here,
-    budget: Timed,
+    budget: Budget,
     link: str = "",
-    collectives: Collectives = tuple(COLLECTIVES),
-    sizes: Sizes = (),
+    collectives: Sequence[str] = tuple(COLLECTIVES),
+    sizes: Sequence[int] = (),
+    ranks: Sequence[int] = (2,),
+    rate: Sequence[str] = ("",),
+    delay: Sequence[str] = ("",),
+    messages: int = 16,
+    tries: int = 1,
 ) -> Iterator[Point]:
-    """By one of _LINKS, or else as the devices are joined: by NCCL between GPUs, gloo between CPUs."""
-    gpus, sizes = here.on_gpu and not link, sizes or measuring("collectives").SIZES
+    """By one of _LINKS, or in labs, or else as devices are joined: GPUs by NCCL, processors by gloo.
+
+    delay : of a lab's links, which are then emulated; messages : of a sample there
+    """
+    sizes = sizes or measuring("collectives").SIZES
+    asked = (collectives, sizes, budget)
+    if any(rate):
+        for workers, bits, late in product(ranks, rate, delay):
+            name = "-".join(filter(None, (f"lab-p{workers}", bits, late and f"delay{late}")))
+            where = (name, workers, partial(lab_of, workers, bits, late))
+            join = measuring("lab.replay").JOIN
+            how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries}
+            yield collectives_point(here, *where, join, *asked, **how)
+        return
+    gpus = here.on_gpu and not link
     links = {link: _LINKS[link]} if link else {}
-    for ranks in rank_counts(here.device) if not link else ():
-        links[f"nccl-p{ranks}" if gpus else f"loopback-p{ranks}"] = (ranks, Loopback(), {})
-    for name, (ranks, place, join) in links.items():
-        how: dict[str, Any] = {"place": place, "join": meeting(here.device) | join}
-        how |= {"timeout_s": PATIENCE * (LAUNCH_S + len(collectives) * len(sizes) * budget.max_s)}
-        send = partial(sent, ranks, how, budget=budget)
-        point = collectives_point(here, name, ranks, send, collectives, sizes, budget.max_s)
-        yield on_gpus(ranks * gpus, point)
+    for count in rank_counts(here.device) if not link else ():
+        links[f"nccl-p{count}" if gpus else f"loopback-p{count}"] = (count, Loopback, {})
+    for name, (count, place, join) in links.items():
+        point = collectives_point(here, name, count, place, meeting(here.device) | join, *asked)
+        yield on_gpus(count * gpus, point)
+
+
+@kind("tensors")
+def tensors(
+    here: Here, network: str, ranks: Sequence[int], budget: Budget, rate: Sequence[str] = ("",)
+) -> Iterator[Point]:
+    """All-reduces of each size that a network's tensors have; with a rate, in the lab."""
+    module = measuring("collectives")
+    sizes = sorted({4 * elements for elements in published.parameters(network)})  # float32
+    estimate_s = LAUNCH_S + len(sizes) * budget.max_s
+
+    def measure(workers: int, bits: str) -> pd.DataFrame:
+        place = partial(lab_of, workers, bits) if bits else Loopback
+        join = measuring("lab.replay").JOIN if bits else meeting("cpu")
+        each = 16 if bits else 1
+        settings = module.CollectivesSettings(
+            ["all_reduce"], sizes, budget, each, tries=vitals.TRIES
+        )
+        how = (workers, place, join, estimate_s)
+        rows = launched(module.collectives_job, settings, *how)["collectives"]
+        rows.insert(0, "network", network)
+        return rows
+
+    for workers, bits in product(ranks, rate):
+        link = f"lab-p{workers}-{bits}" if bits else f"loopback-p{workers}"
+        run = partial(measure, workers, bits)
+        yield Point("tensors", f"{network.lower()}-{link}", run, estimate_s)
 
 
 @kind("training")
-def trainings(here: Here, networks: Batched, repeats: int, iterations: int) -> Iterator[Point]:
-    """Training as DDP itself sends, on several ranks."""
-    training = measuring("training")
-    rounds = repeats * (2 * iterations + 5)  # half of them without exchange
-    for ranks, (name, batch) in itertools.product(rank_counts(here.device), networks):
-        settings = training.TrainingSettings(name, batch, {OWN_PLAN: []}, repeats, iterations)
-        estimate_s = LAUNCH_S + 2 * rounds * iteration_s(name, batch, "fp32", here.device)
-        job, key = training.training_job, f"{name}-b{batch}-p{ranks}"
-        yield launched(here, "training", key, job, settings, ranks, estimate_s)
+def trainings(
+    here: Here,
+    networks: Networks,
+    repeats: int,
+    iterations: int,
+    ranks: Sequence[int] = (),
+    rate: Sequence[str] = ("",),
+    plans: Sequence[str] = (OWN_PLAN,),
+) -> Iterator[Point]:
+    """Training on several ranks as DDP itself sends; or in labs, under plans for what is measured there."""
+    module = measuring("training")
+    each_s = EXPOSED_S / (10 if here.on_gpu else 1)
+    estimate_s = LAUNCH_S + len(plans) * repeats * 2 * (iterations + 2) * each_s
+
+    def measure(count: int, bits: str, name: str, batch: int) -> Tables:
+        place: Callable[[], Any] = partial(lab_of, count, bits) if bits else Loopback
+        join = measuring("lab.replay").JOIN if bits else meeting(here.device)
+        group_bytes: dict[str, Sequence[int]] = {OWN_PLAN: []}
+        sha256 = ""
+        if bits:
+            profile = recorded_profile(here.out, name, batch, count)
+            workload, cost = profile.workload(), recorded_cost(here.out, count, bits)
+            made = {spec: make_plan(spec, workload, cost) for spec in plans}
+            group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
+            sha256 = profile.sha256
+        asked = (name, batch, group_bytes, repeats, iterations)
+        settings = module.TrainingSettings(*asked, profile_sha256=sha256)
+        return launched(module.training_job, settings, count, place, join, estimate_s)
+
+    for count, bits, (name, batch) in product(ranks or rank_counts(here.device), rate, networks):
+        key = f"training-{name}-p{count}-{bits}" if bits else f"{name}-b{batch}-p{count}"
+        run, tables = partial(measure, count, bits, name, batch), module.training_job.tables
+        point = Point("training", key, run, estimate_s, tables)
+        yield on_gpus(count * (here.on_gpu and not bits), point)
+
+
+@kind("replay")
+def replays(
+    here: Here,
+    networks: Networks,
+    ranks: Sequence[int],
+    rate: Sequence[str],
+    plans: Sequence[str],
+    rounds: int,
+) -> Iterator[Point]:
+    """Replays of the profiles and the calibration at hand."""
+
+    def measure(workers: int, bits: str) -> Tables:
+        cost = recorded_cost(here.out, workers, bits)
+        profiles = [recorded_profile(here.out, name, batch, 1) for name, batch in networks]
+        with lab_of(workers, bits) as place:
+            cases = [case for each in profiles for case in replay_cases(each, plans, cost, place)]
+            played = measuring("lab.replay").replay(place, workers, cases, rounds)
+        return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
+
+    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
+    for workers, bits in product(ranks, rate):
+        name, run = f"replay-p{workers}-{bits}", partial(measure, workers, bits)
+        yield Point("replay", name, run, estimate_s, ["runs", "timeline"])
+
+
+def replay_cases(
+    profile: LayerProfile, plans: Sequence[str], cost: MessageCost, place: Place
+) -> list[Any]:
+    """Return the profile under DISTINCT_PLANS plans, computing as long as one message of everything."""
+    plan_case = measuring("lab.script").plan_case
+    planned = [plan_case(profile, spec, cost, place) for spec in plans]
+    return list({case.plan.ends: case for case in planned}.values())[:DISTINCT_PLANS]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions.session import say
+from ddlkit.run.sessions import say
 from ddlkit.store import files, has_table
 
 EVERY_S = 20.0
@@ -27,8 +27,8 @@ KEPT = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
 def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
 
-    Gives what is to be called now and then: it packs if EVERY_S have passed, in this process, which must
-    not be busy measuring meanwhile. At the end of the block it is packed again, however that comes.
+    Gives what is to be called now and then: it packs if EVERY_S have passed. At the end of the block
+    it is packed again, however that comes.
 
     Raises UserError as `restore` and `pack`; that one is only told while the session goes on.
     """

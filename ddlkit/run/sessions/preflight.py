@@ -12,8 +12,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -25,25 +23,25 @@ import psutil
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import GIB, KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.instruments import vitals
-from ddlkit.run.jobs.launch import LOCALHOST, Loopback, launch
-from ddlkit.run.jobs.protocol import die_with_parent, ending
-from ddlkit.run.sessions.session import one_line
+from ddlkit.run import vitals
+from ddlkit.run.jobs import die_with_parent, ending
+from ddlkit.run.jobs.launch import Loopback, free_port, launch
+from ddlkit.run.sessions import one_line
 
 LIMIT_S = 20.0  # of each check; PATIENCE: by what factor it is longer where all is slow to start
 PATIENCE = "DDLKIT_PATIENCE"
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 OVERLAP_TRIES = 5
 # The oldest versions that ddlkit works with, as in pyproject.toml.
-NEEDED = {"numpy": "1.26", "pandas": "2.1", "psutil": "5.9", "scipy": "1.11"}
-NEEDED |= {"torch": "2.4", "torchvision": "0.19", "tqdm": "4.66"}
+NEEDED = {"numpy": "1.26", "pandas": "2.1", "scipy": "1.11", "torch": "2.4", "torchvision": "0.19"}
 # Free space that a whole recording takes, with a margin.
 SPACE = {"memory": 2 * GIB, "disk": GIB, "/dev/shm": 60 * MIB}
 # Variables that change what is measured, and the values with which they do not.
 HARMFUL = {
-    **{"CUDA_LAUNCH_BLOCKING": ("0",), "CUDA_DEVICE_MAX_CONNECTIONS": ("8", "32")},
-    **{"PYTORCH_NO_CUDA_MEMORY_CACHING": ("0",), "NVIDIA_TF32_OVERRIDE": ()},
-    **{"NCCL_ALGO": (), "NCCL_PROTO": (), "NCCL_NTHREADS": (), "PYTHONDONTWRITEBYTECODE": ()},
+    "CUDA_LAUNCH_BLOCKING": ("0",),
+    "CUDA_DEVICE_MAX_CONNECTIONS": ("8", "32"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0",),
+    **dict.fromkeys(("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS"), ()),
 }
 
 
@@ -54,17 +52,17 @@ def preflight(device: str, out: Path | None = None) -> int:
     """
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked; use --suite cpu")
-    said, start_s, failed = os.environ.get(PATIENCE, "1"), time.monotonic(), []
-    if not re.fullmatch(r"\d{1,4}(\.\d+)?", said) or float(said) == 0:
-        raise UserError(f"{PATIENCE} is {said!r}: a factor above zero is needed, as 3")
+    text, start_s, failed = os.environ.get(PATIENCE, "1"), time.monotonic(), []
+    if not re.fullmatch(r"\d{1,4}(\.\d+)?", text) or float(text) == 0:
+        raise UserError(f"{PATIENCE} is {text!r}: a factor above zero is needed, as 3")
     for name, check in {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}.items():
         begun_s = time.monotonic()
-        well, line = _forked(check, device, out or store.RECORDED, LIMIT_S * float(said))
+        well, line = _forked(check, device, out or store.RECORDED, LIMIT_S * float(text))
         state, seconds = ("ok" if well else "FAILED"), time.monotonic() - begun_s
         print(f"{state:<6} {seconds:5.1f} s  {name:<12} {line}", flush=True)
         failed += [] if well else [name]
         if name == "packages" and well:  # once, and not in every child
-            importlib.import_module("ddlkit.run.sessions.suites")
+            importlib.import_module("ddlkit.run.sessions.kinds")
     verdict = f"FAILED: {', '.join(failed)}" if failed else "all is well"
     print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
     return 1 if failed else 0
@@ -107,7 +105,7 @@ def _check(check: Check, device: str, out: Path, writing: Connection) -> None:
 
 
 def environment(device: str, out: Path) -> str:
-    """Return what decides how CUDA, NCCL and torch work, and whose code. Raises UserError for what harms."""
+    """Return whose code it is, and that ranks can talk. Raises UserError for what harms."""
     harmful = [n for n, fine in HARMFUL.items() if (v := os.environ.get(n)) and v not in fine]
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
@@ -115,9 +113,8 @@ def environment(device: str, out: Path) -> str:
         raise UserError(f"unset {', '.join(harmful)}: what is measured would be something else")
     if (commit := machine.commit()) == "unknown":
         raise UserError("commit unknown, and every stamp would say so: set DDLKIT_COMMIT")
-    shown = re.compile(r"(CUDA|NCCL|TORCH|PYTORCH|OMP|GLOO)_\w+")
-    there = [f"{name}={text}" for name, text in sorted(os.environ.items()) if shown.match(name)]
-    return " ".join([f"commit {commit}", *there])
+    free_port()  # 127.0.0.1 is down in a new network namespace: this says so
+    return f"commit {commit}, loopback answers"
 
 
 def packages(device: str, out: Path) -> str:
@@ -141,54 +138,24 @@ def space(device: str, out: Path) -> str:
     if Path("/dev/shm").exists():
         free["/dev/shm"] = shutil.disk_usage("/dev/shm").free
     line = "free: " + ", ".join(f"{what} {format_bytes(size)}" for what, size in free.items())
-    short = [what for what in free if free[what] < SPACE[what]]
-    wrong = [f"{what} needs {format_bytes(SPACE[what])}" for what in short]
+    wrong = [
+        f"{what} needs {format_bytes(SPACE[what])}" for what in free if free[what] < SPACE[what]
+    ]
     wrong += [] if os.access(out, os.W_OK) else [f"{out} cannot be written"]
     if wrong:
         raise UserError(f"{'; '.join(wrong)}; {line}")
     return line
 
 
-def loopback(device: str, out: Path) -> str:
-    """Return that ranks can talk over 127.0.0.1, which is down in a new network namespace: root raises it."""
-    try:
-        socket.create_connection(("127.0.0.1", 9), 5.0).close()
-    except ConnectionRefusedError:
-        pass  # nobody listens there, which only an interface that is up can tell
-    except OSError:
-        if subprocess.run(["ip", "link", "set", "lo", "up"], capture_output=True).returncode:
-            raise UserError("lo is down: as root, ip link set lo up") from None
-        return f"{LOCALHOST}: lo was down, and was raised"
-    return f"{LOCALHOST} answers"
-
-
 def nvidia_smi(device: str, out: Path) -> str:
-    """Return the GPU's load, asked three times. Raises UserError where it is another's or not told."""
-    looks = []
-    for _ in range(3):
-        begun_s = time.monotonic()
-        asked = machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode"))
-        if not (rows := machine.cells(asked)):
-            raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
-        looks.append(f"{rows[0][0]}% {rows[0][1]} MiB in {time.monotonic() - begun_s:.2f} s")
+    """Return that nobody else uses the GPU. Raises UserError where somebody does, or it is not told."""
+    asked = machine.cells(machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode")))
+    if not asked:
+        raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
     if used := vitals.gpu_in_use():
         raise UserError(used)
-    return f"{', '.join(looks)}; persistence mode {rows[0][2]}; nobody else is there"
-
-
-def product(device: str, out: Path) -> str:
-    """Return that a product of whole numbers, which no precision rounds, is right on the device."""
-    import torch
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"torch {torch.__version__} sees no GPU: install a build for this driver")
-    a, b = torch.randint(0, 4, (2, 256, 256)).float()
-    if not torch.equal((a.to(device) @ b.to(device)).cpu(), a @ b):
-        raise UserError(f"a product on {device} is wrong")
-    if device == "cpu":
-        return f"right, by {torch.get_num_threads()} threads"
-    gpu = torch.cuda.get_device_properties(0)
-    return f"right, by {gpu.name} (sm_{gpu.major}{gpu.minor}), CUDA {torch.version.cuda}"
+    load, used_mib, mode = asked[0]
+    return f"{load}% {used_mib} MiB; persistence mode {mode}; nobody else is there"
 
 
 def stand_in(device: str, out: Path) -> str:
@@ -197,6 +164,8 @@ def stand_in(device: str, out: Path) -> str:
 
     from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 
+    if not torch.cuda.is_available():
+        raise UserError(f"torch {torch.__version__} sees no GPU: install a build for this driver")
     architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
     size = format_bytes(len(cubin(architecture)))
     standin, a = GpuStandIn(), torch.randn(2048, 2048, device="cuda")
@@ -217,7 +186,7 @@ def profiler(device: str, out: Path) -> str:
     """Return a kernel that CUPTI tells torch's profiler of. Raises UserError if it tells none."""
     import torch
 
-    from ddlkit.run.instruments.clock import chrome_trace
+    from ddlkit.run.clock import chrome_trace
 
     a = torch.randn(256, 256, device="cuda")
     events = json.loads(chrome_trace(lambda: a @ a, "cuda"))["traceEvents"]
@@ -228,12 +197,11 @@ def profiler(device: str, out: Path) -> str:
 
 
 def _all_reduce(ranks: int, **join: Any) -> str:
-    """Return how long ranks take that the real launch forks."""
-    from ddlkit.run.instruments.clock import Budget
+    """Return how long ranks take that the real launch forks; what they get is checked."""
+    from ddlkit.run.clock import Budget
     from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 
-    budget = Budget(warmup=1, min_repeats=3, max_repeats=3)
-    settings = CollectivesSettings(["all_reduce"], [4 * KIB, MIB], budget)
+    settings = CollectivesSettings(["all_reduce"], [4 * KIB, MIB], Budget(1, 3, 3))
     tables = launch(collectives_job, settings, ranks=ranks, place=Loopback(), join=join)
     medians = tables["collectives"].groupby("bytes")["seconds"].median()
     each = [f"{format_bytes(n)} in {format_seconds(seconds)}" for n, seconds in medians.items()]
@@ -241,8 +209,7 @@ def _all_reduce(ranks: int, **join: Any) -> str:
 
 
 CHECKS: dict[str, Check] = {
-    **{"environment": environment, "space": space, "loopback": loopback, "packages": packages},
-    "product": product,
+    **{"environment": environment, "space": space, "packages": packages},
     # Over 127.0.0.1, from the GPU's memory where there is one.
     "gloo": lambda device, out: _all_reduce(2, backend="gloo", on_gpu=device == "cuda"),
 }

@@ -1,17 +1,10 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
-And whether what was measured tells of a link, or of the processor. An iteration is marked
-``processor_limited``, and reported apart from those that a link limits, where for the rank that fared worst
-
-* the cores were busy for BUSY_LIMIT of the time from its first message to its last: then they may set the
-  pace. Over the whole iteration, in which ranks mostly sleep, that would not show;
-* ``late``: more than LATE_LIMIT of the packets that crossed an emulated link left its process later than
-  they were due (`ddlkit.run.lab.tunnel.LATE_S`), or the process itself was busy for BUSY_LIMIT;
-* the host took more than STOLEN_LIMIT of the cores. Such an iteration is taken again, up to TRIES times.
-
-A calibration is not marked: it says what messages cost with the cores as they are; only what the host
-disturbed is left out of it (`ddlkit.model.calibration.undisturbed`). No torch at import: the sampler belongs
-into a process that does not measure.
+And whether what was measured tells of a link, or of the processor: an iteration is ``processor_limited``
+where, for the rank that fared worst, cores were busy for BUSY_LIMIT of the time from its first message to its
+last; or more than LATE_LIMIT of the packets over an emulated link left its process later than they were due;
+or the host took more than STOLEN_LIMIT of the cores: such an iteration is taken again, up to TRIES times.
+No torch here: the sampler belongs into a process that does not measure.
 """
 
 from __future__ import annotations
@@ -23,24 +16,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
+from numpy.typing import NDArray
 
 from ddlkit import machine
 from ddlkit.core.units import GIB
 from ddlkit.model.calibration import STOLEN_LIMIT
+from ddlkit.run.jobs import child_environment
 from ddlkit.run.jobs.launch import end
-from ddlkit.run.jobs.protocol import child_environment
 
-LATE_LIMIT = 0.05
-"""Share of packets."""
-BUSY_LIMIT = 0.9
-"""Share of all cores' time; of an emulated link's process, of one core's."""
+LATE_LIMIT = 0.05  # share of packets
+BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
 TRIES = 3
-"""How often an iteration is taken in a campaign, at most; the last one stays, and is marked."""
+LINK = "DDLKIT_LINK"
+"""In the environment of a rank: the file in which the emulated link that it uses says what has crossed."""
 
 PERIOD_S = 1.0
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
@@ -59,14 +53,14 @@ _SAMPLED = {
 _FIELDS = ("index", *_SAMPLED)
 # Becomes another program that dies with us, whatever we die of.
 _BECOME = (
-    "import os, sys; from ddlkit.run.jobs.protocol import die_with_parent; "
+    "import os, sys; from ddlkit.run.jobs import die_with_parent; "
     "die_with_parent(); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 Vitals = list[tuple[str, str, float]]
 """(device, quantity, value)"""
 
 
-# -- cores ---------------------------------------------------------------------------------------
+# -- cores, and an emulated link ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -113,6 +107,28 @@ def processor_usage(before: Any, after: Any) -> Usage:
     return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)
 
 
+class Watch:
+    """How the cores, and the emulated link where there is one, fare from now on. Rank 0 watches the link."""
+
+    def __init__(self, rank: int) -> None:
+        self._link = os.environ.get(LINK, "") if rank == 0 else ""
+        self._crossed, self._begun = self._read(), processor_times()
+
+    def usage(self) -> Usage:
+        """Return the usage until now, as this rank sees it.
+
+        All packets count as late where the link's process had no time to spare: some waited unread.
+        """
+        used = processor_usage(self._begun, processor_times())
+        packets, late, seconds, processor_s = self._read() - self._crossed
+        if not packets:
+            return used
+        return replace(used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets)
+
+    def _read(self) -> NDArray[np.float64]:
+        return np.fromfile(self._link) if self._link else np.zeros(4)
+
+
 # -- samples -------------------------------------------------------------------------------------
 
 
@@ -127,10 +143,10 @@ class Sampler:
         self._start_s = time.monotonic()
 
     def __enter__(self) -> Sampler:
-        jobs: Any = {self._watch_host: (), self._hear_gpus: (self._smi.__enter__(),)}
-        self._threads = [
-            threading.Thread(target=job, args=given, daemon=True) for job, given in jobs.items()
-        ]
+        lines = self._smi.__enter__()
+        host = threading.Thread(target=self._watch_host, daemon=True)
+        gpus = threading.Thread(target=self._hear_gpus, args=(lines,), daemon=True)
+        self._threads = (host, gpus)
         for thread in self._threads:
             thread.start()
         return self
@@ -153,30 +169,14 @@ class Sampler:
     def _watch_host(self) -> None:
         psutil.cpu_percent()  # the next call gives the load since this one
         while not self._done.wait(self._period_s):
-            self._note(host_vitals())
+            available = float(psutil.virtual_memory().available)
+            load = psutil.cpu_percent() / 100
+            self._note([("cpu", "load", load), ("cpu", "available_bytes", available)])
 
     def _hear_gpus(self, lines: Iterable[str]) -> None:
         numbers: dict[str, int] = {}
         for line in lines:
             self._note(parse_vitals(line, numbers))
-
-
-def host_vitals() -> Vitals:
-    """Return load of all cores since the last call (0..1), free memory, clock, temperature.
-
-    Virtual machines often hide the last two: what is hidden is left out.
-    """
-    vitals = {
-        "load": psutil.cpu_percent() / 100,
-        "available_bytes": float(psutil.virtual_memory().available),
-    }
-    clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    if clock is not None and clock.current > 0:
-        vitals["clock_hz"] = clock.current * 1e6
-    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    if warmth := [reading.current for chip in sensors.values() for reading in chip]:
-        vitals["temperature_c"] = max(warmth)
-    return [("cpu", quantity, value) for quantity, value in vitals.items()]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,4 @@
-"""The only timing loop of the project: repeat until the median is known well enough, keep every sample.
-
->>> seconds = measure(lambda: sum(range(1000)), Budget(min_repeats=3, max_repeats=3))
->>> sample_rows({"action": "sum"}, seconds)[["action", "sample"]].to_numpy().tolist()
-[['sum', 0], ['sum', 1], ['sum', 2]]
-"""
+"""The only timing loop of the project: repeat until the median is known well enough, keep every sample."""
 
 from __future__ import annotations
 
@@ -19,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.profiler import ProfilerActivity, profile
 
-from ddlkit.core.doubt import median_interval
 from ddlkit.core.errors import UserError
+from ddlkit.core.fit import median_interval
 from ddlkit.core.units import MIB
 from ddlkit.store.files import scratch
 
@@ -75,8 +70,7 @@ def synchronizer(device: torch.device | str) -> Action:
 def flusher(device: torch.device) -> Action:
     """Return what to call before a repeat so that it finds its data in no cache, nor pays for others' there.
 
-    More than the last cache holds is read. Were it written, that cache would be full of what must be
-    brought to memory first, at the expense of whoever comes next.
+    More than the last cache holds is read: written, it would have to be brought to memory first.
     """
     return torch.ones(FLUSH_BYTES[device.type] // 4, device=device).sum
 
@@ -84,31 +78,29 @@ def flusher(device: torch.device) -> Action:
 class Marks:
     """Points in time along the work of a device, taken without making it wait.
 
-    On CUDA each mark is an event in the current stream: it carries the time at which the device gets
-    there, and nobody synchronises until `seconds` is asked for. Elsewhere it is the wall clock.
+    On CUDA each mark is an event in the current stream; elsewhere it is the wall clock.
     """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._events: list[torch.cuda.Event] = []
-        self._times: list[float] = []
+        self._marks: list[Any] = []
 
     def mark(self) -> None:
         """Mark the point that the device's work has reached."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
-            self._events.append(event)
+            self._marks.append(event)
         else:
-            self._times.append(perf_counter())
+            self._marks.append(perf_counter())
 
     def seconds(self) -> Floats:
-        """Return the time of every mark, counted from the first one."""
-        if self._events:
+        """Return the time of every mark, counted from the first one, once the device is there."""
+        first, *_ = self._marks
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            first = self._events[0]
-            return np.array([first.elapsed_time(event) / 1e3 for event in self._events])
-        return np.array(self._times) - self._times[0]
+            return np.array([first.elapsed_time(event) / 1e3 for event in self._marks])
+        return np.array(self._marks) - first
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
@@ -139,14 +131,12 @@ def measure_interleaved(
     agree : turns this process's wish to stop into the decision of all ranks; it is called after every
         round from ``budget.min_repeats`` on, so equally often on every rank
 
-    An action that returns Marks is timed by these, from the first to the last: on a GPU by the GPU's own
-    clock, without what the host does before and after. Any other is timed by the wall clock.
-
+    An action that returns Marks is timed by these, from the first to the last; any other by the wall clock.
     Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
     budget ends.
     """
 
-    def once(action: Action) -> float:
+    def sample(action: Action) -> float:
         setup()
         synchronize()
         start_s = perf_counter()
@@ -157,12 +147,12 @@ def measure_interleaved(
 
     for _ in range(budget.warmup):
         for action in actions.values():
-            once(action)
+            sample(action)
     samples: dict[Key, list[float]] = {name: [] for name in actions}
     begun_s = perf_counter()
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
-            samples[name].append(once(action))
+            samples[name].append(sample(action))
         if repeat < budget.min_repeats:
             continue
         late = perf_counter() - begun_s >= budget.max_s
@@ -196,9 +186,8 @@ def rows_by(
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
     """Return what `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
-    activities = [ProfilerActivity.CPU]
-    if torch.device(device).type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    on_gpu = torch.device(device).type == "cuda"
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         action()
         synchronizer(device)()

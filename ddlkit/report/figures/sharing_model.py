@@ -1,4 +1,4 @@
-"""The paper's grid from the paper's kernels: sharing figures 4 to 8 as its figures 2 and 3 predict them.
+"""The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3.
 
 Figure 2 says how long an all-reduce takes under each of 16 configurations, figure 3 how much longer kernels
 take beside it. In an iteration, what is computed beside messages takes longer (`core.link`). Unknown are what
@@ -30,14 +30,20 @@ from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 
 Floats = NDArray[np.float64]
-FITTED = (16, 64)
-"""Batches of figure 8 that the unknowns are fitted on; the others are judged."""
-ALLREDUCE_BYTES = 25e6
-"""Of figure 2. Were they 25 MiB, the fitted time of one would be a twentieth longer; nothing else changes."""
-MODELS = ("both", "none", "mean")
-"""Slowdowns of compute and of messages; no slowdown; the same for all configurations."""
-RESNET = ("ResNet-18", 32)
-"""Network and batch of figures 4 and 5."""
+FITTED = (16, 64)  # batches of figure 8 that the unknowns are fitted on; the others are judged
+ALLREDUCE_BYTES = 25e6  # of figure 2; were they 25 MiB, one's fitted time alone would be longer
+RESNET = ("ResNet-18", 32)  # network and batch of figures 4 and 5
+PARTS = ["computation only", "overlap", "communication only"]
+FIT_MODELS = ["both", "none"]
+"""Slowdowns of compute and of messages; no slowdown."""
+
+
+# -- the paper's grid ----------------------------------------------------------------------------
+
+
+def configurations(grid: pd.DataFrame) -> list[str]:
+    """Return the configuration of each row with columns blocks and threads."""
+    return [f"{blocks}x{threads}" for blocks, threads in grid[["blocks", "threads"]].to_numpy()]
 
 
 @cache
@@ -64,23 +70,19 @@ def _buckets(network: str) -> tuple[Floats, Floats]:
 def relative_times() -> pd.Series:
     """Return time of the all-reduce under each configuration over the default's, sharing Fig 2."""
     grid = paper_table("sharing", "fig02")
-    return grid["relative_time"].set_axis(_names(grid))
+    return grid["relative_time"].set_axis(configurations(grid))
 
 
 @cache
 def kernel_slowdowns() -> pd.Series:
     """Return how much longer kernels take beside it: geometric mean of the five of sharing Fig 3, less 1."""
     grid = paper_table("sharing", "fig03")
-    means = np.exp(np.log(grid["slowdown"]).groupby(_names(grid), sort=False).mean())
+    means = np.exp(np.log(grid["slowdown"]).groupby(configurations(grid), sort=False).mean())
     return means[relative_times().index] - 1
 
 
-def _names(grid: pd.DataFrame) -> list[str]:
-    return [f"{blocks}x{threads}" for blocks, threads in grid[["blocks", "threads"]].to_numpy()]
-
-
 @dataclass(frozen=True, eq=False)
-class Grid:
+class Fitted:
     """The model of figure 8 with its unknowns.
 
     allreduce_s : of 25 MB by the default; felt : share of figure 3's slowdown that training feels
@@ -116,8 +118,8 @@ class Grid:
 
 
 @cache
-def fitted(model: str) -> Grid:
-    """Fit the unknowns of "both" or "none" to the FITTED batches, by least squares of log throughput."""
+def fitted(slowdowns: str) -> Fitted:
+    """Fit the unknowns of one of FIT_MODELS to the FITTED batches, by least squares of log throughput."""
     from scipy.optimize import least_squares
 
     measured = throughput()
@@ -125,80 +127,73 @@ def fitted(model: str) -> Grid:
     logs = {name: np.log(measured.loc[name].loc[list(FITTED)].to_numpy()) for name in names}
     n, batches = len(names), np.array(FITTED, float)
 
-    def grid(x: Floats) -> Grid:
-        felt, drag = (0.0, 0.0) if model == "none" else x[1:3].tolist()
-        halves = np.exp(x[3:]).reshape(2, n).tolist()
-        by_network = (dict(zip(names, half, strict=True)) for half in halves)
-        return Grid(float(np.exp(x[0])), felt, drag, *by_network)
+    def model(x: Floats) -> Fitted:
+        felt, drag = (0.0, 0.0) if slowdowns == "none" else x[1:3].tolist()
+        start_s, image_s = (
+            dict(zip(names, half, strict=True)) for half in np.exp(x[3:]).reshape(2, n).tolist()
+        )
+        return Fitted(float(np.exp(x[0])), felt, drag, start_s, image_s)
 
     def residuals(x: Floats) -> Floats:
-        tried = grid(x)
+        tried = model(x)
         apart = [
             logs[name] - np.log(batches[:, None] / tried.iteration_s(name, batches))
             for name in names
         ]
-        joined = np.concatenate([part.ravel() for part in apart])
+        joined = np.concatenate(apart, axis=None)
         return joined[np.isfinite(joined)]
 
     slopes = [float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in names]
     begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(slopes)]
     low = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
-    return grid(least_squares(residuals, begin, bounds=(low, np.inf), x_scale="jac").x)
+    return model(least_squares(residuals, begin, bounds=(low, np.inf), x_scale="jac").x)
 
 
-def judged() -> pd.DataFrame:
-    """Return figure 8 configuration by configuration: measured, and each of MODELS, in images a second.
-
-    Columns: network, batch, configuration, measured, fitted (whether), one a model; of configurations that
-    are printed at both FITTED batches.
-    """
-    measured, tables = throughput(), []
-    for network, rows in measured.groupby(level="network", sort=False):
+def predicted(model: str) -> pd.DataFrame:
+    """Return figure 8 by one of FIT_MODELS, in images a second, rows and columns as `throughput` has them."""
+    grid, tables = throughput(), []
+    for network, rows in grid.groupby(level="network", sort=False):
         batches = rows.index.get_level_values("batch").to_numpy(dtype=float)
-        times_s = batches[:, None] / rows.to_numpy()
-        low_s, high_s = (times_s[batches == batch][0] for batch in FITTED)
-        share = (batches - FITTED[0]) / (FITTED[1] - FITTED[0])
-        line_s = low_s + share[:, None] * (high_s - low_s)  # each configuration's own
-        mean_s = np.nanmean(line_s, axis=1)
-        each = {name: fitted(name).iteration_s(network, batches) for name in ("both", "none")}
-        each["mean"] = np.repeat(mean_s[:, None], rows.shape[1], axis=1)
-        frames = {"measured": rows.where(~np.isnan(line_s))} | {
-            name: pd.DataFrame(batches[:, None] / seconds, rows.index, rows.columns)
-            for name, seconds in each.items()
-        }
-        tables.append(pd.concat({name: frame.stack() for name, frame in frames.items()}, axis=1))
-    rows = pd.concat(tables).rename_axis(["network", "batch", "configuration"]).reset_index()
-    return rows.dropna(subset="measured").assign(fitted=rows["batch"].isin(FITTED))
+        seconds = fitted(model).iteration_s(str(network), batches)
+        tables.append(pd.DataFrame(batches[:, None] / seconds, rows.index, rows.columns))
+    return pd.concat(tables)
 
 
-def errors(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, one row a model of `judged` rows, how far off it is: model, cells, median, regret.
+def errors(of_fitted: bool = False) -> pd.DataFrame:
+    """Return by model: cases, median absolute error of figure 8's throughputs, and regret.
 
-    median : absolute error of throughput; regret : how much slower, in the mean over networks and batches,
-        the configuration is that the model would choose, than the best measured one
+    Of configurations that are printed at both FITTED batches; at the other batches, or ``of_fitted``.
+    regret : how much slower, in the mean over networks and batches, the configuration is that the model would
+        choose, than the best measured one; also of who always keeps the "default"
     """
-    row = ["network", "batch"]
-    best = rows.groupby(row)["measured"].max()
-    table = []
-    for name in MODELS:
-        chosen = rows.loc[rows.groupby(row)[name].idxmax()]
-        if name == "mean":  # who finds all alike keeps the default
-            chosen = rows[rows["configuration"] == DEFAULT]
-        regret = (1 - chosen.set_index(row)["measured"] / best).mean()
-        table.append((name, len(rows), (rows[name] / rows["measured"] - 1).abs().median(), regret))
-    return pd.DataFrame(table, columns=["model", "cells", "median", "regret"])
+    grid = throughput()
+    fit = grid.index.isin(FITTED, level="batch")
+    printed_twice = grid[fit].notna().groupby("network").all().reindex(grid.index, level="network")
+    measured = grid.where(printed_twice)[fit == of_fitted]
+    relative, table = measured.div(measured.max(axis=1), axis=0), {}
+    for name in FIT_MODELS:
+        images = predicted(name).loc[measured.index].where(measured.notna())
+        off = (images / measured - 1).abs().stack()
+        reached = relative.where(images.eq(images.max(axis=1), axis=0)).max(axis=1)
+        table[name] = {"cases": off.count(), "median": off.median(), "regret": 1 - reached.mean()}
+    table["default"] = {"regret": 1 - relative[DEFAULT].mean()}
+    return pd.DataFrame(table).T
 
 
-def figure4() -> pd.DataFrame:
-    """Return ResNet-18's gain over the default in per cent: figures 4 and 8, and the model of figure 8."""
-    printed = paper_table("sharing", "fig04")
-    table = pd.DataFrame({"figure 4": printed["gain_percent"].to_numpy()}, index=_names(printed))
-    row = throughput().loc[RESNET]
-    table["figure 8"] = 100 * (row / row[DEFAULT] - 1)
-    times_s = fitted("both").iteration_s(RESNET[0], np.array([RESNET[1]], float))[0]
-    times = pd.Series(times_s, table.index)
-    table["both"] = 100 * (times[DEFAULT] / times - 1)
-    return table.drop(index=DEFAULT)
+def gains(images: pd.DataFrame) -> pd.DataFrame:
+    """Return throughputs' gain over the default's, in per cent, a column each configuration."""
+    return 100 * (images.div(images[DEFAULT], axis=0) - 1)
+
+
+def points_away() -> list[float]:
+    """Return how far ResNet-18's gains by the model are from figures 4 and 8: medians, in per cent points."""
+    grid = paper_table("sharing", "fig04")
+    printed = grid["gain_percent"].set_axis(configurations(grid)), gains(throughput()).loc[RESNET]
+    model = gains(predicted("both")).loc[RESNET].drop(DEFAULT)
+    return [float((model - each[model.index]).abs().median()) for each in printed]
+
+
+# -- parts of the paper's iterations, by its model and as its text prints them -------------------
 
 
 def best(network: str, batch: int) -> str:
@@ -206,31 +201,22 @@ def best(network: str, batch: int) -> str:
     return str(throughput().loc[(network, batch)].idxmax())
 
 
-def breakdown(cases: Mapping[str, tuple[str, int, str]]) -> pd.DataFrame:
-    """Return computation only, overlap, communication only of simulated iterations, in seconds.
-
-    cases : name -> network, batch, configuration; a row each
-    """
-    rows = {}
-    for name, (network, batch, configuration) in cases.items():
-        timeline = fitted("both").iteration(network, batch, configuration).timeline()
-        overlap_s = timeline.overlap_s()
-        computing_s = timeline.busy_s(COMPUTE) - overlap_s
-        rows[name] = computing_s, overlap_s, timeline.exposed_communication_s()
-    columns = ["computation only", "overlap", "communication only"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+@cache
+def parts_s(network: str, batch: int, configuration: str) -> tuple[float, float, float]:
+    """Return PARTS of a simulated iteration."""
+    timeline = fitted("both").iteration(network, batch, configuration).timeline()
+    overlap_s = timeline.overlap_s()
+    return timeline.busy_s(COMPUTE) - overlap_s, overlap_s, timeline.exposed_communication_s()
 
 
 def with_best(networks: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
-    """Return the `breakdown` of each network and batch under the default, and under the paper's best."""
-    cases = {}
-    for label, (network, batch) in networks.items():
-        for name in (DEFAULT, best(network, batch)):
-            cases[f"{label}, {name}"] = network, batch, name
-    return breakdown(cases)
-
-
-# -- what the text prints of figures 5 to 7 -----------------------------------------------------
+    """Return `parts_s` of each network and batch, by label, under the default and under the paper's best."""
+    rows = {
+        f"{label}, {name}": parts_s(*case, name)
+        for label, case in networks.items()
+        for name in (DEFAULT, best(*case))
+    }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=PARTS)
 
 
 def printed_parts() -> pd.DataFrame:
@@ -256,38 +242,30 @@ def saved() -> pd.DataFrame:
     rows = {}
     for batch in BATCHES:
         images, took_s = throughput().loc["ResNet-18", batch], with_best({"": ("ResNet-18", batch)})
-        printed = batch / images[DEFAULT] - batch / images.max()
-        rows[batch] = printed, took_s.iloc[0].sum() - took_s.iloc[1].sum()
+        figure8_s = batch / images[DEFAULT] - batch / images.max()
+        rows[batch] = figure8_s, took_s.iloc[0].sum() - took_s.iloc[1].sum()
     saved_s = pd.DataFrame.from_dict(rows, orient="index", columns=["figure 8", "model"])
     return pd.DataFrame({"printed": said}).join(1e3 * saved_s, how="outer").rename_axis("batch")
 
 
 def printed() -> pd.DataFrame:
-    """Return every time that the text gives of figure 7, in ms, beside the model of figure 8; its error.
+    """Return every time that the text gives of figure 7, in ms, beside the model of figure 8.
 
-    Columns: network, configuration, quantity, paper, model, error; AlexNet's computation only, which is one
-    for both configurations, first.
+    Columns: network, configuration, quantity, paper, model; AlexNet's computation only, which is one for both
+    configurations, first.
     """
     names = {"alexnet": "AlexNet", "vgg16": "VGG-16", "vgg19": "VGG-19", "vit": "ViT-Base/16"}
     names |= {f"resnet{depth}": f"ResNet-{depth}" for depth in (18, 50, 101)}
-    parts = {
-        "computation": ("computation only", "overlap"),
-        "communication": ("overlap", "communication only"),
-        "computation-only": ("computation only",),
-        "communication-only": ("communication only",),
-        "overlap": ("overlap",),
-    }
-    said = prose("sharing")
-    alone_ms = said["fig07-alexnet-computation-only"]
-    times = [("AlexNet", which, "computation-only", alone_ms) for which in ("default", "best")]
-    for key, value in said.items():
-        if words := re.fullmatch(r"fig07-([a-z0-9]+)-(.+)-(default|best)", key):
-            times.append((names[words[1]], words[3], words[2], value))
+    quantities = {part.replace(" ", "-"): [k] for k, part in enumerate(PARTS)}
+    quantities |= {"computation": [0, 1], "communication": [1, 2]}
+    every = prose("sharing")
+    alone = "fig07-alexnet-computation-only"
+    every = {f"{alone}-{which}": every[alone] for which in ("default", "best")} | every
     rows = []
-    for network, which, quantity, value in times:
-        name = DEFAULT if which == "default" else best(network, 64)
-        bar_ms = 1e3 * breakdown({"": (network, 64, name)}).iloc[0]
-        rows.append((network, name, quantity, value, bar_ms[list(parts[quantity])].sum()))
-    columns = ["network", "configuration", "quantity", "paper", "model"]
-    table = pd.DataFrame(rows, columns=columns)
-    return table.assign(error=table["model"] / table["paper"] - 1)
+    for key, value in every.items():
+        if words := re.fullmatch(r"fig07-([a-z0-9]+)-(.+)-(default|best)", key):
+            network, quantity = names[words[1]], words[2]
+            name = DEFAULT if words[3] == "default" else best(network, 64)
+            model_s = np.array(parts_s(network, 64, name))[quantities[quantity]]
+            rows.append((network, name, quantity, value, sum(1e3 * model_s)))
+    return pd.DataFrame(rows, columns=["network", "configuration", "quantity", "paper", "model"])

@@ -1,0 +1,423 @@
+"""The sharing paper's figures: what it prints or its model says, and what machines measured.
+
+A configuration is compared with the default of the same round, so that what drifts from round to round
+cancels; the median over rounds is shown, with its 95% interval. Links differ by what carried messages:
+threads of gloo on a processor, a stand-in on a GPU (`gpu_own`). A figure's CSV keeps names as they were
+recorded; `shown` spells them for readers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.fit import median_interval
+from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.report.claims import paper_table
+from ddlkit.report.figures import gpu_own, sharing_model
+from ddlkit.report.figures.sharing_model import PARTS, RESNET
+from ddlkit.report.panels import ENDS, Panel
+from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
+from ddlkit.report.source import open_sharing
+
+Tables = Mapping[str, pd.DataFrame]
+"""What was measured, by KINDS; what was not is missing."""
+KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
+DEFAULTS = ("t2-free-normal", DEFAULT)  # of gloo, two threads; of the paper's NCCL, two blocks
+LARGE_BYTES = 25_000_000  # figure 2's message, which is sent in parts: every thread has some
+OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processor, small pictures
+SIMULATED = "V100S, simulated"
+CELL = ["network", "batch", "plan", "link"]
+SEEN = {"threads": ["taken_threads"], "cores": ["taken_cores"]}  # where controls are read back
+SEEN |= {"priority": ["taken_policy", "taken_nice"]}
+
+
+def recorded(data: str = "") -> Tables:
+    """Return what a machine measured, by its name or directory, else the first that has some, and a GPU."""
+    here, tables = open_sharing(data), {}
+    for kind in KINDS if here else ():
+        name = kind if kind == "controls" else f"sharing_{kind}"
+        if here and here.has(name):
+            tables[kind] = here.rounds(name) if kind == "iterations" else here.table(name)
+    for kind, rows in gpu_own.one_gpu(data).items():
+        tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
+    return tables
+
+
+def _links(tables: Tables, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    for link, rows in tables[kind].groupby("link") if kind in tables else ():
+        yield str(link), rows
+
+
+# -- rounds and grids ----------------------------------------------------------------------------
+
+
+def default_of(rows: pd.DataFrame) -> str:
+    """Return the default among rows with a column ``configuration``; "" where it was not measured."""
+    return next((name for name in DEFAULTS if name in set(rows["configuration"])), "")
+
+
+def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.DataFrame:
+    """Return rows, a round and configuration each, with ``ratio``: value over the round's default's."""
+    keys = [*keys, "repeat"]
+    each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
+    default = each[each["configuration"] == default_of(rows)].set_index(keys)[value]
+    ratios = each.join(default.rename("default"), on=keys)
+    return ratios.assign(ratio=ratios[value] / ratios["default"]).dropna(subset="ratio")
+
+
+def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
+    """Return the median of ``value`` for each of ``keys``, and its interval over rows."""
+    medians = [
+        (*key, float(samples.median()), *median_interval(samples.to_numpy()))
+        for key, samples in rows.groupby(list(keys), sort=False)[value]
+    ]
+    return pd.DataFrame(medians, columns=[*keys, value, *ENDS])
+
+
+def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
+    """Return training's ``gain`` over the default of the same round, and its ends, in per cent."""
+    each = over_default(iterations, "iteration_s", CELL)
+    gains = summed(each.assign(gain=1 / each["ratio"] - 1), [*CELL, "configuration"], "gain")
+    return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
+
+
+def plain(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return iterations or gains under DDP's own plan, of one computing thread a rank.
+
+    What more threads take from each other is not a message's doing.
+    """
+    several = rows["configuration"].str.contains("-omp", regex=False)
+    return rows[(rows["plan"] == "ddp") & ~several]
+
+
+def one_group(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of which all messages have the same resources."""
+    return rows[~rows["configuration"].str.contains("+", regex=False)]
+
+
+def least_first(name: str) -> tuple[int, ...]:
+    """Order configurations, or what stands behind their threads, by what they take from compute."""
+    first, last, _ = name.partition("+")
+    words = re.fullmatch(r"(?:t(\d)-)?(free|own|one)-(\w+)(-omp2)?", first)
+    if words is None:
+        return bool(last), *map(int, re.findall(r"\d+", first))
+    cores, priority = ("free", "own", "one"), ("idle", "nice10", "normal", "raised")
+    place = cores.index(words[2]), priority.index(words[3]), int(words[1] or 0)
+    return bool(last), bool(words[4]), *place
+
+
+def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
+    """Return a heat map, a row a number: panel, row, column, value, lower, upper, default, order.
+
+    In rows is ``index``, in columns the configuration; without an index one of one group stands by its parts:
+    "2x256" in row 2, "t2-free-idle" in column "t2".
+    """
+    rows = rows if index else one_group(rows)
+    names = rows["configuration"]
+    parts = names.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
+    if index:
+        parts = pd.DataFrame({"row": rows[index], "column": names})
+    elif not names.str.startswith("t").any():
+        parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
+    ends = {end: rows.get(end, np.nan) for end in ENDS}
+    of = {"panel": panel, "value": rows[value], **ends, "default": names == default_of(rows)}
+    place = pd.factorize(rows[index])[0] if index else 0
+    table = parts.assign(**of, place=place, order=names.map(least_first)).dropna(subset="value")
+    table = table.sort_values(["place", "order"], ignore_index=True)
+    return table[["panel", "row", "column", "value", *ENDS, "default", "order"]]
+
+
+def numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `cells` as a figure's CSV has them."""
+    return table.drop(columns=["default", "order"])
+
+
+# -- the figures ---------------------------------------------------------------------------------
+
+
+def figure1(tables: Tables) -> pd.DataFrame:
+    """Return what limits a collective, at which level, whether it is offered, and what was read back."""
+    columns = ["level", "control", "outcome", "reason"]
+    if not {"control", "controls"} <= tables.keys():
+        return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
+    table, rows = tables["controls"][columns], tables["control"].query("outcome == 'applied'")
+    said = {
+        word: "; ".join(sorted(set(rows[seen].astype(str).agg(" ".join, axis=1)) - {"0"}))
+        for word, seen in SEEN.items()
+    }
+    read_back = [
+        next((said[word] for word in said if word in name), "") for name in table["control"]
+    ]
+    return table.assign(read_back=read_back)
+
+
+def _paper(name: str) -> pd.DataFrame:
+    rows = paper_table("sharing", name)
+    return rows.assign(configuration=sharing_model.configurations(rows))
+
+
+def _gains() -> pd.DataFrame:
+    """Return figure 8's gains over the default: configuration, gain, case ("AlexNet, 16"), network, batch."""
+    rows = (
+        sharing_model.gains(throughput())
+        .rename_axis("configuration", axis=1)
+        .stack()
+        .rename("gain")
+    )
+    rows = rows.reset_index()
+    return rows.assign(case=rows["network"] + ", " + rows["batch"].astype(str))
+
+
+def figure2(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of an all-reduce's time over the default's: the paper's, and by link as measured."""
+    maps = [cells("paper, 25 MB", _paper("fig02"), "relative_time")]
+    for link, rows in _links(tables, "messages"):
+        rows = rows[rows["bytes"] == LARGE_BYTES]
+        if default_of(rows):
+            ratios = summed(over_default(rows, "seconds", []), ["configuration"], "ratio")
+            maps.append(cells(link, ratios, "ratio"))
+    return pd.concat(maps, ignore_index=True)
+
+
+def figure3(tables: Tables) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return `cells` of kernels' time beside messages over that alone: as they are kept, and as drawn."""
+    rows = _paper("fig03").replace("_", " ", regex=True)
+    paper = [cells(str(name), of, "slowdown") for name, of in rows.groupby("kernel", sort=False)]
+    ours = []
+    for link, own in _links(tables, "kernels"):
+        own = own.assign(ratio=own["kernel_beside_s"] / own["kernel_alone_s"])
+        ratios = summed(own, ["kernel", "configuration"], "ratio")
+        ours.append(cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
+    drawn = pd.concat([cells("paper", rows, "slowdown", "kernel"), *ours], ignore_index=True)
+    return pd.concat([*paper, *ours], ignore_index=True), drawn
+
+
+def figure4(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of ResNet-18's gain in throughput in per cent, at the batch with most rows."""
+    every = _gains()
+    again = every[(every["network"] == RESNET[0]) & (every["batch"] == RESNET[1])]
+    maps = [
+        cells("paper, fig 4", _paper("fig04"), "gain_percent"),
+        cells("paper, fig 8", again, "gain"),
+    ]
+    for link, rows in _links(tables, "iterations"):
+        if len(gains := _of_resnet(rows)):
+            maps.append(cells(link, gains, "gain"))
+    return pd.concat(maps, ignore_index=True)
+
+
+def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
+    gains = throughputs(plain(iterations[iterations["network"].isin(OURS)]))
+    return gains[gains["batch"] == gains["batch"].value_counts().idxmax()] if len(gains) else gains
+
+
+def figure8(tables: Tables) -> pd.DataFrame:
+    """Return `cells` of every network and batch's gain over the default, in per cent.
+
+    Measured ones by link with several networks, of configurations that were measured in half of the cases.
+    """
+    maps = [cells("paper", _gains(), "gain", "case")]
+    for link, rows in _links(tables, "iterations"):
+        gains = throughputs(plain(rows))
+        gains = gains.assign(case=gains["network"] + ", " + gains["batch"].astype(str))
+        shares = gains.groupby("configuration")["case"].nunique() / gains["case"].nunique()
+        if gains["network"].nunique() > 1:
+            often = gains[gains["configuration"].map(shares) >= 0.5]
+            maps.append(cells(link, often.sort_values("case"), "gain", "case"))
+    return pd.concat(maps, ignore_index=True)
+
+
+def figure5(tables: Tables) -> list[dict[str, Timeline]]:
+    """Return timelines of ResNet-18, default, best and starved: of the paper by its model, and by link.
+
+    Their names are "where, role: configuration". The best is that of odd rounds, the timelines of even ones.
+    """
+    model, roles = sharing_model.fitted("both"), ("default", "best", "starved")
+    names = dict(zip(roles, (DEFAULT, "1x256", "1x64"), strict=True))
+    simulated = {
+        f"V100S, {role}: {name}": model.iteration(*RESNET, name).timeline()
+        for role, name in names.items()
+    }
+    groups = [simulated]
+    for link, rows in _links(tables, "iterations") if "spans" in tables else ():
+        gains = one_group(_of_resnet(rows[rows["repeat"] % 2 == 1]))
+        if link.startswith("emulated") or gains.empty:
+            continue
+        best = gains.loc[gains["gain"].idxmax(), "configuration"]
+        ways = default_of(gains), best, min(gains["configuration"], key=least_first)
+        measured = tables["spans"]
+        own = measured[(measured[CELL] == gains.iloc[0][CELL].tolist()).all(axis=1)]
+        first = own.drop_duplicates([*CELL, "configuration", "task", "rank"])  # of several sessions
+        spans = {
+            name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
+            for name, each in first.groupby("configuration")
+        }
+        if {*ways} <= spans.keys():
+            pairs = zip(roles, ways, strict=True)
+            groups.append({f"{link}, {role}: {way}": spans[way] for role, way in pairs})
+    return groups
+
+
+def spans(groups: Sequence[Mapping[str, Timeline]]) -> pd.DataFrame:
+    """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
+    every = [pair for group in groups for pair in group.items()]
+    each = [timeline.to_frame().assign(case=name) for name, timeline in every]
+    return pd.concat([*each, sharing_model.printed_parts()])
+
+
+def figure6(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return parts of an iteration of ResNet-18 by batch, default and best: simulated, and measured."""
+    bars = {SIMULATED: sharing_model.with_best({str(n): (RESNET[0], n) for n in BATCHES})}
+    for link, rows in _links(tables, "iterations"):
+        bars |= parts(link, rows[rows["network"].isin(OURS)], "batch")
+    return bars
+
+
+def figure7(tables: Tables) -> dict[str, pd.DataFrame]:
+    """Return parts of an iteration of each network: batch 64 by the model, the middle one as measured."""
+    networks = dict.fromkeys(throughput().index.get_level_values("network"))
+    bars = {SIMULATED: sharing_model.with_best({name: (name, 64) for name in networks})}
+    for link, rows in _links(tables, "iterations"):
+        batches = tables["iterations"].groupby("network")["batch"].unique()
+        middle = batches.map(lambda every: sorted(every)[len(every) // 2])
+        bars |= parts(link, rows[rows["batch"] == rows["network"].map(middle)], "network")
+    return bars
+
+
+def parts(link: str, iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
+    """Return PARTS of default and best of each network and batch, by "here, link": means of rounds, in s.
+
+    Waiting counts as computation. The best is that of the odd rounds; shown are the even ones in which both
+    were trained. Nothing is returned of a single case.
+    """
+    rows, bars = plain(iterations), [pd.DataFrame()]
+    gains, even = (
+        one_group(throughputs(rows[rows["repeat"] % 2 == 1])),
+        rows[rows["repeat"] % 2 == 0],
+    )
+    best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(by)
+    for row in best.to_dict("records"):
+        default, chosen = default_of(rows), row["configuration"]
+        cell = even[(even[CELL] == [row[key] for key in CELL]).all(axis=1)]
+        cell = cell[cell["configuration"].isin([default, chosen])]
+        both = cell.groupby("repeat")["configuration"].transform("nunique") == len(
+            {default, chosen}
+        )
+        alone_s = cell["iteration_s"] - cell["communication_s"]
+        columns = alone_s, cell["overlap_s"], cell["exposed_communication_s"]
+        table = pd.concat(columns, axis=1, keys=PARTS)[both]
+        means = table.groupby(cell["configuration"][both]).mean()
+        if len(means):
+            label = f"{row[by]}, best: {'default' if chosen == default else chosen}"
+            bars.append(means.loc[[default, chosen]].set_axis([f"{row[by]}, default", label]))
+    return {f"here, {link}": pd.concat(bars)} if len(bars) > 2 else {}
+
+
+# -- with what the text prints -------------------------------------------------------------------
+
+
+def with_saved(bars: Mapping[str, pd.DataFrame], saved_ms: pd.DataFrame) -> pd.DataFrame:
+    """Return what figure 6 is drawn of: bars, in the paper's best ones what they save, a row of its text."""
+    table = pd.concat(bars, names=["where", "case"]).reset_index()
+    best = {f"{batch}, {sharing_model.best('ResNet-18', batch)}": batch for batch in BATCHES}
+    batches = table["case"].map(best).where(table["where"] == SIMULATED)
+    columns = saved_ms.add_prefix("saved ").add_suffix(" [ms]")
+    both = pd.concat([table, columns.reindex(batches).reset_index(drop=True)], axis=1)
+    rest = saved_ms[~saved_ms.index.isin(BATCHES)]["printed"]
+    more = {"where": "paper", "case": [f"{batch}, best" for batch in rest.index]}
+    return pd.concat([both, pd.DataFrame(more | {"saved printed [ms]": rest})], ignore_index=True)
+
+
+def with_printed(bars: Mapping[str, pd.DataFrame], printed: pd.DataFrame) -> pd.DataFrame:
+    """Return what figure 7 is drawn of: bars, with the times that the text prints of the paper's."""
+    table = pd.concat(bars, names=["where", "case"]).reset_index()
+    cases = printed["network"] + ", " + printed["configuration"]
+    wide = printed.assign(case=cases).pivot(index="case", columns="quantity", values="paper")
+    wide = wide.add_prefix("printed ").add_suffix(" [ms]")
+    of_paper = table["case"].where(table["where"] == SIMULATED)
+    return pd.concat([table, wide.reindex(of_paper).reset_index(drop=True)], axis=1)
+
+
+# -- for readers ---------------------------------------------------------------------------------
+
+PAPER = {"V100S": "V100S, by the model", SIMULATED: "V100S, by the model"}
+PAPER |= {"relu": "ReLU", "paper": "Paper, two V100S", "paper, 25 MB": "Paper, 25 MB"}
+PAPER |= {f"paper, fig {n}": f"Paper, figure {n}" for n in (4, 8)}
+_LINK = re.compile(r"(?:lab|emulated):(\d+)([mg])bit(?:-delay(\d+)ms)?")
+
+
+def shown(name: Any) -> Any:
+    """Return a link, a configuration, a network, a batch, both, or a kernel, as readers know it.
+
+    Threads of gloo are free on any core where nothing else is said.
+
+    >>> shown("here, emulated:1gbit-delay2ms"), shown("t1-free-idle+t2-own-raised"), shown("resnet18_64, 8")
+    ('Processor, 1 Gbit/s, 2 ms', 't1 idle + t2 own raised', 'ResNet-18, 64 px, 8')
+    """
+    if not isinstance(name, str) or name in PAPER:
+        return PAPER.get(name, name)
+    if link := _LINK.fullmatch(name.removeprefix("here, ")):
+        delay = f", {link[3]} ms" if link[3] else ""
+        return f"Processor, {link[1]} {link[2].upper()}bit/s{delay}"
+    if re.match(r"t\d-|free-|own-|one-", name):
+        return re.sub("-free|^free-", "", name).replace("-", " ").replace("+", " + ")
+    first, comma, rest = name.removeprefix("here, ").partition(", ")
+    return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
+
+
+def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Panel]:
+    """Return heat maps of `cells` by heading, in the words of readers.
+
+    between : in a heading between where gains are from and how many, or their intervals, are beyond no gain
+    """
+    drawn = {}
+    for name, rows in table.groupby("panel", sort=False):
+        says = shown(name)
+        if between:
+            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
+            says += f"{between}{(low > 0).sum()} of {len(rows)} better, {(high < 0).sum()} worse"
+        rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
+        order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
+        axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
+        wide = rows.pivot(index="row", columns="column", values=["value", *ENDS])
+        grids = [
+            wide[end].astype(float).loc[order].rename_axis(index=axes[0], columns=axes[1])
+            for end in ("value", *ENDS)
+        ]
+        default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
+        framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
+        lower, upper = grids[1:] if rows["lower"].notna().any() else (None, None)
+        drawn[says] = Panel(grids[0], framed, lower, upper, neutral)
+    return drawn
+
+
+def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
+    """Return for `plots.paired_bars` by heading the bars, both of a pair under one name, and which is which.
+
+    A heading says in how many cases what was chosen makes the iteration shorter than the default.
+    """
+    drawn = {}
+    for name, table in bars.items():
+        cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
+        names = [f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases]
+        default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
+        won = f"{np.sum(best_s < default_s)}/{np.sum(best_s != default_s)}"
+        renamed = table.set_axis(np.repeat(names, 2)).rename(columns={PARTS[0]: "compute only"})
+        whose = "the paper's best" if name == SIMULATED else "best of other rounds"
+        drawn[f"{shown(name)}: best wins {won}"] = renamed, f"left: default; right: {whose}"
+    return drawn
+
+
+def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
+    """Return one group of `figure5`, named for readers."""
+    words = {name: re.split(r", (?=default|best|starved)|: ", name) for name in group}
+    return {
+        f"{shown(where)}, {role}: {shown(way)}": group[name]
+        for name, (where, role, way) in words.items()
+    }

@@ -1,1 +1,0 @@
-"""What reads a clock, a counter or a gauge."""
