@@ -144,41 +144,26 @@ def require_compiler() -> None:
 
 
 @pytest.fixture
-def require_browser() -> tuple[str, str]:
-    """Paths of a headless Chromium and of its driver: without one given, selenium would download it."""
-    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser, driver = next(filter(None, browsers), None), shutil.which("chromedriver")
-    if browser is None:
-        _missing("no chromium on the PATH")
-    elif driver is None:
-        _missing(f"{browser} has no chromedriver on the PATH")
-    else:
-        return browser, driver
-    raise AssertionError("unreachable")
-
-
-@pytest.fixture
-def start_browser(require_browser: tuple[str, str], tmp_path: Path) -> Iterator[Callable[[], Any]]:
+def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts a headless Chromium that talks to nobody, and ends it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    browser, driver_path = next(filter(None, browsers), None), shutil.which("chromedriver")
+    if browser is None or driver_path is None:  # without its driver, selenium would download one
+        _missing("no chromium, or no chromedriver, on the PATH")
     from selenium import webdriver
 
-    browser, driver_path = require_browser
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,1100",
-        f"--user-data-dir={tmp_path / 'profile'}",
+    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync"
+    for name in (
+        *plain.split(),
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-dev-shm-usage",
+        "window-size=1200,1100",
+        f"user-data-dir={tmp_path / 'profile'}",
     ):
-        options.add_argument(argument)
+        options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = []
 

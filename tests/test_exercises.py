@@ -56,14 +56,20 @@ def test_a_number_is_right_within_the_tolerance_and_the_hint_comes_second(
         assert said() == "Exercise 1: right (0.5). so it is\n"
 
 
-def test_a_list_needs_all_its_numbers(tmp_path: Path, said: Callable[[], str]) -> None:
-    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = [1.0, 2.0]"))
-    judge(1, 1.0)
-    assert "has 1 numbers: it should have 2" in said()
-    judge(1, [1, 3])
-    assert "3, at place 2, is too high" in said()
-    judge(1, (1, "2"))
-    assert "right" in said()
+def test_a_list_needs_all_its_numbers_and_words_are_compared(
+    tmp_path: Path, said: Callable[[], str]
+) -> None:
+    solutions = {"one_1": "answer_1 = [1.0, 2.0]", "two_2": "answer_2 = 'one\\ntwo\\nthree'"}
+    judge = Judge("nn", {}, written(tmp_path, **solutions))
+    for number, answer, words in (
+        (1, 1.0, "has 1 numbers: it should have 2"),
+        (1, [1, 3], "3, at place 2, is too high"),
+        (1, (1, "2"), "right"),
+        (2, " ", "is not a text"),
+        (2, "so", "Exercise 2: does yours say these three things?\none\ntwo\nthree\n"),
+    ):
+        judge(number, answer)
+        assert words in said()
 
 
 FUNCTION = """
@@ -108,14 +114,6 @@ def test_of_many_right_answers_a_function_tells(tmp_path: Path, said: Callable[[
     ):
         judge(1, given_)
         assert words in said()
-
-
-def test_words_are_not_judged_but_compared(tmp_path: Path, said: Callable[[], str]) -> None:
-    judge = Judge("nn", {}, written(tmp_path, one_1="answer_1 = 'one\\ntwo\\nthree'"))
-    judge(1, " ")
-    assert "is not a text" in said()
-    judge(1, "it is so")
-    assert said() == "Exercise 1: does yours say these three things?\none\ntwo\nthree\n"
 
 
 @given(st.floats(-1e300, 1e300).filter(lambda x: x == 0 or abs(x) > 1e-300))

@@ -94,7 +94,7 @@ def test_a_directory_of_ones_own_is_completed_from_the_recording(tmp_path: Path)
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no table of runs in"):
         Source((tmp_path,)).table("runs")
-    with pytest.raises(UserError, match="no measured tables in nowhere"):
+    with pytest.raises(UserError, match="no tables in nowhere"):
         open_source("nowhere")
     record(tmp_path, "loopback-p2", "loopback", 0.1)
     with pytest.raises(UserError, match="no table of layers"):

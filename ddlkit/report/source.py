@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,9 +26,7 @@ REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campa
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
-DISTURBED = "campaign-disturbed"
-LABS, STEPPED_LABS, ECHOES = "labs-open", "labs", "labs-echo"
-FRESH_LABS, AGAIN_LABS = "labs-fresh", "labs-fresh-again"
+LABS, STEPPED_LABS, AGAIN_LABS, ECHOES = "labs-open", "labs", "labs-fresh-again", "labs-echo"
 SHARING, QUICK = "sharing", "campaign-quick"
 ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded
@@ -72,10 +69,6 @@ class Source:
             return paths
         places = ", ".join(map(str, self.directories)) or "nowhere"
         raise UserError(f"no table of {kind} in {places}: run ddlkit measure, or use --recorded")
-
-    def stamp(self, kind: str) -> dict[str, Any]:
-        """Return the stamp of the first table of ``kind``: its machine, time and remark."""
-        return store.load_stamp(self._files(kind)[0])
 
     def is_live(self, kind: str) -> bool:
         """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
@@ -127,13 +120,16 @@ class Source:
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
 
+    def _machine(self, kind: str) -> dict[str, Any]:
+        return dict(store.load_stamp(self._files(kind)[0])["machine"])
+
     def cores(self, kind: str) -> int:
         """Return the cores of the machine that the first table of ``kind`` was measured on."""
-        return int(self.stamp(kind)["machine"]["cpu"]["cores"])
+        return int(self._machine(kind)["cpu"]["cores"])
 
     def gpu(self, kind: str) -> str:
         """Return the GPU's model where the first table of ``kind`` was measured; "" without one."""
-        gpus = self.stamp(kind)["machine"].get("gpus", [])
+        gpus = self._machine(kind).get("gpus", [])
         return str(gpus[0]["model"]) if gpus else ""
 
     def begun(self, kind: str) -> datetime:
@@ -205,26 +201,26 @@ def open_source(data: str = "") -> Source:
     """
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
-    for chosen in (Path(data), store.ROOT / data) if data else (store.BUILD / "measured",):
-        if chosen.is_dir() or not data:
-            return Source((chosen, default_recording()))
-    known = "give a directory, or a name under data/recorded"
-    raise UserError(f"no measured tables in {data}: {known}")
+    if not data:
+        return Source((store.BUILD / "measured", default_recording()))
+    for directory in (Path(data), store.ROOT / data):
+        if directory.is_dir():
+            return Source((directory, default_recording()))
+    raise UserError(f"no tables in {data}: give a directory, or a name under data/recorded")
 
 
-def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
+def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
     recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for place in [Path(data)] if data else recorded:
         if any(map(Source((place,)).has, kinds)):
             return place
-    raise UserError(f"no {advice.format(data or store.RECORDED)}")
+    raise UserError(f"no {name} in {data or store.RECORDED}: measure it as examples/*.yml say")
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
     """Return the campaign in ``data``, else the recorded one of that name, over its layer profiles."""
-    file = f"examples/{name.replace('-', '_')}.yml"
-    place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
+    place = _place(data, name, "runs")
     return Source((place, default_recording() if data else place.parent))
 
 
@@ -233,8 +229,7 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
     With LABS come those of STEPPED_LABS.
     """
-    advice = "labs in {}: run ddlkit measure examples/labs.yml"
-    place = _place(data, name, ["collectives", "echoes"], advice)
+    place = _place(data, name, "collectives", "echoes")
     return Source((place, *([place.with_name(STEPPED_LABS)] if place.name == LABS else [])))
 
 
@@ -261,10 +256,7 @@ def recordings(kind: str) -> dict[str, Source]:
 
 
 def machines(kind: str, data: str = "") -> dict[str, Source]:
-    """Return all that is there of ``kind``: "here" for what was measured live, then recordings by name.
-
-    data : as for `open_source`. Raises UserError when nothing of the kind is there.
-    """
+    """Return all that is there of ``kind``: "here" for what is live in ``data``, then recordings by name."""
     recorded = store.list_recorded()
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)

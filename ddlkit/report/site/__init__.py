@@ -129,7 +129,7 @@ def cited_papers() -> list[dict[str, Any]]:
 
 
 def _render(template: str, **values: Any) -> str:
-    """Return a rendered template; in a page every value is escaped that it does not mark safe."""
+    """Return a rendered template; a page escapes every value that it does not mark safe."""
     environment = jinja2.Environment(
         loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
     )
