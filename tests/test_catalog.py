@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,42 +86,29 @@ def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) 
         catalog.load(tmp_path / "none.yml")
 
 
-def _no_image(reports: Path) -> None:
-    (reports / "figures" / "wb-test.png").unlink()
-
-
-def _broken_image(reports: Path) -> None:
-    (reports / "figures" / "wb-test.png").write_bytes(b"<html>")
-
-
-def _csv(text: str) -> Callable[[Path], None]:
-    def damage(reports: Path) -> None:
-        (reports / "figures" / "wb-test.csv").write_text(text)
-
-    return damage
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("suffix", "content", "message"),
     [
-        (_no_image, "image .*png is missing, or not a PNG"),
-        (_broken_image, "is missing, or not a PNG"),
-        (_csv(""), "cannot be read"),
-        (_csv("error\n"), "has no row"),
-        (_csv("other\n1\n"), "column error of its tolerance is missing"),
-        (_csv("error\n0.01\n0.2\n"), r"max of \|error\| is 0.2, limit 0.1"),
-        (_csv("error\n-0.05\n0.04\n0.06\n"), r"median of \|error\| is 0.05, limit 0.03"),
-        (_csv("error\n0.01\nnan\n"), "not finite"),
-        (_csv("error\nfast\n"), "not finite"),
+        ("png", None, "image .*png is missing, or not a PNG"),
+        ("png", "<html>", "is missing, or not a PNG"),
+        ("csv", "", "cannot be read"),
+        ("csv", "error\n", "has no row"),
+        ("csv", "other\n1\n", "column error of its tolerance is missing"),
+        ("csv", "error\n0.01\n0.2\n", r"max of \|error\| is 0.2, limit 0.1"),
+        ("csv", "error\n-0.05\n0.04\n0.06\n", r"median of \|error\| is 0.05, limit 0.03"),
+        ("csv", "error\n0.01\nnan\n", "not finite"),
+        ("csv", "error\nfast\n", "not finite"),
     ],
 )
 def test_what_a_done_entry_lacks_is_told(
-    reports: Path, entry: catalog.Entry, damage: Callable[[Path], None], message: str
+    reports: Path, entry: catalog.Entry, suffix: str, content: str | None, message: str
 ) -> None:
+    path = reports / "figures" / f"wb-test.{suffix}"
     assert catalog.find_problems(reports, [entry]) == []
-    damage(reports)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
     problems = catalog.find_problems(reports, [entry])
-    assert problems
     assert all(line.startswith("wb-test: ") for line in problems)
     assert any(re.search(message, line) for line in problems), problems
     assert catalog.find_problems(reports, [replace(entry, status="planned")]) == []

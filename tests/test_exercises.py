@@ -62,7 +62,7 @@ def test_a_list_needs_all_its_numbers_and_words_are_compared(
     solutions = {"one_1": "answer_1 = [1.0, 2.0]", "two_2": "answer_2 = 'one\\ntwo\\nthree'"}
     judge = Judge("nn", {}, written(tmp_path, **solutions))
     for number, answer, words in (
-        (1, 1.0, "has 1 numbers: it should have 2"),
+        (1, 1.0, "has 1 of 2 numbers"),
         (1, [1, 3], "3, at place 2, is too high"),
         (1, (1, "2"), "right"),
         (2, " ", "is not a text"),

@@ -76,7 +76,7 @@ def test_a_place_is_empty_a_directory_or_a_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [[], ["a", "a"], ["a", "c"], "a", ("a", None), 1])
 def test_several_are_some_of_the_list(wrong: Any) -> None:
-    rule = parameters.some_of(lambda: ["a", "b"])
+    rule = parameters.one_of(lambda _: ["a", "b"], many=True)
     assert rule(["b", "a"], {}) == rule(("a",), {}) == "" and rule(wrong, {}) == "some of a, b"
 
 

@@ -74,24 +74,16 @@ def project() -> Any:
     return tomllib.loads(read("pyproject.toml"))["project"]
 
 
-def test_every_requirement_is_pinned_exactly_and_once() -> None:
+def test_every_requirement_is_pinned_exactly_and_once_everywhere() -> None:
     names = [re.fullmatch(r"([A-Za-z0-9-]+)==\d+(\.\d+)+", pin) for pin in pins()]
     assert names and all(names)
     assert len({name[1].lower() for name in names if name}) == len(names)
-
-
-def test_the_conda_environment_has_the_same_pins_and_only_those() -> None:
     environment = yaml.safe_load(read("environment.yml"))
-    conda, (pip,) = environment["dependencies"][:2], environment["dependencies"][2:]
-    assert pip == {"pip": pins()}
-    assert conda == ["python=3.11", "pip"]
+    assert environment["dependencies"] == ["python=3.11", "pip", {"pip": pins()}]
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-
-
-def test_reading_on_a_binder_needs_no_torch() -> None:
     chosen = pins("requirements-read.txt")
     assert {*chosen} < {*pins()}
-    assert not [pin for pin in chosen if pin.startswith("torch")]
+    assert not [pin for pin in chosen if pin.startswith("torch")], "reading on a binder"
     assert read("binder/requirements.txt") == "-r ../requirements-read.txt\n"
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
 
@@ -128,16 +120,13 @@ def test_what_is_not_python_is_installed_too() -> None:
     assert others - declared == set()
 
 
-def test_the_version_is_one() -> None:
+def test_the_version_and_the_licence_are_one() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
     versions = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
-    assert versions[0] == ddlkit.__version__
-    assert yaml.safe_load(read("CITATION.cff"))["version"] == ddlkit.__version__
+    assert versions[0] == ddlkit.__version__ == citation["version"]
     assert run(sys.executable, "-m", "ddlkit", "--version").stdout.split()[1] == ddlkit.__version__
-
-
-def test_the_licence_is_mit_everywhere() -> None:
     assert read("LICENSE").startswith("MIT License\n") and "The ddlkit authors" in read("LICENSE")
-    assert project()["license"] == yaml.safe_load(read("CITATION.cff"))["license"] == "MIT"
+    assert project()["license"] == citation["license"] == "MIT"
 
 
 # ---------------------------------------------------------------- style
@@ -372,7 +361,7 @@ def test_cells_can_be_read_and_write_the_algorithm(notebook: Path) -> None:
             assert not isinstance(node, ast.ClassDef), node
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None and node.end_lineno - node.lineno < 15, node.name
-            nodes.append(node)
+            nodes += [] if "exercise-1" in cell["metadata"].get("tags", ()) else [node]
     if notebook.name[:2] not in {"11", "12", "13"}:
         assert any(isinstance(node, ast.FunctionDef) for node in nodes)
         assert any(isinstance(node, ast.Assert) for node in nodes)

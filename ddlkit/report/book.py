@@ -160,14 +160,11 @@ class _Run:
 
     def is_kept(self) -> bool:
         """Return whether all that an earlier run of the same made is there."""
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            made = {name: _digest([self._path(name)], names=False) for name in note["made"]}
-            if made != note["made"] or note["state"] != self.state:
-                return False
-            self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        note = json.loads(self._note.read_text(encoding="utf-8")) if self._note.is_file() else {}
+        made = {name: _digest([self._path(name)], names=False) for name in note.get("made", ())}
+        if note.get("state") != self.state or note["made"] != made:
             return False
+        self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
     def start(self) -> None:

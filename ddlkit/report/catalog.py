@@ -59,9 +59,11 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
 
     Raises UserError for one with a field that is unknown or missing, and for two of one id.
     """
-    path, entries = path or store.DATA / "figures.yml", {}
+    path, entries = path or store.DATA / "figures.yml", dict[str, Entry]()
     for item in own_yaml(store.files.read_text(path)):
-        values = {name: tuple(v) if isinstance(v, list) else v for name, v in item.items()}
+        values: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in item.items()
+        }
         try:
             entry = Entry(**values)
         except TypeError as error:

@@ -144,7 +144,7 @@ class Key(NamedTuple):
             return Malformed(error)
         right = np.atleast_1d(np.asarray(self.answer, float))
         if values.shape != right.shape:
-            return Malformed(f"has {values.size} numbers: it should have {right.size}")
+            return Malformed(f"has {values.size} of {right.size} numbers")
         near = np.isclose(values, right, rtol=self.tolerance, atol=1e-12)
         if near.all():
             return ""

@@ -25,24 +25,15 @@ Rule = Callable[[Any, Mapping[str, Any]], str]
 """Of a value and the parameters before it: what may be given where the value may not, else nothing."""
 
 
-def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
-    """Return the rule of a value from a list, which may depend on the parameters before it."""
+def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]], many: bool = False) -> Rule:
+    """Return the rule of a value, or of ``many``, from a list that may depend on the parameters before it."""
 
     def rule(value: Any, given: Mapping[str, Any]) -> str:
-        allowed = list(choices(given))
-        holds = not isinstance(value, bool) and value in allowed
-        return "" if holds else f"one of {', '.join(map(str, allowed))}"
-
-    return rule
-
-
-def some_of(choices: Callable[[], Iterable[str]]) -> Rule:
-    """Return the rule of one value and more from a list, none of them twice."""
-
-    def rule(value: Any, _: Mapping[str, Any]) -> str:
-        allowed, many = list(choices()), isinstance(value, list | tuple) and len(value) > 0
-        holds = many and all(item in allowed and value.count(item) == 1 for item in value)
-        return "" if holds else f"some of {', '.join(allowed)}"
+        allowed, values = list(choices(given)), value if many else [value]
+        holds = isinstance(values, list | tuple) and len(values) > 0
+        holds = holds and all(item in allowed and values.count(item) == 1 for item in values)
+        holds = holds and not isinstance(value, bool)
+        return "" if holds else f"{'some' if many else 'one'} of {', '.join(map(str, allowed))}"
 
     return rule
 
@@ -99,7 +90,10 @@ RULES: dict[str, dict[str, Rule]] = {
     "03_predicting_a_step": CASE,
     "04_choosing_buckets": CASE | DRAWN,
     "05_is_it_true": {"data": TABLES, "form": one_of(lambda given: FORMS)},
-    "06_scaling_factor": {"formulas": some_of(lambda: osf_scaling.FORMULAS), "data": TABLES},
+    "06_scaling_factor": {
+        "formulas": one_of(lambda _: osf_scaling.FORMULAS, many=True),
+        "data": TABLES,
+    },
     "07_where_time_goes": {"slow_rank": number(1.01, 10, int | float)},
     "08_training_as_a_graph": CHAIN | {"framework": one_of(lambda given: STRATEGIES)},
     "09_sparse_gradients": DRAWN | {"recorded": RUNS},
@@ -110,7 +104,7 @@ RULES: dict[str, dict[str, Rule]] = {
         "table": one_of(lambda given: [table.table for table in vidur.tables()]),
     },
     "13_your_own_cluster": CASE,
-    "14_tables_and_verdicts": {"papers": some_of(papers.load)},
+    "14_tables_and_verdicts": {"papers": one_of(lambda _: papers.load(), many=True)},
 }
 """By notebook, its parameters in their order."""
 
