@@ -278,13 +278,6 @@ def staged(clone: Clone, stage: str) -> list[str]:
     return [] if stage == "02-measure" else ["--recorded"]
 
 
-def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
-    """reproduce.sh at work, which gets no package from anywhere."""
-    how: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    argv = ["bash", "reproduce.sh", *arguments]
-    return subprocess.Popen(argv, cwd=clone.path, env=clone.variables(PIP_NO_INDEX="1"), **how)
-
-
 @pytest.mark.fault(
     fault="a stage of reproduce.sh is ended at a random moment",
     injected="SIGINT, and SIGTERM, to the script at a random moment of measuring and of the book; more by "
@@ -295,10 +288,13 @@ def started(clone: Clone, *arguments: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     chance, arguments = random.Random(stage), staged(clone, stage)
+    argv = ["bash", "reproduce.sh", *arguments]
+    how: dict[str, Any] = {"cwd": clone.path, "env": clone.variables(), "text": True}
+    how |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     log, begun = clone.path / f"build/logs/{stage}.log", clone.path / "begun"
     for number, word in TRIALS * [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]:
         begun.unlink(missing_ok=True)
-        process = started(clone, *arguments)
+        process = subprocess.Popen(argv, **how)
         assert wait_for(begun.exists, 300)
         time.sleep(chance.uniform(0.0, 1.5))
         process.send_signal(number)
@@ -309,8 +305,8 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
         for path in clone.path.glob("out/*.csv"):
             store.load_table(path)
     clone.ddlkit_does("echo done")
-    process = started(clone, *arguments)
-    assert (process.communicate(timeout=300)[1], process.returncode) == ("", 0)
+    done = clone.run(*arguments)
+    assert (done.stderr, done.returncode) == ("", 0)
     with files.scratch():  # the next command makes one, too: that sweeps what killed owners left
         pass
 
