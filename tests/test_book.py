@@ -442,6 +442,9 @@ def test_output_that_would_need_a_network_is_refused(tmp_path: Path, html: str) 
         site.write([notebook], tmp_path / "site", tmp_path / "reports", [])
 
 
+WIDTHS = "return [...document.images].map(image => image.naturalWidth)"
+
+
 @pytest.mark.browser
 def test_a_browser_shows_every_image_without_a_console_error(
     small: Book, start_browser: Callable[[], Any]
@@ -449,9 +452,10 @@ def test_a_browser_shows_every_image_without_a_console_error(
     driver = start_browser()
     for page in ("index.html", "gallery.html", "01_layers.html"):
         driver.get((small.pages / page).as_uri())
-        widths = driver.execute_script("return [...document.images].map(i => i.naturalWidth)")
+        assert wait_for(lambda: min(driver.execute_script(WIDTHS), default=1) > 0)  # lazily loaded
+        widths = driver.execute_script(WIDTHS)
         # The start page has images of the findings alone, which this book did not make.
-        assert (widths or page == "index.html") and min(widths, default=1) > 0, page
+        assert widths or page == "index.html", page
         assert driver.get_log("browser") == [], page
     formula = driver.execute_script(
         "return document.querySelector('math').getBoundingClientRect().width"
