@@ -147,8 +147,8 @@ def require_compiler() -> None:
 def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts a headless Chromium that talks to nobody, and ends it."""
     browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser, driver_path = next(filter(None, browsers), None), shutil.which("chromedriver")
-    if browser is None or driver_path is None:  # without its driver, selenium would download one
+    browser, driver_path = next(filter(None, browsers), ""), shutil.which("chromedriver") or ""
+    if not browser or not driver_path:  # without its driver, selenium would download one
         _missing("no chromium, or no chromedriver, on the PATH")
     from selenium import webdriver
 

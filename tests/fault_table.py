@@ -46,7 +46,9 @@ def marks() -> list[Mark]:
     listed = []
     for path in sorted(TESTS.glob("test_*.py")):
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for call in getattr(function, "decorator_list", ()):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for call in function.decorator_list:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
                     words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
                     listed.append(Mark(**words, test=f"{path.name}::{function.name}"))

@@ -275,7 +275,7 @@ def digest(entry: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "at most": np.less_equal,
     "at least": np.greater_equal,
     "within": lambda reached, limit: abs(reached) <= limit,

@@ -16,7 +16,18 @@ from ddlkit.core.errors import UserError
 from ddlkit.report import book, parameters, source
 
 NOTEBOOKS = book.notebooks()
-WRONG = ("no such thing", -1, None, [], ["no", "no"], True, math.nan, {}, "a\0b", "x" * 5000)
+WRONG: tuple[Any, ...] = (
+    "no such thing",
+    -1,
+    None,
+    [],
+    ["no", "no"],
+    True,
+    math.nan,
+    {},
+    "a\0b",
+    "x" * 5000,
+)
 each = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 
 

@@ -73,9 +73,9 @@ def mean_difference(values: pd.Series) -> float:
     return float(apart.mean()) if len(apart) else math.nan
 
 
-def calibrated(collectives: pd.DataFrame, form: str = "table") -> Calibration:
+def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
     """Return a calibration that holds the costs of every model on trial too, from the same samples."""
-    return Calibration.of(collectives, form, also=TRIAL_COSTS)
+    return Calibration.of(collectives, form, draws, also=TRIAL_COSTS)
 
 
 def by_every_model(
