@@ -90,8 +90,6 @@ def test_shapes_have_what_their_networks_have_and_no_traced_time_is_lost() -> No
         shape = pollux.SHAPES[name]()
         assert shape.compute_s > 0 and shape.bytes[0] > 0
         assert shape.bytes.sum() / 4e6 == pytest.approx(millions, rel=0.02)
-    shape = pollux.SHAPES["uniform"]()
-    assert np.ptp(shape.bytes) == 0 and np.ptp(shape.backward_s) < 1e-12
     shape = clusters.resnet50()
     lines = cells(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
     assert shape.compute_s == pytest.approx(sum(int(words[5]) for words in lines) / 1e6)
@@ -106,8 +104,7 @@ def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
         assert len(parts.test) and not pd.concat(parts).index.has_duplicates, name
     fitting = {name for name, rule in clusters.rules().items() if "shape" in rule}
     assert set(pollux.NETWORKS) == fitting
-    test = rows("pollux-resnet50").test
-    assert len(test) == 749 and (test["batch"] > 20).all()
+    assert len(rows("pollux-resnet50").test) == 749
     assert {len(part.calibrate) for part in vidur.tables().values()} == {12}
     tuned = {table for rule in vidur.RULES for table in clusters.rules()[rule]["tuned"]}
     assert [table in tuned for table in sorted(vidur.tables())] == [True, False] * 7
@@ -201,7 +198,7 @@ def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
 
 
 @pytest.mark.parametrize("size", [MIB, 1000 * MIB])
-def test_whatever_the_buckets_all_bytes_travel_when_their_last_gradient_is_ready(size: int) -> None:
+def test_all_bytes_of_a_bucket_travel_when_its_last_gradient_is_ready(size: int) -> None:
     alone, work = cs336.messages(256, 0), cs336.messages(256, size)
     assert work.bytes.sum() == alone.bytes.sum() == 7_992_940_800
     assert work.compute_s == pytest.approx(1.0) == alone.compute_s

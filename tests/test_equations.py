@@ -75,7 +75,8 @@ def test_places_and_papers_of_modules_methods_and_packages(tmp_path: Path) -> No
     }
     rows = cited(tmp_path, modules)[["paper", "equation", "function", "place"]].to_numpy().tolist()
     frame = equations.index(tmp_path / "kit")
-    assert equations.coded(frame) == 2 and (frame["function"] == "-").sum() == len(frame) - 2
+    assert equations.counts(frame) == (2, len(frame))
+    assert (frame["function"] == "-").sum() == len(frame) - 2
     assert rows == [
         ["dag", "Eq 6", "kit.papers.dag.A.cost", "kit/papers/dag/__init__.py:2"],
         ["omgs", "Eq 21", "kit.papers.omgs.more.f", "kit/papers/omgs/more.py:1"],
