@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import (
     FORMS,
-    REPLACED,
     AlphaBeta,
     Chords,
     MessageCost,
@@ -21,7 +20,7 @@ from ddlkit.core.cost import (
     cost_from_dict,
 )
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit, fitted_forms
+from ddlkit.core.fit import fitted_forms
 from ddlkit.papers import osf
 
 SIZES = np.geomspace(1, 1e9, 200)
@@ -47,15 +46,6 @@ def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(form:
 
 def test_there_are_at_most_six_forms_to_fit() -> None:
     assert set(fitted_forms(FORMS)) == set(COSTS) and len(COSTS) <= 6
-
-
-@pytest.mark.parametrize("form", REPLACED)
-def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
-    told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(".", r"\.")
-    with pytest.raises(UserError, match=told):
-        fit(form, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    with pytest.raises(UserError, match=told):
-        cost_from_dict({"form": form, "bytes": [1, 2], "seconds": [1, 2]})
 
 
 @pytest.mark.parametrize("kind", [Table, Chords])
@@ -108,7 +98,7 @@ def test_what_is_no_ring_is_not_taken_to_other_worker_counts(cost: MessageCost) 
             "unknown parameters: gamma",
         ),
         ({"form": "alpha_beta", "alpha_s": "x", "beta_s_per_byte": 1}, "must be a finite number"),
-        ({"form": "alpha_beta", "alpha_s": 1e31, "beta_s_per_byte": 1}, "nobody means that"),
+        ({"form": "alpha_beta", "alpha_s": 1e31, "beta_s_per_byte": 1}, "finite number up to"),
         ({"form": "table", "bytes": [1, 1], "seconds": [1, 2]}, "increasing"),
         ({"form": "chords", "bytes": [1, 2], "seconds": [1, 0]}, "above zero"),
         ({"form": "table", "bytes": [1, 2], "seconds": [1]}, "equal length"),
