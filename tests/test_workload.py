@@ -116,5 +116,5 @@ def test_halved_gradients_are_never_slower(
 def test_no_batch_and_no_byte_are_refused() -> None:
     with pytest.raises(UserError, match="0 micro-batches"):
         counted([1e6]).workload().accumulated(0)
-    with pytest.raises(UserError, match="gradients of 0 bytes each"):
+    with pytest.raises(UserError, match="gradient_bytes of tensor 0 is 0"):
         counted([1e6]).sent_as(0)

@@ -23,7 +23,7 @@ class Case:
     link_bits_per_s : 0 when the link is not shaped; ends : of groups in ready order, "3;40;161"
     density : share of gradients sent; dilation : factor on compute times; straggler : on the slowest rank's
     negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
-    changes : of the link, in each iteration, counted from its beginning: "0s:rate=250mbit;0.3s:loss=1%"
+    changes : of the link in each iteration: "0s:rate=250mbit;0.3s:loss=1%"
     """
 
     kind: str = field(metadata=NAMED)
@@ -44,10 +44,7 @@ class Case:
     selection_sha256: str = field(default="", metadata=CAME_LATER)
     negotiated: bool = field(default=False, metadata=CAME_LATER)
     in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER)
-    straggler_spread: float = field(
-        default=0.0,
-        metadata=NON_NEGATIVE | CAME_LATER,
-    )
+    straggler_spread: float = field(default=0.0, metadata=NON_NEGATIVE | CAME_LATER)
     changes: str = field(default="", metadata=CAME_LATER)
 
     @property

@@ -15,8 +15,7 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
-MOST_WORKERS = 100_000
-"""More than any machine has GPUs."""
+MOST_WORKERS = 100_000  # more than any machine has GPUs
 UNDESCRIBED = {"described": False}
 """Metadata of a field that is no part of a form's JSON description."""
 
@@ -100,10 +99,8 @@ FORMS: dict[str, type[MessageCost]] = {}
 class MessageCost(Form):
     """The time of one collective as a function of its size; call it on a number or an array.
 
-    collective : one of `ddlkit.core.link.COLLECTIVES`
-    workers : ranks it was measured with, None if unknown
-    algorithm : "ring", ... or None when not known
-    samples : how it was measured; None: message by message. Not part of the JSON description
+    workers : ranks it was measured with, None if unknown; algorithm : as "ring", None when not known
+    samples : how it was measured; None: message by message
 
     >>> AlphaBeta(alpha_s=0.5, beta_s_per_byte=1e-6)(4_000_000)
     4.5
@@ -145,7 +142,7 @@ class MessageCost(Form):
     @property
     def selects(self) -> bool:
         """Return whether making a message takes compute time, which delays what is computed next."""
-        return False
+        return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds of the compute stream to make messages of ``n_bytes`` (any shape): none."""
@@ -267,10 +264,7 @@ class Piecewise(MessageCost):
 
 @dataclass(frozen=True, eq=False)
 class Segments(MessageCost):
-    """Several linear pieces, each with its own alpha and beta; jumps between them are allowed.
-
-    breaks_bytes : (k-1,) first size of pieces 2..k; alpha_s, beta_s_per_byte : (k,)
-    """
+    """Several linear pieces (k,), of which breaks_bytes are the first sizes (k-1,) of all but the first."""
 
     form: ClassVar[str] = "segments"
     breaks_bytes: Floats
@@ -289,17 +283,10 @@ class Segments(MessageCost):
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
 
 
-def cost_from_dict(description: dict[str, Any]) -> MessageCost:
-    """Return the cost that ``to_dict`` described; raises UserError as `from_dict`."""
-    return from_dict(description, FORMS)
-
-
 # -- draws: how sure a cost is -------------------------------------------------------------------
 
-DRAWS, MOST_DRAWS = 200, 10_000
-"""Of a cost: as ddlkit fit writes them, and at most."""
-DIGITS = 7
-"""Of numbers in draws, in a file; what a resample draws again has the very same digits."""
+DRAWS, MOST_DRAWS = 200, 10_000  # of a cost: as ddlkit fit writes them, and at most
+DIGITS = 7  # of numbers in draws, in a file
 AROUND = 10
 """So many errors count in the mean around a size: so the half-width of 95% of the draws is below three times
 the error in the median of fourteen dense tables (rules vidur-*), and 87% of their rows lie in it."""
@@ -408,7 +395,7 @@ def packed(draws: Sequence[Form]) -> dict[str, Any]:
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
     """Return the cost, and the draws that came with it (none for a cost written by hand)."""
-    cost, fitted = cost_from_dict(description), description.get("fit", {})
+    cost, fitted = from_dict(description, FORMS), description.get("fit", {})
     if not isinstance(fitted, dict):
         raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
     held_out, columns = fitted.get("held_out"), fitted.get("draws") or {"count": 0}

@@ -1,7 +1,6 @@
 """Fit costs of messages and selections to measured times, and say how sure that is, and which form to take.
 
-Repeats of a size tell how times scatter, not whether the form can follow them, and most logs have none. The
-error at a size that was held out of the fit holds both. How a form is fitted stands in `ddlkit.core.pieces`.
+Repeats of a size tell how times scatter, not whether the form follows them: held-out errors hold both.
 """
 
 from __future__ import annotations
@@ -37,13 +36,8 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
-MOST_ROWS, MOST_SIZES = (
-    100_000,
-    2_000,
-)  # 200 resamples of all rows, and all cuts, are in memory at once
-ENOUGH_REPEATS = (
-    4  # of messages measured more rarely at most sizes, resamples of a size hardly differ
-)
+MOST_ROWS, MOST_SIZES = 100_000, 2_000  # 200 resamples of all rows are in memory at once
+ENOUGH_REPEATS = 4  # of messages measured more rarely, resamples of a size hardly differ
 MOST_LEFT_OUT = 24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
 AUTO = "auto"
 """In place of a form's name: whichever of these does best at sizes held out."""
@@ -52,8 +46,8 @@ SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.
 AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
 """Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
 THROUGH_ALL = (Chords.form, Table.form)
-"""Forms that only neighbours decide. Where a size is held out these are twice as far as they will be: what
-such a form is off by there is once what it will be if times scatter, and four times if they bend."""
+"""Forms that only neighbours decide, which are twice as far where a size is held out: the error there is once
+what it will be if times scatter, and four times if they bend."""
 COUNTS, APART = 0.25, 2.0
 """What AUTO makes of errors of THROUGH_ALL: that times bend, as seven dense tables (`tuned` of rules vidur-*)
 and twelve logs do. And the power with which those errors grow with the `gap` around a message."""
@@ -68,11 +62,7 @@ LEVEL = 0.95
 
 
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
-    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies.
-
-    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.5).tolist()
-    [2.0, 4.0]
-    """
+    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies."""
     if not 0 < level < 1:
         raise UserError(f"level is {shown(level)}: must be above 0 and below 1, as 0.95")
     tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
@@ -90,9 +80,7 @@ def _rank(n: int, rare: int) -> int:
 
 
 def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
-    """Return the order statistics around the median, whatever the distribution: coins tell their level.
-
-    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
+    """Return the order statistics that hold the median at least so often; infinite for fewer than 6 samples.
 
     >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
     (1.0, 6.0)
@@ -137,9 +125,8 @@ class Fit(Generic[C]):
     def interval(self, *at: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
         """Return (lower, upper) of the fitted time ``at`` bytes, or elements and density."""
         if not self.draws:
-            raise UserError(
-                "this fit has no interval: give it draws, and a size more than its form needs"
-            )
+            more = "give it draws, and a size more than its form needs"
+            raise UserError(f"this fit has no interval: {more}")
         columns = [np.asarray(column, float) for column in at]
         lower_s, upper_s = interval([draw(*columns) for draw in self.draws], level)
         return lower_s, upper_s
@@ -168,16 +155,10 @@ class Fit(Generic[C]):
         return {**self.cost.to_dict(), "fit": summary}
 
 
-def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
-    """Return the names of those forms that can be fitted to measured times."""
-    return tuple(name for name, kind in forms.items() if kind in METHODS)
-
-
 def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, **use: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    form : AUTO for the best of all, or of messages one of SIMPLE_FIRST, "piecewise:45KB" with its threshold
-        there, "alpha_beta:ends" and others of LINES; of selections one of SELECTIONS_SIMPLE_FIRST
+    form : AUTO for the best, one of (SELECTIONS_)SIMPLE_FIRST, or as "piecewise:45KB", "alpha_beta:ends"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
     use : what the cost holds for, as of `MessageCost` or `SelectionCost`
 
@@ -212,7 +193,7 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
     forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
-    checked_form(name, (*fitted_forms(forms), AUTO))
+    checked_form(name, (*(SIMPLE_FIRST if columns == 2 else SELECTIONS_SIMPLE_FIRST), AUTO))
     fitter, least = METHODS[forms[name]]
     if colon:
         if forms[name] not in VARIANTS or not text:

@@ -1,13 +1,9 @@
 """One iteration of overlapped data-parallel training: in time, as a graph, and over many scenarios at once.
 
-The model: backward makes gradients ready one after the other; a group is sent when its last gradient is
-ready and the previous group has been sent; the update follows the last group. Its only recursion is
+A group is sent when its last gradient is ready and the previous group has been sent; the update follows:
 
     end[k] = max(end[k-1], ready[k]) + communication[k]            (osf Eq 8 and 9, seen from the iteration)
-
-which unrolls to a maximum over the group from which on communication never pauses:
-
-    end = max over k of ( ready[k] + communication[k] + ... + communication[last] )
+    end    = max over k of ( ready[k] + communication[k] + ... + communication[last] ), if unrolled
 """
 
 from __future__ import annotations
@@ -118,15 +114,10 @@ class Iteration:
             return np.maximum(begin_s, np.append(0.0, ends_s[:-1])), ends_s
         return self.link.play(begin_s, self.link.parts(self.cost, self.group_bytes))
 
-    @property
-    def ends_s(self) -> Floats:
-        """Return (G,) when each message has arrived."""
-        return self.played_s[1]
-
     @cached_property
     def prediction(self) -> Prediction:
         """Return its times; what copies take counts as exposed communication."""
-        iteration_s = float(self._unpacked_s(self.ends_s)) + self.workload.update_s
+        iteration_s = float(self._unpacked_s(self.played_s[1])) + self.workload.update_s
         sent_s = float(self.communication_s.sum())
         return Prediction(iteration_s, self.workload.compute_s, sent_s)
 
@@ -175,10 +166,8 @@ class Iteration:
     def _checked_s(self, cost: MessageCost) -> Floats:
         communication_s = np.asarray(cost(self.group_bytes))
         if not np.all(communication_s >= 0):
-            smallest = int(self.group_bytes[np.argmin(communication_s)])
-            raise UserError(
-                f"the {cost.form} cost is negative at {smallest} bytes: fit it on smaller messages"
-            )
+            where = f"at {self.group_bytes[np.argmin(communication_s)]} bytes"
+            raise UserError(f"the {cost.form} cost is negative {where}: fit it on smaller messages")
         return communication_s
 
     def _unpacked_s(self, ends_s: Floats) -> Floats:
@@ -207,7 +196,7 @@ class Iteration:
             end_s = max(start_s, float(ends_s[group]))
             yield f"{kind} {group}", kind, "communication", start_s, end_s, group, int(n_bytes)
         if self.workload.update_s:
-            begin_s = float(self._unpacked_s(self.ends_s))
+            begin_s = float(self._unpacked_s(ends_s))
             yield "update", "update", "compute", begin_s, begin_s + self.workload.update_s, -1, 0
 
 
@@ -235,8 +224,7 @@ class LinearScenarios:
     """The iteration as a maximum of linear functions of (1, compute scale, alpha, beta).
 
     Group k is *critical* when communication never pauses after it; then the iteration takes
-    scale * (ready[k] + update) + alpha * (messages from k on) + beta * (bytes from k on).
-    coefficients : (3, m), one column a group that can be critical for some non-negative scenario
+    scale * (ready[k] + update) + alpha * (messages from k on) + beta * (bytes from k on): column k of (3, m).
     """
 
     coefficients: Floats

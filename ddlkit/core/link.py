@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import KIB, parse_bits_per_s, parse_seconds
-from ddlkit.core.workload import Floats, Ints
+from ddlkit.core.workload import Floats
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
 
@@ -41,13 +41,10 @@ class Link:
     slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
     message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready
 
-    Slowdowns and ``in_flight`` are one number, or (G,) one for each message.
-
-    >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
-    [2.0, 2.0]
+    Slowdowns are one number, or (G,) one for each message.
     """
 
-    in_flight: int | Ints = 1
+    in_flight: int = 1
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
@@ -55,18 +52,13 @@ class Link:
     message_slowdown: float | Floats = 0.0
 
     def __post_init__(self) -> None:
-        if np.min(self.in_flight) < 1:
-            raise UserError(f"{np.min(self.in_flight)} messages in flight: at least 1")
+        if self.in_flight < 1:
+            raise UserError(f"{self.in_flight} messages in flight: at least 1")
 
     @property
     def plain(self) -> bool:
         """Return whether a message takes what it costs, whatever went before it, and slows nothing down."""
-        return self.one_at_a_time and not self.burst_s and not self.slows
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Return whether each message waits for the one before it."""
-        return bool(np.all(np.equal(self.in_flight, 1)))
+        return self.in_flight == 1 and not self.burst_s and not self.slows
 
     @property
     def slows(self) -> bool:
@@ -74,15 +66,12 @@ class Link:
         return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
-
-        Behind a bucket, what was measured is the processor's time up to the size whose bytes take as long on
-        the link, and the link's above it.
-        """
+        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost."""
         taken_s, startup_s = np.asarray(cost(n_bytes)), max(0.0, cost.startup_s())
         if not self.burst_s:
             software_s = np.minimum(startup_s, taken_s)
             return Parts(software_s, taken_s - software_s)
+        # Behind a bucket, what was measured is the link's time where the bytes take longer than the start.
         sent_bytes = cost.sent_bytes(n_bytes)
         wire_s = self.wire_s_per_byte * sent_bytes
         by_link = wire_s > startup_s
@@ -100,7 +89,7 @@ class Link:
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
         """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
-        if self.one_at_a_time:
+        if self.in_flight == 1:
             begin_s, software_s, wire_s = columns
             slowed = self.slowdown, self.message_slowdown
             return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
@@ -131,13 +120,13 @@ class Link:
         software: dict[int, float] = {}  # and of the processor
         now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
-        shares = self.slowdown, self.message_slowdown, self.in_flight
-        slowed, dragged, lanes = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
+        shares = self.slowdown, self.message_slowdown
+        slowed, dragged = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
                 del wire[done], software[done]
-            free = admitted < len(ready_s) and len(wire) < lanes[admitted]
+            free = admitted < len(ready_s) and len(wire) < self.in_flight
             if free and ready_s[admitted] <= worked_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s
@@ -252,11 +241,7 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:
-    """Return bus bandwidth in bytes/s, elementwise.
-
-    >>> float(busbw("all_reduce", 4, 1e9, 2.0))
-    750000000.0
-    """
+    """Return bus bandwidth in bytes/s, elementwise, which compares with the link's rate (nccl-tests)."""
     return bus_factor(collective, ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
 
@@ -278,11 +263,7 @@ _PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": 
 
 
 class Named(NamedTuple):
-    """What the name of a link says: delay and jitter of each link, one way; loss, a share of frames.
-
-    engine : "tbf", the kernel's token bucket, or "emulated", a process of ours
-    burst_s : most that a rested link may send at once, in seconds of its rate
-    """
+    """What the name of a link says; engine : "tbf", the kernel's token bucket, or "emulated", ours."""
 
     engine: str
     rate_bits_per_s: float
@@ -349,35 +330,9 @@ def way_s(link: str) -> float:
 SEGMENT_BYTES, UNDER_WAY = 2**20, 2  # most of a segment; segments at once, and least of a step
 
 
-def ring_s(
-    n_bytes: ArrayLike,
-    workers: ArrayLike,
-    *,
-    software_s: ArrayLike,
-    link_s_per_byte: ArrayLike,
-    core_share: ArrayLike,
-    delay_s: ArrayLike,
-    burst_s: ArrayLike,
-) -> Floats:
-    """Return seconds of two halves, which add parts and hand them round; as `GlooRing`, broadcast."""
-    sizes, ranks = np.asarray(n_bytes, float), np.asarray(workers, float)
-    whole = np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks)
-    cut = np.ceil(whole / ranks)
-    waits = np.maximum(1.0, ranks * np.asarray(core_share))
-    x = sizes / (cut * ranks) * np.asarray(link_s_per_byte)
-    r = 4 * np.asarray(delay_s) + np.asarray(software_s) * waits
-    segments = (ranks - 1) * cut
-    pairs = np.ceil(segments / 2)
-    pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
-    # All but the last of the pairs take T, and in each the link rests once and saves tokens.
-    played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
-    saved_s = pairs * np.asarray(burst_s)
-    return 2 * np.maximum(np.maximum(segments * x, pairs * r), played_s - saved_s)
-
-
 @dataclass(frozen=True)
 class GlooRing:
-    """An all-reduce of gloo's from what it is made of; call it on bytes of messages (any shape).
+    """An all-reduce of gloo's from what it is made of, numbers or arrays; call it on bytes of messages.
 
     software_s : of a round trip, which also passes four delays, by ranks that have their cores; with fewer
         cores it takes workers x core_share times as long, if that is above 1
@@ -397,9 +352,19 @@ class GlooRing:
     core_share: float = 0.0
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
-        """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        seconds = ring_s(n_bytes, **vars(self))
-        return float(seconds) if seconds.ndim == 0 else seconds
+        """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
+        sizes, ranks = np.asarray(n_bytes, float), self.workers
+        cut = np.ceil(np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks)
+        x = sizes / (cut * ranks) * self.link_s_per_byte
+        r = 4 * self.delay_s + self.software_s * np.maximum(1.0, ranks * self.core_share)
+        segments = (ranks - 1) * cut
+        pairs = np.ceil(segments / 2)
+        pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
+        # All but the last of the pairs take T, and in each the link rests once and saves tokens.
+        played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
+        least_s = np.maximum(segments * x, pairs * r)
+        seconds = 2 * np.maximum(least_s, played_s - pairs * self.burst_s)
+        return float(seconds) if np.ndim(seconds) == 0 else seconds
 
     def bytes_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds, in the shape of ``n_bytes``, for which each link is busy with a message."""

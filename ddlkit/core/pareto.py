@@ -24,10 +24,7 @@ from numpy.typing import NDArray
 from ddlkit.core.workload import Floats, Ints
 
 ROUNDING = 1e-12  # relative difference of two bounds that meet
-NARROW, WIDER = (
-    32,
-    4,
-)  # points of fronts after the first, of one each; and how many times as many next
+NARROW, WIDER = 32, 4  # points of the second front, and how many times as many in the next ones
 
 
 class Groups(NamedTuple):

@@ -1,7 +1,6 @@
 """How each form is fitted to measured times: straight pieces by least squares, and tables of medians.
 
-Breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an error of 10% counts the
-same at 1 KiB and at 1 GiB) unless a line counts seconds.
+Errors are relative (10% count the same at 1 KiB and at 1 GiB) unless a line counts seconds.
 """
 
 from __future__ import annotations
@@ -72,11 +71,6 @@ Design = Callable[[Floats], Floats]
 def straight(sizes: Floats) -> Floats:
     """Return (n, 2): a constant and the size."""
     return np.column_stack([np.ones_like(sizes), sizes])
-
-
-def log2(sizes: Floats) -> Floats:
-    """Return (n, 2): the logarithm of the size and a constant."""
-    return np.column_stack([np.log2(sizes), np.ones_like(sizes)])
 
 
 def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
@@ -172,10 +166,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
 
 
 def _line(how: str) -> Fitter:
-    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time.
-
-    In seconds the largest messages decide, so a start-up below zero may come out: then it is zero.
-    """
+    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time."""
     if how == "relative":
         return _linear_in_parameters(AlphaBeta)
     try:
@@ -197,7 +188,7 @@ def _line(how: str) -> Fitter:
         if how in LINES:
             unit_s = np.ones_like(medians)
             values = least_squares(straight(grid), medians, unit_s)[0]
-            if values[0] < 0:
+            if values[0] < 0:  # in seconds the largest messages decide
                 values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
         return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
@@ -206,7 +197,10 @@ def _line(how: str) -> Fitter:
 
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
     """Return parameters with the threshold that is given, or else with the one of least loss."""
-    designs: tuple[Design, ...] = (log2, lambda sizes: straight(sizes)[:, ::-1])
+    designs: tuple[Design, ...] = (
+        lambda sizes: straight(np.log2(sizes))[:, ::-1],
+        lambda sizes: straight(sizes)[:, ::-1],
+    )
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
         below = int(np.searchsorted(np.unique(sizes), threshold_bytes))

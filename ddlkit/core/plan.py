@@ -49,18 +49,14 @@ class FusionPlan:
 
     def group_bytes(self, workload: Workload) -> Ints:
         """Return (G,) bytes of each group. Raises UserError when the plan is of another workload."""
-        self._check(workload)
+        if self.n != workload.n:
+            sizes = f"{self.n} tensors, the workload has {workload.n}"
+            raise UserError(f"plan {self.planner!r} is of {sizes}")
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
         """Return (G,) the time at which the last gradient of each group is ready."""
-        self._check(workload)
         return workload.ready_s[np.array(self.ends) - 1]
-
-    def _check(self, workload: Workload) -> None:
-        if self.n != workload.n:
-            sizes = f"{self.n} tensors, the workload has {workload.n}"
-            raise UserError(f"plan {self.planner!r} is of {sizes}")
 
     def forward_groups(self) -> list[list[int]]:
         """Return groups and members in ready order, each tensor by its index in forward order from 0."""
@@ -147,11 +143,7 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
-    """Return the plan with the shortest iteration where messages are selected first, and its certificate.
-
-    That is the least time, in seconds, that any plan's iteration takes. At worst exponential; the tensors of
-    a network take half a second.
-    """
+    """Return the plan of the shortest iteration where messages are selected first, and its proven seconds."""
     if workload.n > MOST_SELECTED:
         most = f"at most {MOST_SELECTED}: merge those of a layer, or use another planner"
         raise UserError(f"plan exact of {workload.n} tensors that are selected: {most}")
@@ -204,11 +196,6 @@ class Planner:
         written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
         object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "examples", self.examples or written)
-
-    @property
-    def free_text(self) -> bool:
-        """Return whether ``make`` reads what stands after the colon itself."""
-        return not self.variants and any(":" in example for example in self.examples)
 
 
 PLANNERS: dict[str, Planner] = {}
@@ -281,6 +268,7 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     if name not in PLANNERS:
         raise UserError(f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}")
     chosen = PLANNERS[name]
-    if text and not chosen.free_text and text not in chosen.variants:
+    free_text = not chosen.variants and any(":" in example for example in chosen.examples)
+    if text and not free_text and text not in chosen.variants:
         raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
     return chosen.make(workload, cost, text)

@@ -1,8 +1,4 @@
-"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute.
-
-Of each group the k = density x elements largest are selected, one group after the other on the compute
-stream, and their values and indices gathered from all workers.
-"""
+"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
+from ddlkit.core.cost import FORMS, UNDESCRIBED, Form, MessageCost, Table, from_dict
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
@@ -54,7 +50,7 @@ class SparseGather(MessageCost):
 
     def __post_init__(self) -> None:
         if isinstance(self.gather, dict):  # of a JSON description
-            object.__setattr__(self, "gather", cost_from_dict(self.gather))
+            object.__setattr__(self, "gather", from_dict(self.gather, FORMS))
         gather = self.gather
         self.check(isinstance(gather, MessageCost), f"gather is {shown(gather)}: no other cost")
         gathers = gather.workers is not None and gather.collective == "all_gather"
@@ -69,11 +65,6 @@ class SparseGather(MessageCost):
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Return the whole output of either gather, in bytes, for dense groups of ``n_bytes``."""
         return self.sent_bytes(n_bytes) / 2
-
-    @property
-    def selects(self) -> bool:
-        """Return whether it is known what selecting takes."""
-        return self.selecting is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds to select from dense groups of ``n_bytes``; 0 where that is not known."""
@@ -185,10 +176,7 @@ class Scan(SelectionCost):
 
 @dataclass(frozen=True, eq=False)
 class SelectionTimes(SelectionCost):
-    """Measured times, (m, n) by density and elements, interpolated in log-log.
-
-    Beyond the densities as at the nearest one, beyond the largest size in proportion to it.
-    """
+    """Measured times, (m, n) by density and elements, in log-log; beyond the largest size in proportion."""
 
     form: ClassVar[str] = "table"
     elements: Floats

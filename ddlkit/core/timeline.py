@@ -73,14 +73,12 @@ class Timeline:
 
     def busy_s(self, kinds: Sequence[str]) -> float:
         """Return seconds during which at least one span of ``kinds`` runs."""
-        spans = self.spans(kinds)
-        return float(np.sum(spans[:, 1] - spans[:, 0]))
+        return float(np.diff(self.spans(kinds)).sum())
 
-    def overlap_s(
-        self, first: Sequence[str] = COMPUTE, second: Sequence[str] = COMMUNICATION
-    ) -> float:
-        """Return seconds during which spans of both kinds run."""
-        return self.busy_s(first) + self.busy_s(second) - self.busy_s((*first, *second))
+    def overlap_s(self) -> float:
+        """Return seconds during which something computes and something is sent."""
+        either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
+        return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 
     def exposed_communication_s(self) -> float:
         """Return seconds of communication while nothing computes: what training waits for."""
@@ -98,10 +96,7 @@ class Timeline:
         return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Return the Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs.
-
-        Iterations follow one another from 0 on. Where spans of a stream overlap, it gets further threads.
-        """
+        """Return what Perfetto opens: a process a rank, a thread a stream; iterations from 0 on, in µs."""
         by_iteration = self.to_frame().groupby("iteration")
         first_s, last_s = by_iteration["start_s"].min(), by_iteration["end_s"].max()
         shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s

@@ -37,7 +37,7 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
         use = ", ".join(filter(None, units))
-        raise UserError(f"{what} {text!r} has unit {unit!r}: use one of {use}")
+        raise UserError(f"{what} {text!r} has unit {unit!r}: use {use}")
     return value * units[unit]
 
 

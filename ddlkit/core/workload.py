@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import MOST, MOST_WHOLE
 
-MOST_TENSORS = (
-    20_000  # the largest networks have some thousands; `exact` of so many takes half a minute
-)
+MOST_TENSORS = 20_000  # networks have some thousands; `exact` of so many takes half a minute
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -93,12 +91,8 @@ class Workload:
         """Return the workload on a machine ``factor`` times slower (time dilation)."""
         if not factor > 0:
             raise UserError(f"time dilation factor is {factor}: must be above zero")
-        return replace(
-            self,
-            forward_s=self.forward_s * factor,
-            backward_s=self.backward_s * factor,
-            update_s=self.update_s * factor,
-        )
+        names = ("forward_s", "backward_s", "update_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def accumulated(self, batches: int) -> Workload:
         """Return micro-batches of which only the last sends gradients, as in DDP's ``no_sync``."""
@@ -121,9 +115,6 @@ class Workload:
         names = tuple(f"t{i}" for i in range(sizes.size))
         times, elements = np.asarray(backward_s, float), np.maximum(sizes // 4, 1)
         return cls(forward_s, times, sizes, elements, names, names, update_s)
-
-
-_PROFILED = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +185,6 @@ class LayerProfile:
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
         """Return the profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
-        if element_bytes < 1:
-            raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
         return replace(self, gradient_bytes=self.parameters * element_bytes)
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:
@@ -209,19 +198,15 @@ class LayerProfile:
             if not 0 < times < np.inf:
                 raise UserError(f"layer {name}: cannot be {times:g} times as large: use one > 0")
             factor[named] *= times
-        columns = {name: factor * getattr(self, name) for name in _PROFILED}
+        times = ("forward_s", "backward_s", "flops")
+        columns = {name: factor * getattr(self, name) for name in times}
         for name in ("parameters", "gradient_bytes"):
-            columns[name] = np.maximum(1, np.rint(columns[name])).astype(int)
+            columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(int)
         return replace(self, **columns)
 
     def workload(self) -> Workload:
         """Return the profile in ready order: the exact reverse of forward order."""
-        return Workload(
-            forward_s=float(self.forward_s.sum()),
-            backward_s=self.backward_s[::-1],
-            bytes=self.gradient_bytes[::-1],
-            parameters=self.parameters[::-1],
-            layer=self.layer[::-1],
-            tensor=self.tensor[::-1],
-            update_s=self.update_s,
-        )
+        columns = (self.backward_s, self.gradient_bytes, self.parameters)
+        names = self.layer[::-1], self.tensor[::-1]
+        backward = (column[::-1] for column in columns)
+        return Workload(float(self.forward_s.sum()), *backward, *names, self.update_s)
