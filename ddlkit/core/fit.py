@@ -80,11 +80,7 @@ def _rank(n: int, rare: int) -> int:
 
 
 def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
-    """Return the order statistics that hold the median at least so often; infinite for fewer than 6 samples.
-
-    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
-    (1.0, 6.0)
-    """
+    """Return the order statistics that hold the median at least so often, by tossed coins; else infinities."""
     k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
 
@@ -317,10 +313,7 @@ def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form)
 def unseen_errors(
     make: Callable[..., Any], rows: Sequence[Floats], others: Sequence[Floats]
 ) -> tuple[Floats, ...]:
-    """Return distinct points of ``others``, a column each, and the signed relative error of their medians.
-
-    Each size is predicted by a cost that ``make`` made of ``rows`` without it; times are the last column.
-    """
+    """Return points of ``others``, and the relative error at each of a cost made of ``rows`` without it."""
     *at, times = others
     points, groups = grouped(np.column_stack(at), times)
     medians, errors = each(np.median, groups), [np.empty(0)]

@@ -124,10 +124,7 @@ class Iteration:
     def draws(
         self, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0, slower: ArrayLike = 1.0
     ) -> Floats:
-        """Return (B,) iteration times, one per bootstrap draw of the cost.
-
-        scatter, slower : (B, G) and (B,) factors on messages and compute of a single iteration
-        """
+        """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,)."""
         if not costs:
             return np.empty(0)
         stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
@@ -306,10 +303,7 @@ class Shared:
 
 
 class _Front(NamedTuple):
-    """Ways to have sent a prefix, none better than another, (m,): rising end of messages, rising work.
-
-    first, state, choice : the last message's first gradient, the way before it, its resources
-    """
+    """Ways to have sent a prefix, (m,), end and work rising; of the last message: first, way, choice."""
 
     end_s: Floats
     work_s: Floats

@@ -28,11 +28,7 @@ NARROW, WIDER = 32, 4  # points of the second front, and how many times as many 
 
 
 class Groups(NamedTuple):
-    """Every group that there could be, (n, n): row its last tensor, column its first; above, nothing counts.
-
-    ready_s : when its last gradient is ready if nothing was selected before
-    selecting_s, sending_s : what it takes on the compute stream, and then on the link
-    """
+    """Every group, (n, n): row its last tensor, column its first; ready if nothing was selected before."""
 
     ready_s: Floats
     selecting_s: Floats

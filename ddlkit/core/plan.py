@@ -173,15 +173,14 @@ def _of_groups(
 
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
-"""(workload, cost or None, the text after the colon) -> plan."""
+"""(workload, cost or None, the text after the colon) -> plan"""
 
 
 @dataclass(frozen=True)
 class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
 
-    label : its name in a figure, by default its own; look : its colour, marker, line and hatch there
-    variants : all that may stand after the colon, where ``make`` does not read the text itself
+    look : colour, marker, line and hatch; variants : all after the colon, where ``make`` does not read it
     examples : specs, by default its name and variants; where ``make`` reads the text, one with a colon
     """
 

@@ -38,8 +38,7 @@ def elements_of(n_bytes: ArrayLike) -> Floats:
 class SparseGather(MessageCost):
     """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
 
-    gather : the cost of an all-gather by its whole output, P k elements of 4 bytes
-    selecting : what it takes to select them before, None: not known
+    gather : of the whole output, P k elements of 4 bytes; selecting : them before, None: not known
     """
 
     form: ClassVar[str] = "sparse_gather"

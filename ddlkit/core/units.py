@@ -36,8 +36,8 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
-        use = ", ".join(filter(None, units))
-        raise UserError(f"{what} {text!r} has unit {unit!r}: use {use}")
+        *most, last = filter(None, units)
+        raise UserError(f"{what} {text!r} has unit {unit!r}: use {', '.join(most)} or {last}")
     return value * units[unit]
 
 
