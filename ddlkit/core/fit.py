@@ -80,7 +80,7 @@ def _rank(n: int, rare: int) -> int:
 
 
 def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
-    """Return the order statistics that hold the median at least so often, by tossed coins; else infinities."""
+    """Return the order statistics that hold the median at least so often, by tossed coins."""
     k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
 
