@@ -56,16 +56,6 @@ def test_exact_data_give_the_exact_cost_and_json_keeps_the_draws_of_scattered_on
     assert cost.workers == 4
 
 
-@pytest.mark.parametrize("how", LINES)
-def test_every_way_to_lay_a_line_finds_a_line(how: str) -> None:
-    truth = AlphaBeta(1e-3, 8e-9)
-    exact = fit(f"alpha_beta:{how}", *samples(truth, 0.0), draws=2).cost
-    assert (exact.alpha_s, exact.beta_s_per_byte) == pytest.approx((1e-3, 8e-9), rel=1e-6)
-    noisy = fit(f"alpha_beta:{how}", *samples(truth, 0.02), draws=50)
-    drawn = np.array([[draw.alpha_s, draw.beta_s_per_byte] for draw in noisy.draws])
-    assert np.all(drawn.std(axis=0) > 0)
-
-
 def test_intervals_of_repeats_hold_the_truth_as_often_as_they_should() -> None:
     inside, truth_s = [], TRUTHS["alpha_beta"](SIZES)
     for seed in range(60):
@@ -80,6 +70,10 @@ def test_lines_are_what_their_names_say() -> None:
     sizes, seconds = samples(TRUTHS["segments"], 0.05)
     medians = np.array([np.median(seconds[sizes == size]) for size in SIZES])
     costs = {how: fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost for how in LINES}
+    for how in LINES:
+        exact = fit(f"alpha_beta:{how}", *samples(TRUTHS["alpha_beta"], 0.0), draws=2)
+        for line in (exact.cost, *exact.draws):
+            assert (line.alpha_s, line.beta_s_per_byte) == pytest.approx((1e-3, 8e-9), rel=1e-6)
     assert costs["ends"](SIZES[[0, -1]]) == pytest.approx(medians[[0, -1]])
     slope, start = np.polyfit(SIZES, medians, 1)
     assert costs["medians"].alpha_s == pytest.approx(max(start, 0.0))

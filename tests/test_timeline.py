@@ -27,21 +27,14 @@ def timelines(draw: st.DrawFn) -> Timeline:
     rows = draw(
         st.lists(st.tuples(*[st.integers(0, 1)] * 3, st.integers(-9, 30), st.integers(0, 9)))
     )
-    return Timeline.from_rows(
-        {
-            "task": f"task {number}",
-            "kind": "backward" if stream else "all_reduce",
-            "stream": f"s{stream}",
-            "rank": rank,
-            "iteration": iteration,
-            "group": number,
-            "origin": "simulated",
-            "start_s": start / 7,
-            "end_s": (start + length) / 7,
-            "bytes": number,
-        }
-        for number, (stream, rank, iteration, start, length) in enumerate(rows)
-    )
+    names = ("task", "kind", "stream", "rank", "iteration", "origin", "start_s", "end_s")
+    spans = []
+    for number, (stream, rank, iteration, start, length) in enumerate(rows):
+        kind = "backward" if stream else "all_reduce"
+        of_rank = f"task {number}", kind, f"s{stream}", rank, iteration, "simulated"
+        span = dict(zip(names, (*of_rank, start / 7, (start + length) / 7), strict=True))
+        spans.append(span | {"group": number, "bytes": number})
+    return Timeline.from_rows(spans)
 
 
 def ticks(of: list[tuple[int, int]]) -> set[int]:
