@@ -198,15 +198,14 @@ class LayerProfile:
             if not 0 < times < np.inf:
                 raise UserError(f"layer {name}: cannot be {times:g} times as large: use one > 0")
             factor[named] *= times
-        times = ("forward_s", "backward_s", "flops")
-        columns = {name: factor * getattr(self, name) for name in times}
+        columns = {n: factor * getattr(self, n) for n in ("forward_s", "backward_s", "flops")}
         for name in ("parameters", "gradient_bytes"):
             columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(int)
         return replace(self, **columns)
 
     def workload(self) -> Workload:
         """Return the profile in ready order: the exact reverse of forward order."""
-        columns = (self.backward_s, self.gradient_bytes, self.parameters)
+        forward_s, backward_s = float(self.forward_s.sum()), self.backward_s[::-1]
+        sizes = self.gradient_bytes[::-1], self.parameters[::-1]
         names = self.layer[::-1], self.tensor[::-1]
-        backward = (column[::-1] for column in columns)
-        return Workload(float(self.forward_s.sum()), *backward, *names, self.update_s)
+        return Workload(forward_s, backward_s, *sizes, *names, self.update_s)
