@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import DRAWS, Samples, Table
-from ddlkit.core.link import STEPS, GlooRing, Named, read_link, ring_s
+from ddlkit.core.link import STEPS, GlooRing, Named, read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import Calibration, Communication, by_link, undisturbed
 from ddlkit.model.predictor import OWN
@@ -94,7 +94,7 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
         software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
         fitted = {"software_s": software_s, "core_share": of_cores * (waking is None)}
         fitted["link_s_per_byte"] = over * known["link_s_per_byte"]
-        predicted_s = ring_s(sizes, **{**known, **fitted})
+        predicted_s = GlooRing(**{**known, **fitted})(sizes)
         misses = np.log(predicted_s / seconds) * alike / SCATTER
         # Labs of one number of ranks do not tell the share: it may well be off by a factor of e.
         return np.concatenate([misses, values[..., 2:] - share], axis=-1)

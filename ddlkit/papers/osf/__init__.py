@@ -417,7 +417,7 @@ def breakdown(
     """
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
-    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).ends_s
+    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s[1]
     begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
     first_s = workload.ready_s[np.array(plan.starts)]
     phases = {
