@@ -30,7 +30,7 @@ from ddlkit.papers.dag.graph import (
     s_sgd,
     schedule,
 )
-from strategies import costs, plans, workloads
+from strategies import costs, iterations, plans, positive, workloads
 
 EQ_3 = replace(ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True)
 EQ_5 = replace(EQ_3, sends_during_backward=True)
@@ -38,7 +38,6 @@ CAFFE = dag.STRATEGIES["Caffe-MPI"]
 ALL = {"none hidden": ONE_AFTER_THE_OTHER, "Eq 3": EQ_3, "Eq 5": EQ_5, **dag.STRATEGIES}
 FIGURE_1 = dag.IterationTimes(2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5)
 
-positive = st.floats(0.01, 10)
 seconds = st.floats(0, 10) | st.sampled_from([0.0, 1.0])
 
 
@@ -53,14 +52,6 @@ def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
     chained = [(i, i + 1) for i in range(n - 1) if draw(st.booleans())]
     edges = [(number[a], number[b]) for a, b in [*drawn, *chained] if a < b]
     return TaskGraph.of(duration_s, sorted(set(edges)), resource)
-
-
-@st.composite
-def iterations(draw: st.DrawFn) -> dag.IterationTimes:
-    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
-    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
-    fetched = draw(positive), draw(positive)
-    return dag.IterationTimes(*fetched, forward, backward, sent, draw(positive))
 
 
 @given(graphs())

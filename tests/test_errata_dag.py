@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.papers import dag, networks, osf
 from ddlkit.papers.dag.graph import Gpus, period_s
 from ddlkit.report.claims import paper_table, prose
+from strategies import iterations, positive
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
 TABLE_4 = paper_table("dag", "tab04").set_index("network")
@@ -25,17 +25,6 @@ CONVOLUTIONS = [f"conv{i}" for i in range(1, 6)]
 DENSE = ["fc6", "fc7", "fc8"]
 GPUS = int(PROSE["fig03-gpus-most"])
 SETTINGS = yaml.safe_load((store.DATA / "papers/dag/settings.yml").read_text())
-
-positive = st.floats(0.01, 10)
-
-
-@st.composite
-def iterations(draw: st.DrawFn) -> dag.IterationTimes:
-    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
-    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
-    return dag.IterationTimes(
-        draw(positive), draw(positive), forward, backward, sent, draw(positive)
-    )
 
 
 def pipelined_period_s(io_s: float, h2d_s: float, gpu_s: float, iterations: int = 200) -> float:

@@ -46,17 +46,6 @@ def test_repaired_fusion_is_the_simulated_buffer(
     assert fused == pytest.approx(simulated)
 
 
-@given(st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8), times, times)
-def test_repaired_fusion_conserves_bytes_and_waits_at_most_the_timeout(
-    layers: list[tuple[float, int]], capacity: float, timeout_s: float
-) -> None:
-    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
-    arguments = sizes, backward_s, 1e5 * capacity, timeout_s
-    sent, waited = (f(*arguments, literal=False) for f in (osf.sent_bytes, osf.wait_s))
-    assert sent.sum() == sum(sizes)
-    assert np.all(waited <= timeout_s) and np.all(waited[sent == 0] == 0)
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [("VGG16", "vgg16"), ("VGG19", "vgg19"), ("ResNet50", "resnet50"), ("ResNet152", "resnet152")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import buffer, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers import audit, networks, osf
+from ddlkit.papers import audit, osf
 from ddlkit.papers.audit import Stated, settle
 from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
 from ddlkit.report.figures import osf_scaling
@@ -89,15 +88,6 @@ def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
     plan = data.draw(plans(workload.n))
     seen = of_timeline(Iteration(workload, plan, cost).timeline())
     assert seen == pytest.approx(breakdown(workload, plan, cost), abs=1e-9)
-
-
-def test_workloads_have_the_networks_bytes_and_times() -> None:
-    for network, unit in product((*cluster.FIVE, cluster.REPLACED), cluster.UNITS):
-        workload = cluster.workload(network, 0.3, unit)
-        assert workload.compute_s == pytest.approx(0.3)
-        assert workload.forward_s == pytest.approx(0.1)
-        if network != cluster.REPLACED:
-            assert workload.bytes.sum() == 4 * sum(networks.parameters(network))
 
 
 @pytest.mark.parametrize("capacity", [0, 10**6, 10**9])
