@@ -111,8 +111,7 @@ def ring_of(values: Floats, named: Named, workers: int, waking: float | None = N
     )
 
 
-LAW, TABLE = "law", "table"
-"""What a lab's cost is: gloo's law fitted to its medians, or these."""
+LAW, TABLE = "law", "table"  # what a lab's cost is: gloo's law fitted to its medians, or these
 SMOOTH, LEAST_SIZES = 0.25, 5
 
 

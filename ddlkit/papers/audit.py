@@ -127,8 +127,8 @@ class SettingSearch:
         """Return every statement at one setting: allowed interval, computed value, whether it holds."""
         values = [float(self._value(each.name)[index]) for each in self.stated]
         bounds = [(each.name, each.low, each.high) for each in self.stated]
-        rows = zip(bounds, values, self.holds[(slice(None), *index)].tolist(), strict=True)
-        table = [(*bound, value, holds) for bound, value, holds in rows]
+        holds = [bool(each[index]) for each in self.holds]
+        table = [(*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)]
         return _frame(table, ["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
