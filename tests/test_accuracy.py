@@ -86,7 +86,7 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
 def test_every_model_on_trial_is_right_where_it_is_the_truth() -> None:
     """Lines where the truth is one, tables where it is that; one whose cost is not known says nothing."""
     costs = calibration(rate_bits_per_s=RATE_BITS_PER_S).without_credit()
-    lines = [name for name, trial in TRIALS.items() if trial.cost and name != "osf_line"]
+    lines = [name for name, (cost, _) in TRIALS.items() if cost and name != "osf_line"]
     tables = ["no_credit", "osf_repaired_table"]
     for cost, names in ((AlphaBeta(1e-3, 8e-9, workers=4), lines), (COST, tables)):
         cases = validate(runs(cost=cost), {"abc": WORKLOAD}, costs)

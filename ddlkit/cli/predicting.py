@@ -383,12 +383,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
-    if arguments.json:
-        show({**result, "warnings": doubtful}, True)
-        return
-    for name in ("critical_path_s", "critical_path_s_after"):
-        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
-    show(result, False)
+    show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
