@@ -241,7 +241,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
         (
             ["measure", "nosuch"],
-            "no such suite: use cpu, full, gpu, quick, sharing, smoke, or a file ",
+            "no such suite: use cpu, full, gpu, quick, smoke, or a file ",
         ),
         (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
