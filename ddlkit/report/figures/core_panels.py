@@ -1,7 +1,6 @@
-"""Figures of the core notebooks, osf's first: the numbers with what the paper prints, and the drawing.
+"""Figures of the core notebooks, osf's first, each drawn from nothing but what its CSV holds.
 
-A drawing takes nothing but the figure's own numbers, so that its CSV holds all that is drawn; ``paper`` and
-names that begin so are columns of printed values. Titles state what the numbers say.
+``paper`` and names that begin so are columns of printed values. Titles state what the numbers say.
 """
 
 from __future__ import annotations
@@ -31,12 +30,9 @@ from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
 PLACES = {"": "cluster (model)", **{mark: f"lab, {links}" for mark, links in LABS.items()}}
-NO_FUSION_MB = 3e-4
-"""Where no fusion stands on a logarithmic axis of buffers in MB: left of the smallest."""
-DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]
-"""osf claims something of the first two forms, each as it should be; the third knows every other size."""
-SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]
-"""Planners of osf's figure 11, each in its lane."""
+NO_FUSION_MB = 3e-4  # on a logarithmic axis of buffers, left of the smallest
+DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]  # osf claims something of the first two
+SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]  # in figure 11
 AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
 DENSITY = 0.001  # of omgs's figure 2a
 NODES = 16  # of omgs's figure 2b
@@ -65,7 +61,7 @@ def fig01() -> tuple[Figure, pd.DataFrame, float]:
 
 def fig02() -> tuple[Figure, pd.DataFrame]:
     """Return osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
-    drawn, tensors = osf_scaling.fig02(), int(prose("osf")["fig02-buffer"])
+    drawn, tensors = osf_scaling.fig02()[-1], int(prose("osf")["fig02-buffer"])
     best = min(drawn, key=lambda name: drawn[name].duration_s)
     said = f"Shortest: {best}, {1e3 * drawn[best].duration_s:.1f} ms; the paper's buffer: {tensors}"
     figure, spans = plots.timelines(drawn, "plan", f"{said} (model)")
@@ -330,10 +326,7 @@ def draw11(numbers: pd.DataFrame) -> Figure:
 
 
 def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
-    """Return all-reduce times by size in bands of their samples, and over known links busbw over their rate.
-
-    medians : of each series (link and ranks) and size, with busbw over the rate, and floor_s, the time at it
-    """
+    """Return all-reduce times by size, and busbw over the rate; ``medians`` of link and ranks has both."""
     with plots.sheet(columns=2, height=3.2) as (figure, (left, right)):
         plots.samples(left, samples.sort_values("series"), x="bytes", series="series")
         scale, _ = time_unit(samples["seconds"])

@@ -53,8 +53,7 @@ STATEMENTS = {
 SPELLED = {"GoogleNet": "GoogLeNet"}  # the paper's spelling of a network, and its authors'
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
 LAB = "campaign-dag"  # the campaign on two emulated clusters
-EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
-"""Those clusters, by the delay of their links: slow GPUs and links, or both fast."""
+EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}  # its clusters, by the delay of their links
 
 
 def unit(claim: str) -> float:
@@ -237,8 +236,7 @@ def draw(bars: pd.DataFrame) -> Figure:
 def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     """Draw Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
 
-    In the lab a line is the mean error that the paper prints about the prediction, a marker what was
-    measured, but for cases that were left out.
+    In the lab a line is the mean error that the paper prints about the prediction.
     """
     printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))

@@ -14,8 +14,9 @@ from ddlkit import store
 from ddlkit.report import compare
 from ddlkit.report.source import Source, machine_of
 
-Panels = dict[str, tuple[str, pd.DataFrame]]
-"""By heading, which says what is found, the label of an axis and a table: a row a case, a column a series."""
+Panels = dict[
+    str, tuple[str, pd.DataFrame]
+]  # by heading: label of the axis, table by case and series
 WHO = {
     "standin": "stand-in",
     "copy_engine": "copy engine",

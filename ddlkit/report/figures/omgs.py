@@ -57,7 +57,6 @@ NETWORKS = {
     "inception_v4": "Inception-v4",
     "lstm_ptb": "LSTM-PTB",
 }
-"""Network as recorded -> as the paper calls it."""
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
 KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
@@ -370,7 +369,6 @@ LABELS = {
     "omgs": "OMGS",
     "exact": "exact merging",
 }
-"""Method as recorded -> as in figures, in their order; a schedule stands behind its method."""
 TEXT = "lstm_sentences"
 LEARNED = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",

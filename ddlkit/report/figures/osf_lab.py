@@ -35,8 +35,7 @@ from ddlkit.report.figures import osf_scaling
 from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of, printed_at, rows_of
 from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
 
-EQ7 = "alpha_beta:ends"
-"""osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
+EQ7 = "alpha_beta:ends"  # osf Eq 7: a line, its delta measured on the smallest message
 LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
@@ -46,10 +45,8 @@ MODELS = (
 )
 """Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
 osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
-LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
-"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
-EXPENSIVE = ", dear start-ups"
-"""Behind a network's name in tables: over links with start-ups as expensive as on the cluster."""
+LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}  # by the look of their points
+EXPENSIVE = ", dear start-ups"  # behind a network's name in tables
 ADAFUSION = "adafusion:repaired"
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
 LINK = ["link", "ranks"]

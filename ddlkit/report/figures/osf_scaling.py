@@ -145,8 +145,8 @@ def fig01(setting: PaperSetting) -> dict[str, Timeline]:
     return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
 
 
-def fig02() -> dict[str, Timeline]:
-    """Return timelines of four equal tensors; waiting for the second pays, waiting for the last does not.
+def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
+    """Return four equal tensors; waiting for the second pays, waiting for the last does not.
 
     Numbers are chosen here; the paper draws none.
     """
@@ -155,7 +155,8 @@ def fig02() -> dict[str, Timeline]:
     cost = AlphaBeta(4e-3, slope, workers=WORKERS, algorithm="ring")
     specs = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
     plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
-    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    drawn = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    return workload, cost, drawn
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
