@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -138,7 +139,11 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how = {"draws": 0, "workers": self.ranks, "algorithm": str(rows["algorithm"].iloc[0])}
+        how: dict[str, Any] = {
+            "draws": 0,
+            "workers": self.ranks,
+            "algorithm": str(rows["algorithm"].iloc[0]),
+        }
         return np.asarray(fit("table", rows["bytes"], rows["seconds"], **how).cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:

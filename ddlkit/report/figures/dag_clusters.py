@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
+from operator import mul
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -94,7 +96,9 @@ def central() -> Setting:
 def _speedups(case: Sequence[str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
     """Return speedup over a smaller machine at the central setting, the least and the most of all."""
     settings = compatible()
-    ratios = settings.iteration_s(*case, over) / settings.iteration_s(*case, gpus)
+    cluster, network, framework = case
+    each_s = [settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)]
+    ratios = each_s[0] / each_s[1]
     each = np.ravel(gpus.n / over.n * ratios)
     return float(each[0]), float(each.min()), float(each.max())
 
@@ -136,8 +140,8 @@ def fig04() -> pd.DataFrame:
         share = exposed_s / whole_s if gpus.n > 1 else np.nan
         alone_s, read_s = 1.5 * setting.backward_s(cluster, network), setting.reads_s(*case, Gpus())
         times = BATCH[network] * setting.copy_s, alone_s, alone_s + exposed_s
-        machines = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
-        eq6 = speedup(lambda count, read_s=read_s: count * read_s, *times, **machines)
+        shape: dict[str, Any] = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
+        eq6 = speedup(partial(mul, read_s), *times, **shape)
         rows.append((cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share))
     return pd.DataFrame(
         rows, columns=["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
