@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import (
     FORMS,
+    REPLACED,
     AlphaBeta,
     Chords,
     MessageCost,
@@ -20,7 +22,7 @@ from ddlkit.core.cost import (
     from_dict,
 )
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import SIMPLE_FIRST
+from ddlkit.core.fit import SIMPLE_FIRST, fit
 from ddlkit.core.pieces import METHODS
 from ddlkit.papers import osf
 
@@ -44,6 +46,21 @@ def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(form:
     assert [cost(float(size)) for size in SIZES] == cost(SIZES).tolist()
     use = (cost.collective, cost.workers, cost.algorithm)
     assert (again.collective, again.workers, again.algorithm) == use
+
+
+@pytest.mark.parametrize("form", REPLACED)
+def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
+    told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(".", r"\.")
+    with pytest.raises(UserError, match=told):
+        fit(form, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    with pytest.raises(UserError, match=told):
+        from_dict({"form": form, "bytes": [1, 2], "seconds": [1, 2]}, FORMS)
+
+
+@pytest.mark.parametrize("alpha_s", [[], [[]], [1.0, 2.0], "1", True, None])
+def test_a_number_is_no_list(alpha_s: Any) -> None:
+    with pytest.raises(UserError, match="alpha_s is .*: must be a finite number"):
+        from_dict({"form": "alpha_beta", "alpha_s": alpha_s, "beta_s_per_byte": 1e-9}, FORMS)
 
 
 @pytest.mark.parametrize("kind", [Table, Chords])
@@ -73,7 +90,7 @@ def test_a_ring_is_taken_to_other_worker_counts_and_is_osf_eq_7() -> None:
     for n in (2, 4, 16):
         moved = ring(4).at_workers(n)
         np.testing.assert_allclose(moved(SIZES), ring(n)(SIZES), rtol=1e-12)
-        printed = osf.update_s(SIZES, n, 1e9, overhead_s=moved.alpha_s)
+        printed = osf.update_s(SIZES, n, 1e9, overhead_s=getattr(moved, "alpha_s"))  # noqa: B009
         np.testing.assert_allclose(moved(SIZES), printed, rtol=1e-12)
         sizes = np.array([1e3, 1e8])
         ends = osf.ring_from_ends(sizes, ring(n)(sizes), n)

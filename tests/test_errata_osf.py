@@ -169,7 +169,7 @@ def test_eqs_14_and_15_in_numbers() -> None:
     workload = Workload.from_arrays(2.0, [1.0] * 4, [4] * 4)
     leave_s = np.array([4.0, 5.0, 6.0, 6.0])  # the other repair: when the next layer is there
     waiting = Iteration(workload, plan.none(workload), SLOW_TO_START, leave_s=leave_s)
-    assert workload.compute_s / waiting.ends_s[-1] == pytest.approx(0.789, abs=5e-4)
+    assert workload.compute_s / waiting.played_s[1][-1] == pytest.approx(0.789, abs=5e-4)
 
 
 def test_eq7_charges_for_sending_nothing() -> None:

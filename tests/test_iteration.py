@@ -101,7 +101,9 @@ def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
     rng = np.random.default_rng(1)
     workload = random_workload(rng, 161)
     plan = planning.make_plan(spec, workload)
-    scale, start, slope = rng.uniform([[0.1], [-6], [-12]], [[10], [-1], [-7]], (3, 5000))
+    scale, start, slope = rng.uniform(
+        np.array([[0.1], [-6], [-12]]), np.array([[10], [-1], [-7]]), (3, 5000)
+    )
     alpha_s, beta = 10**start, 10**slope
     fast = LinearScenarios.of(workload, plan).iteration_s(scale, alpha_s, beta)
     slow = [

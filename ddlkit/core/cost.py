@@ -18,6 +18,15 @@ from ddlkit.core.workload import Floats
 MOST_WORKERS = 100_000  # more than any machine has GPUs
 UNDESCRIBED = {"described": False}
 """Metadata of a field that is no part of a form's JSON description."""
+REPLACED = {
+    "curve": "chords",
+    "piecewise:joined": "piecewise",
+    "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
+    "segments:joined": "segments",
+    "segments:jump": "segments",
+    "stepped": "table, or alpha_beta of a ring",
+}
+"""Forms and variants that are no more, to what replaces them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,13 +36,15 @@ class Form(ABC):
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name in parameters(type(self)):
+        for name, kind in parameters(type(self)).items():
             value = getattr(self, name)
-            if isinstance(value, (list, np.ndarray)):
+            if kind != "float" and isinstance(value, (list, np.ndarray)):
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-            real = isinstance(value, (int, float, np.number, np.ndarray))
+            real = isinstance(value, (int, float, np.number)) or (
+                kind != "float" and isinstance(value, np.ndarray)
+            )
             finite = real and not isinstance(value, bool) and np.all(np.abs(value) <= MOST)
             self.check(finite, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}")
 
@@ -57,13 +68,15 @@ def described(kind: type[Form]) -> tuple[str, ...]:
 F = TypeVar("F", bound=Form)
 
 
-def parameters(kind: type[Form]) -> tuple[str, ...]:
-    """Return the names of a form's parameters, without what it holds for."""
-    return tuple(f.name for f in fields(kind) if not f.kw_only)
+def parameters(kind: type[Form]) -> dict[str, Any]:
+    """Return a form's parameters and what each is annotated as, without what it holds for."""
+    return {f.name: f.type for f in fields(kind) if not f.kw_only}
 
 
 def checked_form(name: Any, forms: Collection[str]) -> str:
-    """Return ``name``. Raises UserError unless it is one of ``forms``."""
+    """Return ``name``. Raises UserError unless it is one of ``forms``, naming what replaces one that went."""
+    if isinstance(name, str) and name in REPLACED:
+        raise UserError(f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again")
     if not isinstance(name, str) or name not in forms:
         raise UserError(f"unknown cost form {shown(name)}: use one of {', '.join(forms)}")
     return name

@@ -18,6 +18,7 @@ from ddlkit.core import units
 from ddlkit.core.cost import (
     DRAWS,
     FORMS,
+    REPLACED,
     AlphaBeta,
     Chords,
     Form,
@@ -189,6 +190,7 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
     forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
+    name = form if form in REPLACED else name
     checked_form(name, (*(SIMPLE_FIRST if columns == 2 else SELECTIONS_SIMPLE_FIRST), AUTO))
     fitter, least = METHODS[forms[name]]
     if colon:
