@@ -99,7 +99,7 @@ TRACEBACKS = [
         _cost("", "--accumulate", "9" * 400),
     ),
     Entry(
-        *("errors in lists", "ValueError", "the cost's held_out has no errors"),
+        *("errors in lists", "ValueError", "the cost's held_out is not what ddlkit fit writes"),
         _cost(
             json.dumps(
                 {**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1], [0.1]]}}}
