@@ -134,7 +134,7 @@ TRACEBACKS = [
 ]
 NONSENSE = [
     Entry(
-        *("beyond all numbers", "Infinity and NaN", "alpha_s is beyond 1e+30"),
+        *("beyond all numbers", "Infinity and NaN", "must be a finite number up to 1e+30"),
         _cost(json.dumps({**LINE, "alpha_s": 1e308, "beta_s_per_byte": 1e308})),
     ),
     *(
