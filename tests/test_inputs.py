@@ -12,12 +12,12 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.formats.plans import read_inputs
 from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.report.figures import dag as figures
 from ddlkit.run.instruments.clock import Budget
 from ddlkit.run.measure import inputs
 from ddlkit.run.sessions.session import Unavailable
+from ddlkit.store.readers import read_inputs
 
 SHAPE = inputs.Shape(80, 60)
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)

@@ -323,7 +323,9 @@ class _Group:
         give_up = time.monotonic() + timeout_s
         while any(statuses := [process.poll() for process in self.processes]) or None in statuses:
             if any(statuses):
-                time.sleep(SETTLE_S)  # a killed link takes its devices along before its process is gone
+                time.sleep(
+                    SETTLE_S
+                )  # a killed link takes its devices along before its process is gone
             if lost := self.place.lost():
                 raise UserError(f"{lost} (job {self.job}, {self.ranks} ranks)")
             if any(statuses):

@@ -38,8 +38,8 @@ from ddlkit.run.sessions.grammar import CAMPAIGN, Suite, read
 from ddlkit.run.sessions.packing import packing, with_tables
 from ddlkit.run.sessions.session import Origin, Row, Source, measure_points, one_line, say
 from ddlkit.store.files import remove_unfinished
-from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import is_stamped, machines_in
+from ddlkit.store.tables import pack as pack_tables
 
 POINTS = "ddlkit.run.sessions.suites:points"
 PARTS = (
