@@ -132,7 +132,6 @@ def test_a_foreign_file_becomes_a_profile_that_predicts(
         ("hello\n", [], "is nothing that can be imported: say --kind"),
         (TRACE, ["--kind", "table"], "unknown kind 'table'"),
         (TRACE, ["--batch", "0"], "batch size is 0"),
-        (TRACE.replace("4000", "0").replace("80", "0"), [], "mine.txt: trace: no layer has a grad"),
         (COUNTS, [], "say --peak (FLOP/s) and --utilisation"),
         (
             COUNTS.replace("1e9", "-1"),
@@ -192,8 +191,6 @@ def test_machine_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 MISTAKES = {
     "wrong unit in a plan": (["predict", "--plan", "buffer:25Mb"], None, None, "use B, KB"),
     "unknown planner": (["plan", "--planner", "greedy"], None, None, "unknown planner 'greedy'"),
-    "unknown network": (["predict", "--network", "resnet51"], None, None, "resnet51"),
-    "unknown cost form": (["predict"], None, '{"form": "cubic"}', "unknown cost form 'cubic'"),
     "cost that is not JSON": (["predict"], None, "{", "is not JSON"),
     "cost of zero slope and NaN": (
         ["predict"],
@@ -202,7 +199,6 @@ MISTAKES = {
         "must be a finite number",
     ),
     "binary profile": (["predict"], b"\x00\xff\x01\x02", None, "binary"),
-    "truncated profile": (["predict"], f"{HEADER}n,cpu,1,t,l,10,40\n".encode(), None, "line 2"),
     "NaN time": (["predict"], f"{HEADER}n,cpu,1,t,l,10,40,1,nan,1\n".encode(), None, "backward_s"),
 }
 
@@ -237,13 +233,11 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["lab", "up", "--rate", "1GB"], "use bit, kbit, mbit or gbit"),
         (["lab", "down", "--label", "nosuchlab"], "nosuchlab"),
         (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
-        (["measure", "layers", "--networks", "resnet50"], "resnet50:32"),
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
         (
             ["measure", "nosuch"],
             "no such suite: use cpu, full, gpu, quick, s",
         ),
-        (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )
@@ -281,16 +275,17 @@ def four(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "option", [("--accumulate", 2), ("--copy-s-per-byte", 1e-9), ("--in-flight", 2)]
-)
 def test_what_if_refuses_what_its_graph_leaves_out(
-    option: tuple[str, float], profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
+    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else it would answer as if that had not been said."""
-    argv = ["what-if", "--profile", str(profile), "--cost", str(four), *map(str, option)]
-    assert cli.main(argv) == 2
-    assert capsys.readouterr().err.startswith(f"ddlkit: error: {option[0]}: the graph has no task")
+    for option, value in (
+        ("--accumulate", "2"),
+        ("--copy-s-per-byte", "1e-9"),
+        ("--in-flight", "2"),
+    ):
+        argv = ["what-if", "--profile", str(profile), "--cost", str(four), option, value]
+        assert_one_line(argv, f"{option}: the graph has no task", capsys)
 
 
 def inputs_table(folder: Path, batch: int) -> Path:
@@ -369,13 +364,11 @@ def test_what_if_takes_its_input_from_what_was_measured(
         (["--layer", "conv9=0.5"], "no layer or tensor 'conv9': use one of the profile's, as"),
         (["--gpus", "8"], "an alpha_beta cost can be carried to another number of workers only if"),
         (["--gpus", "0"], "--gpus 0: there must be at least one"),
-        (["--inputs", "no.csv"], "no.csv"),
         (
             ["--straggler", "4:1.2"],
             "no task or resource 'rank:4': use layer:NUMBER to 5, rank:NUMBER to 3",
         ),
         (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),
-        (["--scale", "disc=0.5"], "no task or resource 'disc'"),
         (["--strategy", "torch"], "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK"),
         (["--gpus-per-machine", "3"], "4 GPUs do not fill machines of 3"),
     ],

@@ -63,28 +63,17 @@ def assert_same(folder: Path, before: dict[str, tuple[pd.DataFrame, dict[str, An
 # -- what is recorded ------------------------------------------------------------------------------
 
 
-def test_every_recorded_part_is_cut_out_with_its_original_hash() -> None:
-    """Of a .csv.gz the bytes too, where this zlib compresses as that of the first recording did."""
+def test_every_recorded_part_is_cut_out_with_its_original_hash_and_read() -> None:
+    """Of a .csv.gz it is the text's: another zlib makes other bytes of it."""
     assert len(PARTS) > 700
-    alike = True
     for path in PARTS:
         part = tables.packed(path.parent)[path.name]
         data, stamp = tables.cut_out(path)
-        assert store.load_stamp(path) == part.stamp and stamp.startswith('{\n "schema"')
-        if path.suffix == ".gz":
-            data_of_text = gzip.decompress(data)
-            assert hashlib.sha256(data_of_text).hexdigest() == part.text_sha256
-            alike = alike and hashlib.sha256(data).hexdigest() == part.stamp["sha256"]
-        else:
-            assert hashlib.sha256(data).hexdigest() == part.stamp["sha256"] == part.text_sha256
-    probe = gzip.compress(b"compressed as when it was recorded" * 9, mtime=0)
-    usual = "b632c589c7c87df97a8ce9aabd89420c156d72f20f12ad00974ffd0beaf3b8cb"
-    assert alike or hashlib.sha256(probe).hexdigest() != usual
-
-
-def test_every_recorded_part_is_read_and_checked() -> None:
-    for path in PARTS:
-        assert len(store.load_table(path)) == store.load_stamp(path)["rows"]
+        assert stamp.startswith('{\n "schema"')
+        text = gzip.decompress(data) if path.suffix == ".gz" else data
+        assert hashlib.sha256(text).hexdigest() == part.text_sha256
+        assert path.suffix == ".gz" or part.text_sha256 == part.stamp["sha256"]
+        assert len(store.load_table(path)) == part.stamp["rows"]
     assert all(len(store.machines_in(folder)) == 1 for folder in FOLDERS)
 
 
@@ -196,8 +185,6 @@ def swap_rows(path: Path) -> None:
     [
         (lambda at: swap_rows(at / "drift.csv.gz"), "drift.csv.gz: sha256 .* differs"),
         (lambda at: (at / "drift.csv.gz").unlink(), "drift.csv.gz is missing"),
-        (lambda at: (at / tables.STAMPS).write_text("{"), "damaged line 1"),
-        (lambda at: (at / tables.STAMPS).write_text('{"part": "x"}\n'), "damaged line 1"),
         (lambda at: (at / tables.STAMPS).write_text("[1]\n"), "damaged line 1"),
     ],
 )
