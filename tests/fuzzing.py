@@ -157,7 +157,10 @@ PROFILED = {"p.csv": PROFILE.encode()}
 CHOSEN = {
     "import": [
         _import("txt")(TRACE),
-        _import("json")(gzip.decompress(PROFILED_TRAINING.read_bytes()).decode()),
+        Input(
+            ("import", "in.json.gz", "--out", "out.csv", "--json"),
+            {"in.json.gz": PROFILED_TRAINING.read_bytes()},
+        ),
         Input(
             ("import", "in.csv", *COUNTS, "--out", "o.csv", "--json"), {"in.csv": FLOPS.encode()}
         ),

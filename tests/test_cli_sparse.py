@@ -64,23 +64,17 @@ def test_selection_is_computed_and_values_and_indices_are_gathered(
     assert "selection_s" not in dense
 
 
-def test_the_form_of_what_selecting_takes_can_be_chosen(
+def test_what_selecting_takes_is_read_from_tables_too(
     inputs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = list_tables(RECORDED / "cpu-2x-amd-epyc-suite", "selection-d*.csv.gz")
-    given = [*inputs, "--density", 0.005, "--selection", *tables, "--selection-form"]
-    for form in ("scan", "log", "table"):
-        assert run(capsys, "predict", *given, form)["selection_form"] == form
-    assert run(capsys, "predict", *given, "auto")["selection_form"] in ("table", "scan")
+    answer = run(capsys, "predict", *inputs, "--density", 0.005, "--selection", *tables)
+    assert answer["selection_form"] == "table" and answer["selection_s"] > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--density", "0.1", "--selection", "selection.json", "--selection-form", "log"],
-            "has a form of its own",
-        ),
         (["--density", "0.001"], "give --density and --selection TABLE together"),
         (["--density", "0", "--selection", "selection.json"], "density 0.0 is not above 0"),
         (["--density", "0.1", "--selection", "gather.json"], "unknown cost form 'alpha_beta'"),

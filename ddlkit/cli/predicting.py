@@ -180,7 +180,6 @@ _INPUTS = (
     arg("--copy-s-per-byte", type=float, default=0.0, help="into and out of messages [0]"),
     arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
     arg("--selection", type=Path, nargs="+", metavar="TABLE", help="its times, or cost (JSON)"),
-    arg("--selection-form", default="table", help="of their cost; auto: the best of all [table]"),
     JSON,
 )
 
@@ -232,8 +231,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
         return dense
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
-    selecting = read_selection(arguments.selection, arguments.density, arguments.selection_form)
-    return dense.sparse(arguments.density, selecting)
+    return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:

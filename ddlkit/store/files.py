@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
@@ -76,7 +76,7 @@ def read(path: Path) -> bytes:
         return _limited(file, path)
 
 
-def _limited(file: IO[bytes], path: Path, when: str = "") -> bytes:
+def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB{when}"

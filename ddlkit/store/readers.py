@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
@@ -174,24 +173,16 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     return _medians(rows[rows["density"] == wanted[0]])
 
 
-def read_selection(paths: Sequence[Path], density: float, form: str) -> SelectionCost:
-    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON.
-
-    form : fitted to what was measured, or "auto" for the one that does best at sizes held out
-    """
+def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
+    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
-        if form not in (SelectionTimes.form, AUTO):
-            raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
         return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
     rows = _selector_rows(paths)
     least, most = rows["density"].min(), rows["density"].max()
     if not least <= density <= most:
         reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
-    if form == SelectionTimes.form:
-        return _medians(rows)
-    columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
-    return fit(form, *columns, draws=0).cost
+    return _medians(rows)
 
 
 def _medians(rows: DataFrame) -> SelectionTimes:

@@ -128,10 +128,11 @@ class Column:
         if self.today:
             cells = [self.today.get(cell, cell) for cell in cells]
         read, dtype, problem = _READ[self.kind]
+        values, row = np.empty(len(cells), dtype), 0
         try:
-            values = np.fromiter(map(read, cells), dtype, len(cells))
+            for row, cell in enumerate(cells):
+                values[row] = read(cell)
         except (ArithmeticError, ValueError, KeyError):
-            row = next(row for row, cell in enumerate(cells) if not _can_be(cell, read, dtype))
             wrong = f"{_shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
             sheet.fail(row, self.name, wrong)
         for broken, problem in self._broken(values, own):
@@ -159,14 +160,6 @@ class Column:
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
             yield values < 0, "must not be negative"
-
-
-def _can_be(cell: str, read: Callable[[str], Any], dtype: Any) -> bool:
-    try:
-        np.array([read(cell)], dtype)
-    except (ArithmeticError, ValueError, KeyError):
-        return False
-    return True
 
 
 def _shown(cell: str) -> str:
@@ -244,9 +237,9 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
 # -- the recorded tables -----------------------------------------------------------------------
 
 
-def _kinds(groups: dict[str, str]) -> dict[str, list[str]]:
+def _kinds(groups: dict[str, str]) -> dict[str, Any]:
     """Return kind and check of columns by name, from names by "kind check"."""
-    return {name: group.split() for group, names in groups.items() for name in names.split()}
+    return {name: group.partition(" ") for group, names in groups.items() for name in names.split()}
 
 
 def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
@@ -259,9 +252,9 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
         kind: Any = axis.type
         columns.append(Column(axis.name, kind, axis.metadata.get("check", ""), default))
     for column in table["columns"].split():
-        kind, *check = kinds[column]
+        kind, _, check = kinds[column]
         today = shared["renamed_values"].get(column, {})
-        columns.append(Column(column, kind, *check, default=defaults.get(column), today=today))
+        columns.append(Column(column, kind, check, defaults.get(column), today))
     names = {column.name for column in columns}
     aliases = tuple((old, new) for old, new in shared["aliases"].items() if new in names)
     return Schema(name, tuple(columns), tuple(table.get("key", "").split()), aliases)
