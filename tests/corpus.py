@@ -7,7 +7,7 @@ import json
 from typing import NamedTuple
 
 from ddlkit.store.files import MOST_BYTES
-from fuzzing import CAMPAIGN, LINE, PROFILE, TIMES, TRACE, Input
+from fuzzing import CAMPAIGN, LINE, PROFILE, TIMES, Input
 
 
 class Entry(NamedTuple):
@@ -74,8 +74,6 @@ TRACEBACKS = [
         _import(b'{"traceEvents":' + b"[" * DEEP + b"]" * DEEP + b"}", "t.json"),
     ),
     Entry("deep YAML", "RecursionError", "50 deep", _campaign("[" * DEEP)),
-    Entry("deep campaign", "RecursionError", "50 deep", _campaign("[" * DEEP, "c.json")),
-    Entry("form of a list", "TypeError", "unknown cost form []", _cost('{"form":[]}')),
     Entry("fit of a list", "AttributeError", "fit is []", _cost(json.dumps({**LINE, "fit": []}))),
     Entry(
         *("400 micro-batch digits", "OverflowError", "micro-batches accumulated: at least 1"),
@@ -164,10 +162,6 @@ LONG = [
     Entry(
         *("key of two lines", "two lines", "a\\nb: unknown key"),
         _campaign(json.dumps({**CAMPAIGN, "a\nb": 1}), "c.json"),
-    ),
-    Entry(
-        *("name of many letters", "100,000 characters", "expected 6"),
-        _import(TRACE.replace("conv1", "c" * 100_000 + " x").encode(), "t.txt", "--kind", "trace"),
     ),
 ]
 ENTRIES = [*TRACEBACKS, *NONSENSE, *COSTLY, *LONG]

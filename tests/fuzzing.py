@@ -7,7 +7,6 @@ kind and number, so that a failure is made again by these two.
 from __future__ import annotations
 
 import contextlib
-import copy
 import gzip
 import io
 import json
@@ -213,10 +212,6 @@ WORDS = (
     "1gbit 101% &a *a"
 )
 NASTY = [*WORDS.split(" "), "9" * 30, "9" * 400, "9" * 5000, "a" * 5000, "a\nb", "\t", "\r", "\0"]
-VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 3, 2.5, 1e-320, 1e31, 1e308, 10**30, 10**400, math.nan, math.inf),
-    *("", "x", "a" * 2000, "a\nb", "\ud800", "NaN", "5", [], {}, [[]], [1, 2], {"a": 1}, "none"),
-)
 NEAR = ("0", "0.1", "-1", "2000", "1e-6", "1e12", "1e-25")
 TOKEN = re.compile(r"[A-Za-z_]+|[-+]?[0-9][0-9.eE+-]*|[^\sA-Za-z0-9_]")
 
@@ -242,69 +237,13 @@ def _tokens(data: bytes, draw: random.Random) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
-    if isinstance(value, (dict, list)):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
-
-
-def _structure(data: bytes, draw: random.Random) -> bytes:
-    """Of a document: a value is of another kind, gone, nested, doubled, or under another name."""
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return _tokens(data, draw)
-    places = list(_places(document))
-    if not places or draw.random() < 0.02:
-        return json.dumps(draw.choice(VALUES)).encode()
-    holder, key = draw.choice(places)
-    change = draw.choice(("gone", "nested", "many", "renamed", "other", "other"))
-    if change == "gone":
-        del holder[key]
-    elif change == "nested":
-        for _ in range(draw.choice((1, 60))):
-            holder[key] = [holder[key]]
-    elif change == "many" and isinstance(holder, list):
-        holder[key:key] = [copy.deepcopy(holder[key]) for _ in range(draw.choice((1, 40)))]
-    elif change == "renamed" and isinstance(holder, dict):
-        holder[draw.choice((*NASTY, "form", "workers", "fit"))] = holder.pop(key)
-    else:
-        holder[key] = draw.choice(VALUES)
-    return json.dumps(document).encode()
-
-
 def _mutated_file(name: str, data: bytes, draw: random.Random) -> bytes:
     hows = [_bytes, _tokens, _tokens]
-    how = draw.choice(hows + ([_structure] * 2 if name.endswith((".json", ".yml")) else []))
+    how = draw.choice(hows)
     if name.endswith(".gz") and draw.random() < 0.8:
         with contextlib.suppress(OSError, EOFError, zlib.error):  # of what is no gzip any more
             return gzip.compress(how(gzip.decompress(data), draw), mtime=0)
     return how(data, draw)
-
-
-OPTIONS = {
-    "import": "--batch --peak --utilisation --compute-s --sequence --gradient-bytes",
-    "fit": "--form --collective --link --ranks --place",
-    "predict": "--plan --dilation --accumulate --in-flight --copy-s-per-byte --ranks",
-    "timeline": "--case --repeat",
-}
-"""Whose values are drawn, or which are added."""
-
-
-def _mutated_words(words: tuple[str, ...], draw: random.Random) -> tuple[str, ...]:
-    """Another value of an option, or one more option. Of a session never: it shall stay dry."""
-    options = OPTIONS.get(words[0], "").split()
-    if not options:
-        return words
-    nasty = draw.choice([one for one in NASTY if "\0" not in one])
-    values = [at for at in range(2, len(words)) if words[at - 1].startswith("--")]
-    if draw.random() < 0.5 and values:
-        at = draw.choice(values)
-        return (*words[:at], nasty, *words[at + 1 :])
-    option = draw.choice(options)
-    return (*words, f"{option}={nasty}") if draw.random() < 0.5 else (*words, option, nasty)
 
 
 def mutated(kind: str, number: int) -> Input:
@@ -313,8 +252,6 @@ def mutated(kind: str, number: int) -> Input:
     words, files = draw.choice(CHOSEN[kind])
     files = dict(files)
     for _ in range(draw.choice((1, 1, 1, 1, 2, 3))):
-        if draw.random() < 0.15:
-            words = _mutated_words(words, draw)
         name = draw.choice(sorted(files))
         files[name] = _mutated_file(name, files[name], draw)
     return Input(words, files)

@@ -175,21 +175,21 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
     if not ended:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
         raise UserError(f"{file}: {problem}: {_WHOLE}")
-    sheet = Sheet(file, _LOG.names, lines, rows)
+    frame = _checked(Sheet(file, _LOG.names, lines, rows))
+    return Log(frame.assign(collective=collective, ranks=ranks), tuple(devices))
+
+
+def _checked(sheet: Sheet) -> DataFrame:
+    """Return the rows as bytes, seconds and place; rates are printed to 0.01, times to four digits or more."""
     frame = _LOG.frame(sheet, exact=False)
     for at in np.flatnonzero(frame["#wrong"])[:1]:
         problem = f"{frame['#wrong'][at]:g} wrong values: fix the collective before timing it"
         sheet.fail(int(at), "#wrong", problem)
-    rate = (
-        frame["size"] / frame["time"] / 1e9
-    )  # is printed to 0.01, the time to four digits or more
+    rate = frame["size"] / frame["time"] / 1e9
     for at in np.flatnonzero((rate - frame["algbw"]).abs() > 0.0051 + 0.001 * rate)[:1]:
         problem = "contradicts size over time: mixed units? the time must be in microseconds"
         sheet.fail(int(at), f"{frame['place'][at]}_algbw", problem)
-    frame = frame.rename(columns={"size": "bytes", "time": "seconds"}).drop(
-        columns=["algbw", "#wrong"]
-    )
-    return Log(frame.assign(collective=collective, ranks=ranks), tuple(devices))
+    return frame.rename(columns={"size": "bytes", "time": "seconds"})[["bytes", "seconds", "place"]]
 
 
 def _timed(words: list[str], names: list[str], where: str) -> Iterator[tuple[str, ...]]:

@@ -150,16 +150,12 @@ def own_output(path: Path, *sources: Path) -> Path:
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
-    if any(real == source.resolve() or _is_same(path, source) for source in sources):
+    if any(real == source.resolve() for source in sources):
         raise UserError(f"{path} is what is read: choose another name for what is written")
     stamp = real.suffix in (".json", ".pending") and os.path.isfile(real) and _read_stamp(real)
     if stamp or is_stamped(real) or is_pack(real.name) and packed(real.parent):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
-
-
-def _is_same(path: Path, source: Path) -> bool:
-    return path.exists() and source.exists() and path.samefile(source)
 
 
 # -- reading ---------------------------------------------------------------------------------------

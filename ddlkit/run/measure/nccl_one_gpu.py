@@ -304,7 +304,9 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
             f"the profiler saw {len(messages)} messages and {len(computed)} computations: "
             "that they ran together is not proven, so no time is recorded"
         )
-    message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
+    message, compute = (
+        np.array([(event.start_s, event.end_s) for event in of]) for of in (messages, computed)
+    )
     both_s = _length(message) + _length(compute) - _length(np.concatenate([message, compute]))
     how = messages[0].args
     return {
