@@ -180,7 +180,7 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
 
 
 def _checked(sheet: Sheet) -> DataFrame:
-    """Return the rows as bytes, seconds and place; rates are printed to 0.01, times to four digits or more."""
+    """Return bytes, seconds and place; rates are printed to 0.01, times to four digits or more."""
     frame = _LOG.frame(sheet, exact=False)
     for at in np.flatnonzero(frame["#wrong"])[:1]:
         problem = f"{frame['#wrong'][at]:g} wrong values: fix the collective before timing it"
