@@ -1,4 +1,4 @@
-"""What hardware and software this is; asks torch only where it is already loaded."""
+"""What hardware and software this is; asks torch for its version only where it is already loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-_GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
 _DRIVER_FILES = Path("/proc/driver/nvidia")
 # Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
@@ -70,11 +69,9 @@ def installed(package: str) -> str:
 
 
 def commit(directory: Path = Path(__file__).parent) -> str:
-    """Return the commit of the code in ``directory``, 12 digits, "+dirty" when it differs.
+    """Return the commit of the code in ``directory``, 12 digits, "+dirty" when just that differs.
 
-    Only the directory itself counts: rows recorded a minute ago do not make the code dirty. Outside git
-    it is what DDLKIT_COMMIT in the environment says, "unknown" without that. Raises UserError when that
-    is no commit.
+    Outside git it is what DDLKIT_COMMIT in the environment says, "unknown" without that.
     """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
@@ -127,10 +124,7 @@ def _cpu_model() -> str:
 
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
-    """Return what nvidia-smi prints of these fields, a line of cells per GPU; "" without it.
-
-    about : of what: "gpu", or "compute-apps" for a line per process
-    """
+    """Return what nvidia-smi prints of these fields, a line of cells per GPU (or of "compute-apps")."""
     return output(*gpu_question(fields, *options, about=about))
 
 
@@ -150,37 +144,28 @@ def cells(text: str) -> list[list[str]]:
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
-    """Return GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap.
-
-    >>> parse_gpus("NVIDIA H200, 570.86.15, 143771, 9.0")[0]["memory_bytes"] == 143771 * 2**20
-    True
-    """
-    rows = (row for row in cells(text) if len(row) == len(_GPU_QUERY))
+    """Return GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap."""
     return tuple(
-        _gpu(model, driver, int(mib) * 2**20 if mib.isdigit() else 0, capability)
-        for model, driver, mib, capability in rows
+        {
+            "model": model,
+            "driver": driver,
+            "memory_bytes": int(mib) * 2**20 if mib.isdigit() else 0,
+            "compute_capability": capability,
+        }
+        for model, driver, mib, capability in (row for row in cells(text) if len(row) == 4)
     )
-
-
-def _gpu(*facts: object) -> dict[str, Any]:
-    return dict(zip(("model", "driver", "memory_bytes", "compute_capability"), facts, strict=True))
 
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
-    """Return the GPUs as nvidia-smi lists them; without it as torch does, or by the driver's files."""
-    torch = sys.modules.get("torch")
-    if gpus := parse_gpus(ask_gpus(_GPU_QUERY)):
+    """Return the GPUs as nvidia-smi lists them, or without it the driver's files."""
+    if gpus := parse_gpus(ask_gpus(("name", "driver_version", "memory.total", "compute_cap"))):
         return gpus
-    if torch is None or not torch.cuda.is_available():
-        listed = sorted(_DRIVER_FILES.glob("gpus/*/information"))
-        models = (re.search(r"^Model:\s*(.+)$", content(path), re.MULTILINE) for path in listed)
-        version = re.search(r"\d+\.[\d.]+", content(_DRIVER_FILES / "version"))
-        return tuple(
-            _gpu(model[1], version[0] if version else "", 0, "") for model in models if model
-        )
-    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
+    listed = sorted(_DRIVER_FILES.glob("gpus/*/information"))
+    models = (re.search(r"^Model:\s*(.+)$", content(path), re.MULTILINE) for path in listed)
+    version = re.search(r"\d+\.[\d.]+", content(_DRIVER_FILES / "version"))
+    driver = version[0] if version else ""
+    return parse_gpus("".join(f"{model[1]}, {driver}, , \n" for model in models if model))
 
 
 def _cuda_and_nccl() -> tuple[str, str]:

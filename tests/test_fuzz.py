@@ -24,8 +24,7 @@ FIRST = int(os.environ.get("DDLKIT_FUZZ_FIRST", "0"))
 """The number of the first of each kind; others have been tried."""
 SHARES = {
     "import": 0.3,
-    "predict": 0.26,
-    "plan": 0.12,
+    "predict": 0.38,
     "timeline": 0.14,
     "fit": 0.08,
     "measure": 0.1,

@@ -1,8 +1,8 @@
 """Layer profiles, timelines and selection times, recorded or a user's own; what makers and authors print.
 
 The latter: data/specs, each value with its source, and data/papers as transcribed. Each folder of data/papers
-holds a SHA256SUMS of its CSV files, in the format of ``sha256sum -c``. After a correction,
-``sha256sum *.csv > SHA256SUMS`` there writes them anew.
+holds a SHA256SUMS of its CSV files; ``sha256sum *.csv > SHA256SUMS`` there writes them anew.
+A wrong file, and one in which several things remain to choose from, raises a UserError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
 MOST_SPANS = (
-    200_000  # of one timeline: a recorded one has some thousands, and Perfetto becomes slow
+    200_000  # of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow
 )
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
@@ -44,6 +43,29 @@ _ASSUMED = {
     **{"device": "unknown", "batch": "1", "precision": "fp32", "ranks": "1", "threads": "0"},
     **{"layer": "its tensor", "parameters": "1", "flops": "0", "update_s": "0"},
 }
+
+
+def choose(
+    frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
+) -> tuple[DataFrame, dict[str, Any]]:
+    """Return rows that are as wanted, and the one value that each key then has."""
+    chosen = {}
+    for key in keys:
+        if key not in frame.columns:
+            continue
+        values = frame[key].drop_duplicates().tolist()
+        listed = ", ".join(map(str, values[:MOST_LISTED])) + ", ..." * (len(values) > MOST_LISTED)
+        want = wanted.get(key)
+        if want is not None and want not in values:
+            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
+        if want is None and len(values) > 1:
+            raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
+        chosen[key] = values[0] if want is None else want
+        frame = frame[frame[key] == chosen[key]]
+    return frame, chosen
+
+
+# -- layer profiles --------------------------------------------------------------------------------
 
 
 def read_profile(
@@ -63,24 +85,34 @@ def read_profile(
     wanted : which profile, by device, precision, ranks, threads
     forward_s : seconds of the whole forward pass, in place of the column of that name
     assumed : a list to which every assumption is added, one phrase each
-
-    Raises UserError for a wrong file, naming row and column, and where several profiles remain.
     """
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
         frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
-    wanted |= {"network": network, "batch": batch}
-    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
+    frame, chosen = choose(
+        frame, PROFILE_KEYS, {**wanted, "network": network, "batch": batch}, path
+    )
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
         if frame["forward_s"].any():
-            raise UserError(
-                f"{path}: column forward_s: it has times, so give no forward_s beside it"
-            )
+            problem = "it has times, so give no forward_s beside it"
+            raise UserError(f"{path}: column forward_s: {problem}")
         frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
-    return _profile(frame, chosen, path)
+    for name in ("forward_s", "backward_s"):
+        if not frame[name].sum() > 0:
+            raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
+    if frame["update_s"].nunique() > 1:
+        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+    arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
+    return LayerProfile(
+        **{name: chosen[name] for name in ("network", "device", "batch")},
+        tensor=tuple(frame["tensor"]),
+        layer=tuple(frame["layer"]),
+        **{name: frame[name].to_numpy() for name in arrays},
+        update_s=float(frame["update_s"].iloc[0]),
+    )
 
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
@@ -105,41 +137,21 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     return frame
 
 
-def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfile:
-    """Return the profile of rows that agree in what was chosen."""
-    for name in ("forward_s", "backward_s"):
-        if not frame[name].sum() > 0:
-            raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
-    if frame["update_s"].nunique() > 1:
-        raise UserError(f"{path}: column update_s: differs between rows of one profile")
-    arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
-    return LayerProfile(
-        **{name: chosen[name] for name in ("network", "device", "batch")},
-        tensor=tuple(frame["tensor"]),
-        layer=tuple(frame["layer"]),
-        **{name: frame[name].to_numpy() for name in arrays},
-        update_s=float(frame["update_s"].iloc[0]),
-    )
-
-
 def profile_frame(
     profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
 ) -> DataFrame:
     """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
     from pandas import DataFrame
 
-    given = {"precision": precision, "ranks": ranks, "threads": threads}
-    names = SCHEMAS["layers"].names
-    return DataFrame(
-        {name: given[name] if name in given else getattr(profile, name) for name in names}
-    )
+    given = {**vars(profile), "precision": precision, "ranks": ranks, "threads": threads}
+    return DataFrame({name: given[name] for name in SCHEMAS["layers"].names})
+
+
+# -- timelines, selection --------------------------------------------------------------------------
 
 
 def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
-    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat.
-
-    Raises UserError for a wrong file, naming row and column, and where several timelines remain.
-    """
+    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat."""
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
@@ -150,65 +162,27 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
-def choose(
-    frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
-) -> tuple[DataFrame, dict[str, Any]]:
-    """Return rows that are as wanted, and the one value that each key then has."""
-    assert wanted.keys() <= set(keys), wanted
-    chosen = {}
-    for key in keys:
-        if key not in frame.columns:
-            continue
-        values = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, values[:MOST_LISTED])) + ", ..." * (len(values) > MOST_LISTED)
-        want = wanted.get(key)
-        if want is not None and want not in values:
-            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
-        if want is None and len(values) > 1:
-            raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
-        chosen[key] = values[0] if want is None else want
-        frame = frame[frame[key] == chosen[key]]
-    return frame, chosen
-
-
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
-    """Return the times of SELECTOR in a ``selection`` table at one density: the median of each size.
-
-    density : may be left out where the table has but one
-
-    Raises UserError for a damaged table, and where that density, or a single one, was not measured.
-    """
+    """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
     rows = _selector_rows([path])
-    known = rows["density"].unique().tolist()
-    wanted = known if density is None else [density]
-    if len(wanted) != 1 or wanted[0] not in known:
+    measured = rows["density"].unique().tolist()
+    wanted = measured if density is None else [density]
+    if len(wanted) != 1 or wanted[0] not in measured:
         target = "a single density" if density is None else f"density {density}"
         raise UserError(f"{path}: {SELECTOR} was not measured at {target}")
     return _medians(rows[rows["density"] == wanted[0]])
 
 
-def read_selection(
-    paths: Sequence[Path], density: float, form: str = SelectionTimes.form
-) -> SelectionCost:
-    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON.
-
-    form : fitted to what was measured, or "auto" for the one that does best at sizes held out
-
-    Raises UserError for a damaged file, and where what was measured does not reach that density.
-    """
+def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
+    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
-        if form not in (SelectionTimes.form, AUTO):
-            raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
         return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
     rows = _selector_rows(paths)
     least, most = rows["density"].min(), rows["density"].max()
     if not least <= density <= most:
         reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
-    if form == SelectionTimes.form:
-        return _medians(rows)
-    columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
-    return fit(form, *columns, draws=0).cost
+    return _medians(rows)
 
 
 def _medians(rows: DataFrame) -> SelectionTimes:
@@ -220,12 +194,34 @@ def _medians(rows: DataFrame) -> SelectionTimes:
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     import pandas as pd
 
-    tables = [load_table(path, "selection") for path in expand_tables([*paths])]
-    rows = pd.concat(tables, ignore_index=True)
+    rows = pd.concat([load_table(path, "selection") for path in expand_tables([*paths])])
     rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
     if rows.empty:
         raise UserError(f"{paths[0]}: {SELECTOR} was not measured")
     return rows
+
+
+INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
+"""Task of training's graph -> quantity of the table of inputs."""
+BEST = ("cold files", "one core", "pinned")
+"""Of several ways that were measured the one that training takes: a file a picture, pinned memory."""
+
+
+def read_inputs(path: Path, batch: int) -> dict[str, float]:
+    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` pictures, as far as they were measured.
+
+    A picture takes its part of the measured batch. Of pictures stored in two forms it is the JPEG's: what
+    is stored raw is not decoded.
+    """
+    rows = load_table(path, "inputs")
+    rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
+    rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
+    each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
+    times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
+    if not times:
+        advice = "give inputs-alone-*.csv"
+        raise UserError(f"{path}: tells of no reading, decoding or copying: {advice}")
+    return times
 
 
 # -- what makers and authors print -----------------------------------------------------------------
@@ -242,8 +238,6 @@ def datasheet(device: str, quantity: str) -> float:
 
     device : as nvidia-smi names it. quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, without
     sparsity; on tensor cores where the precision has them) or memory_bytes_per_s.
-
-    Raises UserError when data/specs/devices.csv is damaged or missing.
     """
     rows = _specs("devices")
     named = rows["device"].str.split("|").map(lambda names: device in names)
@@ -259,8 +253,6 @@ def published_networks() -> DataFrame:
     printed_gops, flops_per_op, forward_gflops : 1e9 operations of the forward pass on one ``sample``
         as printed, how many FLOP the source means by one (2 where it counts multiply-adds), and their
         product; 1 multiply-add is 2 FLOP everywhere here
-
-    Raises UserError when data/specs/networks.csv is damaged or missing.
     """
     return _specs("networks").copy()
 
@@ -283,21 +275,17 @@ def _plain(text: str) -> str:
 def network_named(text: str) -> str:
     """Return the name under which a network is measured, however a user or a paper writes it.
 
-    Raises UserError with the names that it may stand for when no network is written so.
-
     >>> network_named("ResNet-101"), network_named("ViT-Base/16")
     ('resnet101', 'vit_b_16')
     """
-    known, plain = _spellings(), _plain(text)
-    if plain in known:
-        return known[plain][0]
-    names = sorted({name for name, _ in known.values()})
+    spellings, plain = _spellings(), _plain(text)
+    if plain in spellings:
+        return spellings[plain][0]
+    names = sorted({name for name, _ in spellings.values()})
     near = [name for name in names if plain and _plain(name).startswith(plain)]
     near = near or difflib.get_close_matches(text.lower(), names, n=1)
-    asked = f"did you mean {' or '.join(map(repr, near))}?"
-    raise UserError(
-        f"unknown network {text!r}: {asked if near else 'known are ' + ', '.join(names)}"
-    )
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise UserError(f"unknown network {text!r}: {advice or 'known are ' + ', '.join(names)}")
 
 
 def network_title(name: str) -> str:
@@ -306,18 +294,17 @@ def network_title(name: str) -> str:
     >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
     ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
     """
-    known, (whole, _, side) = _spellings(), name.rpartition("_")
-    if _plain(name) in known:
-        return known[_plain(name)][1]
-    smaller = side.isdigit() and _plain(whole) in known
-    return f"{known[_plain(whole)][1]}, {side} px" if smaller else name
+    spellings, (whole, _, side) = _spellings(), name.rpartition("_")
+    if _plain(name) in spellings:
+        return spellings[_plain(name)][1]
+    smaller = side.isdigit() and _plain(whole) in spellings
+    return f"{spellings[_plain(whole)][1]}, {side} px" if smaller else name
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
     """Return FLOP/s of the fastest product in a table ``peaks`` by (device, precision).
 
-    The fastest of all samples, not a median: what else runs can only make a product slower, and a peak
-    is what the device can do.
+    Not of the median one: what else runs can only make a product slower.
     """
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
     return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
@@ -327,11 +314,7 @@ SUMS = "SHA256SUMS"
 
 
 def read_transcribed(path: Path) -> bytes:
-    """Return the content of a transcribed or taken file, compared with the SHA256SUMS beside it.
-
-    A folder without SHA256SUMS is not guarded. Raises UserError when the file cannot be read, is
-    not listed, or differs from what is listed.
-    """
+    """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
     data, sums = files.read(path), path.with_name(SUMS)
     if not sums.is_file():
         return data
