@@ -16,7 +16,6 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-_DRIVER_FILES = Path("/proc/driver/nvidia")
 # Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
@@ -120,9 +119,6 @@ def _cpu_model() -> str:
     return output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
 
 
-# -- GPUs ------------------------------------------------------------------------------------------
-
-
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
     """Return what nvidia-smi prints of these fields, a line of cells per GPU (or of "compute-apps")."""
     return output(*gpu_question(fields, *options, about=about))
@@ -158,14 +154,8 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
-    """Return the GPUs as nvidia-smi lists them, or without it the driver's files."""
-    if gpus := parse_gpus(ask_gpus(("name", "driver_version", "memory.total", "compute_cap"))):
-        return gpus
-    listed = sorted(_DRIVER_FILES.glob("gpus/*/information"))
-    models = (re.search(r"^Model:\s*(.+)$", content(path), re.MULTILINE) for path in listed)
-    version = re.search(r"\d+\.[\d.]+", content(_DRIVER_FILES / "version"))
-    driver = version[0] if version else ""
-    return parse_gpus("".join(f"{model[1]}, {driver}, , \n" for model in models if model))
+    """Return the GPUs as nvidia-smi lists them."""
+    return parse_gpus(ask_gpus(("name", "driver_version", "memory.total", "compute_cap")))
 
 
 def _cuda_and_nccl() -> tuple[str, str]:

@@ -47,8 +47,6 @@ class Outcome(NamedTuple):
     made: dict[str, bytes]
 
 
-# -- good inputs -------------------------------------------------------------------------------
-
 TIMES = "".join(f"{1024 * 4**k},{1e-3 + 8e-9 * 1024 * 4**k}\n" for k in range(8))
 PROFILE = "tensor,gradient_bytes,forward_s,backward_s\n" + "".join(
     f"t{k},{1_000_000 * (k + 1)},0.01,0.02\n" for k in range(5)
@@ -137,7 +135,7 @@ def spans() -> str:
 
 def _import(kind: str, *options: str) -> Callable[[str], Input]:
     return lambda text: Input(
-        ("import", f"in.{kind}", *options, "--out", "out.csv", "--messages", "sent.csv", "--json"),
+        ("import", f"in.{kind}", *options, "--out", "out.csv", "--json"),
         {f"in.{kind}": text.encode()},
     )
 
@@ -204,8 +202,6 @@ CHOSEN = {
 """Good inputs by command: what is mutated."""
 
 
-# -- mutations ---------------------------------------------------------------------------------
-
 WORDS = (
     " 0 -0 -1 1.5 1e-320 1e-31 1e29 1e31 1e308 1e309 nan -inf Infinity 0x10 1_000 true null [] {} -- - ' \" "
     ", ; : \x1b[31m \u2028 é ٣ ² \ufeff 😀 ../x %s {0} 1,5 # 1e308KB 0MB random:-1:2 buffer:1e308KB 1h "
@@ -255,9 +251,6 @@ def mutated(kind: str, number: int) -> Input:
         name = draw.choice(sorted(files))
         files[name] = _mutated_file(name, files[name], draw)
     return Input(words, files)
-
-
-# -- answers -----------------------------------------------------------------------------------
 
 
 class Exceeded(BaseException):

@@ -47,9 +47,6 @@ def asked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str,
     return status, *capsys.readouterr()
 
 
-# -- fit ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("measuring", [False, True])
 def test_only_what_measured_says_that_something_is_kept(
     measuring: bool,
@@ -117,9 +114,6 @@ def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
             assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
 
 
-# -- what does not fit together ----------------------------------------------------------------
-
-
 def test_messages_outside_the_measured_sizes_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,9 +163,6 @@ def test_a_profile_of_one_device_with_messages_of_another_is_told(
         lines = json.loads(out)["warnings"]
         assert len(lines) == wanted
         assert not wanted or f"({device}), the messages were timed between" in lines[0]
-
-
-# -- ranks -------------------------------------------------------------------------------------
 
 
 def test_ranks_choose_or_say_and_never_carry(

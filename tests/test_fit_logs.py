@@ -31,9 +31,6 @@ def log(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return sizes.astype(float), seconds
 
 
-# -- what auto is held to ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["segments", "table"])
 def test_intervals_hold_beyond_the_sizes_of_real_logs(form: str) -> None:
     """Fitted without the largest, or smallest, sizes of a log, and asked for those, up to 16 times beyond."""
@@ -98,9 +95,6 @@ def test_auto_is_the_line_where_no_size_can_be_spared_which_has_no_interval() ->
     assert held_out_errors("alpha_beta", [1, 2, 3], [1, 2, 3])[1].size == 0
 
 
-# -- breakpoints ---------------------------------------------------------------------------------
-
-
 def least_loss(sizes: np.ndarray, seconds: np.ndarray, straight: str, minimum: int) -> float:
     """Of pieces straight in these ("l": logarithm of the size, "s": size), every cut tried by polyfit."""
     grid, losses = np.unique(sizes), []
@@ -132,9 +126,6 @@ def test_breakpoints_by_sums_are_those_of_trying_every_one(
     seconds = (1e-5 + 1e-9 * sizes + jump) * np.exp(random.normal(0, 0.05, sizes.size))
     loss = float(np.sum(fit(form, sizes, seconds, draws=0).relative_residuals ** 2))
     assert loss == pytest.approx(least_loss(sizes, seconds, straight, minimum), rel=1e-9)
-
-
-# -- what is left open ---------------------------------------------------------------------------
 
 
 def test_errors_of_one_range_of_sizes_do_not_widen_the_others() -> None:

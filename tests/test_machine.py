@@ -53,20 +53,6 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
 
 
-def test_without_nvidia_smi_the_driver_names_the_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for bus, model in enumerate(["NVIDIA A100-SXM4-80GB"] * 2):
-        (tmp_path / "gpus" / str(bus)).mkdir(parents=True)
-        (tmp_path / "gpus" / str(bus) / "information").write_text(f"Model: \t\t {model}\nIRQ: 9\n")
-    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
-    monkeypatch.setattr(machine, "_DRIVER_FILES", tmp_path)
-    monkeypatch.setattr(machine, "output", lambda *command: "")
-    monkeypatch.setattr(machine, "_gpus", machine._gpus.__wrapped__)
-    assert machine.name() == "2x-nvidia-a100-sxm4-80gb"
-    assert machine.describe()["gpus"][0]["driver"] == "570.86.15"
-
-
 def test_versions_are_the_same_with_and_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = machine.versions()
     assert loaded["torch"] == torch.__version__ and loaded["python"] == platform.python_version()

@@ -91,7 +91,8 @@ def test_activations_count_to_the_layer_before_them() -> None:
 def test_table_vi_from_trace_to_iteration_and_as_a_dag() -> None:
     """All 21 layers as tasks, eight messages: the same end as of the eight folded layers."""
     trace = read(TABLE_VI)
-    cost = fit("table", *trace.messages()).cost
+    sent = trace.learnable
+    cost = fit("table", trace.n_bytes[sent], trace.communication_s[0, sent]).cost
     workload = trace.profile("alexnet-caffe").workload()
     predicted = predict(workload, make_plan("none", workload, cost), cost)
     assert workload.parameters.sum() == 60_965_224

@@ -157,9 +157,6 @@ def test_a_shape_that_cannot_be_counted_is_one_line(
     assert not (tmp_path / "p.csv").exists()
 
 
-# -- the commands ------------------------------------------------------------------------------
-
-
 def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, float]:
     capsys.readouterr()
     assert cli.main([str(word) for word in (*words, "--json")]) == 0

@@ -32,6 +32,7 @@ _READ = "give --inputs TABLE, as ddlkit measure input writes it"
 GONE = {
     "bench": "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
     "measure --algorithm": "the library's own is measured; notebook 11 has recorded times of others",
+    "import --messages": "measure messages by themselves: ddlkit measure collectives",
     "lab campaign": "write ddlkit measure FILE.yml, with --predict to write predictions first",
     **{f"lab {word}": _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
     **{f"lab {word}": _OMIT for word in ("--queue", "--burst", "--framing", "--json")},
@@ -123,8 +124,6 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
     return answer
 
 
-# ---------------------------------------------------------------- interrupts
-
 AGAIN_S, AGAIN = 0.5, signal.SIGUSR2
 """So long after an interrupt it comes again, by that signal, if nothing is dealing with it."""
 _reminders: list[threading.Timer] = []
@@ -155,9 +154,6 @@ def _interrupt(number: int, _: object) -> None:
         raise KeyboardInterrupt
 
 
-# ---------------------------------------------------------------- words
-
-
 class _Parser(argparse.ArgumentParser):
     """One whose complaint is one line after the usage, and which takes no "--" for an option's value."""
 
@@ -182,9 +178,6 @@ def _parser() -> argparse.ArgumentParser:
         for names, options in told.arguments:
             added.add_argument(*names, **options)
     return parser
-
-
-# ---------------------------------------------------------------- book, figures
 
 
 @command(

@@ -95,8 +95,6 @@ def is_numbers(value: Any) -> bool:
     return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in held)
 
 
-# ---------------------------------------------------------------- measure, record, pack, machine
-
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
 layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
 which take minutes and say more of single networks)"""
@@ -179,8 +177,6 @@ def machine(arguments: argparse.Namespace) -> None:
 
     show({**describe(), **versions()}, arguments.json)
 
-
-# ---------------------------------------------------------------- lab
 
 # Each of an emulated link alone, by the field of the parsed arguments.
 _EMULATED = {

@@ -13,8 +13,6 @@ from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, one_line
 
-# ---------------------------------------------------------------- import, timeline
-
 ELEMENT = arg(
     "--gradient-bytes",
     type=units.parse_element_bytes,
@@ -27,7 +25,6 @@ ELEMENT = arg(
     arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
     arg("--kind", help="trace, kineto, flops or transformer [by content]"),
     arg("--out", type=Path, required=True, help="the layer profile (CSV)"),
-    arg("--messages", type=Path, help="also bytes and seconds of messages (CSV)"),
     arg("--network", help="its name [the file's]; of transformers: which one"),
     arg("--batch", type=int, help="samples an iteration [1]"),
     arg("--device", help="what it ran on [as the file says]"),
@@ -52,8 +49,6 @@ def import_(arguments: argparse.Namespace) -> None:
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)
-    if arguments.messages:
-        formats.save_messages(imported.messages, arguments.messages, arguments.file, arguments.out)
     result = {
         "kind": imported.kind,
         **{name: getattr(profile, name) for name in ("network", "device", "batch")},
@@ -62,7 +57,6 @@ def import_(arguments: argparse.Namespace) -> None:
         "forward_s": workload.forward_s,
         "backward_s": float(workload.backward_s.sum()),
         "update_s": workload.update_s,
-        "messages": len(imported.messages),
     }
     findings = [finding._asdict() for finding in imported.findings]
     show({**result, "findings": findings} if arguments.json else result, arguments.json)
@@ -87,8 +81,6 @@ def timeline(arguments: argparse.Namespace) -> None:
     counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
     show({"spans": line.n, **counts, "out": arguments.out}, False)
 
-
-# ---------------------------------------------------------------- fit
 
 _RANKS = "between how many ranks messages were measured: chosen, or said if the file is silent [the file's]"
 RANKS = arg("--ranks", type=int, help=_RANKS)
@@ -157,8 +149,6 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
         print(fits.page(compared.table))
     show(said, arguments.json)
 
-
-# ---------------------------------------------------------------- predict, plan
 
 _PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
 _PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json"
@@ -327,8 +317,6 @@ def plan(arguments: argparse.Namespace) -> None:
         first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
 
-
-# ---------------------------------------------------------------- what-if
 
 _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
 """Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""

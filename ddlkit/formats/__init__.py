@@ -5,9 +5,8 @@ What a file lacks, and what its user must say, raises a UserError of one line.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -31,27 +30,21 @@ KINDS = {
     "trace": "a layer-wise trace (six columns: id, name, forward, backward, comm, size)",
     "kineto": "a Chrome trace of torch.profiler (JSON with traceEvents)",
     "flops": "FLOP counts (CSV with columns tensor, parameters, flops)",
-    "transformer": "shapes of transformers (CSV with columns name, layers, d_model, heads, d_ff, vocabulary)",
+    "transformer": f"shapes of transformers (CSV with columns name, {', '.join(counts.REQUIRED)})",
 }
 
 
 class Imported(NamedTuple):
-    """What a file gave: messages as (bytes, seconds), and what its user should know."""
+    """What a file gave, and what its user should know."""
 
     kind: str
     profile: LayerProfile
-    messages: tuple[tuple[int, float], ...]
     findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a file may leave open, as its user says it; None: not said.
-
-    compute_s : of counts, forward and backward of the batch: in place of a rate and its utilisation
-    sequence : of a transformer, tokens of a sample
-    element_bytes : of a number of a gradient, where it is not what the file tells
-    """
+    """What a file may leave open, as the options of ``ddlkit import``; None: not said."""
 
     network: str | None = None
     batch: int | None = None
@@ -67,10 +60,7 @@ class ImportOptions:
 def import_file(
     path: Path, kind: str | None = None, options: ImportOptions | None = None
 ) -> Imported:
-    """Return the file as a layer profile, of the kind that its content shows unless given.
-
-    Unless the options say otherwise, the network is named after the file, and the batch is 1.
-    """
+    """Return the file as a layer profile, of the kind that its content shows unless given."""
     options = options or ImportOptions()
     if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
         raise UserError(f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}")
@@ -123,22 +113,20 @@ def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
         profile = layers.profile("", with_input=options.with_input)
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    sizes, seconds = layers.messages()
-    messages = tuple(zip(sizes.tolist(), seconds.tolist(), strict=True))
     count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
     findings = (Finding("iterations", (), count), *trace.check_trace(layers))
-    return Imported("", profile, messages, findings)
+    return Imported("", profile, findings)
 
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
     traced = kineto.parse_kineto(text, source)
-    profile, count = kineto.layer_profile(traced, ""), len(kineto.iterations(traced))
+    profile, count = kineto.layer_profile(traced), len(kineto.iterations(traced))
+    cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
     findings = [Finding("iterations", (), f"{count} on {traced.device}")]
-    text = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
-    findings.append(Finding("profiler", (), text))
+    findings.append(Finding("profiler", (), cost))
     if not profile.update_s:
         findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))
-    return Imported("", profile, tuple(kineto.message_times(traced)), tuple(findings))
+    return Imported("", profile, tuple(findings))
 
 
 def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
@@ -152,19 +140,15 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
             what = f"no transformer {name!r}" if name else "several transformers"
             raise UserError(f"{source}: {what}: choose one by --network: {', '.join(shapes)}")
         if options.sequence is None:
-            problem = "a transformer's FLOP depend on the sequence"
-            raise UserError(f"{source}: {problem}: say --sequence")
+            raise UserError(f"{source}: FLOP depend on the sequence: say --sequence")
         tensors = shapes[name].tensors(options.sequence)
     else:
         tensors = counts.read_flops(sheet)
     rate = _rate(options, source)
     profile = counts.counted(name, options.batch or 1, tensors, rate)
-    rated = (
-        f"in {rate:g} s" if isinstance(rate, float) else "at {1:g} of {0:.4g} FLOP/s".format(*rate)
-    )
     total = sum(tensor.flops for tensor in tensors)
-    text = f"{total:.4g} forward FLOP a sample {rated}, three times that with backward"
-    return Imported("", profile, (), (Finding("flops", (), f"{text}; update takes no time"),))
+    text = f"{total:.4g} forward FLOP a sample, three times that with backward; no update"
+    return Imported("", profile, (Finding("flops", (), text),))
 
 
 def _rate(options: ImportOptions, source: str) -> tuple[float, float] | float:
@@ -180,43 +164,22 @@ def _rate(options: ImportOptions, source: str) -> tuple[float, float] | float:
     return compute_s
 
 
-# -- what is made of them --------------------------------------------------------------------------
-
-
 def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
     """Write the profile as a CSV of one's own, without a stamp, over none of the sources."""
-    _write_own(path, write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path)), sources)
-
-
-def save_messages(messages: Sequence[tuple[int, float]], path: Path, *sources: Path) -> None:
-    """Write the messages as a CSV that ``ddlkit fit`` reads, as `save_profile` does."""
-    if not messages:
-        raise UserError(f"no message times to write into {path}: the file tells none")
-    rows = "".join(f"{size},{time!r}\n" for size, time in messages)
-    _write_own(path, "bytes,seconds\n" + rows, sources)
-
-
-def _write_own(path: Path, text: str, sources: Sequence[Path]) -> None:
     if path.suffix != ".csv":
         raise UserError(f"{path}: the table is CSV: name it so")
+    text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
     files.atomic_write_text(own_output(path, *sources), text)
 
 
-# -- plans -----------------------------------------------------------------------------------------
-
-
 def is_plan_file(spec: str) -> bool:
-    """Return whether a plan is asked for by a file, of any suffix if it is there, not by its planner.
+    """Return whether a plan is given by a file, of any suffix if it is there, not by its planner.
 
     >>> is_plan_file("plan.json"), is_plan_file("buffer:25MB")
     (True, False)
     """
-    path = Path(spec)
-    if path.suffix == ".json":
-        return True
-    with contextlib.suppress(OSError):  # of a name that no file can have
-        return bool(path.suffix) and path.is_file()
-    return False
+    suffix = Path(spec).suffix
+    return suffix == ".json" or bool(suffix) and os.path.isfile(spec)
 
 
 def read_plan(path: Path) -> FusionPlan:
@@ -228,9 +191,8 @@ def read_plan(path: Path) -> FusionPlan:
     plan = FusionPlan(str(described.get("planner", path.stem)), tuple(accumulate(map(len, groups))))
     for number, (group, wanted) in enumerate(zip(groups, plan.forward_groups(), strict=True)):
         if group not in (wanted, wanted[::-1]):
-            advice = "every tensor once, the last of the forward pass first"
             problem = f"group {number} is {shown(group)}, expected {shown(wanted)}"
-            raise UserError(f"{path}: {problem}: {advice}")
+            raise UserError(f"{path}: {problem}: every tensor once, the last first")
     return plan
 
 
@@ -238,7 +200,6 @@ def with_unit(spec: str) -> str:
     """Return the plan's name itself; refuse a buffer of a few bytes, which nobody means."""
     sized = re.fullmatch(r"buffer:\s*([0-9]*\.?[0-9]+)\s*(:.*)?", spec)
     if sized and 0 < float(sized[1]) < KIB:
-        size, rest = sized[1], sized[2] or ""
-        forms = f"buffer:{size}MB{rest}, or buffer:{size}B{rest} if bytes are meant"
-        raise UserError(f"plan {spec!r}: a buffer of {size} bytes: write {forms}")
+        forms = f"buffer:{sized[1]}MB, or buffer:{sized[1]}B if bytes are meant"
+        raise UserError(f"plan {spec!r}: a buffer of {sized[1]} bytes: write {forms}")
     return spec

@@ -1,11 +1,9 @@
 """FLOP counts by tensor, from a table or by the shape of a GPT-like decoder; times in proportion to them.
 
-Those of a shape follow from the matrices alone, as in Kaplan et al. 2020, Scaling laws for neural language
-models (arXiv 2001.08361), Tab 1: a matrix of P elements costs 2 P FLOP a token in the forward pass and twice
-that in the backward one. Attention of T tokens has two more products in each head, T x T x (d_model / heads)
-multiply-adds each: 4 T d_model FLOP a token, of the whole square and not of its lower half, as in Chowdhery
-et al. 2022, PaLM (arXiv 2204.02311), App B. Norms, biases, activations, softmax and looking up a token are no
-products and count nothing.
+Those of a shape follow from the matrices alone, as in Kaplan et al. 2020 (arXiv 2001.08361), Tab 1: a matrix
+of P elements costs 2 P FLOP a token in the forward pass and twice that in the backward one. Attention of T
+tokens has two more products in each head, together 4 T d_model FLOP a token, of the whole square and not of
+its lower half, as in Chowdhery et al. 2022 (arXiv 2204.02311), App B. All else counts nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ FLOPS = Schema(
         Column("layer", "str", default=""),
         Column("parameters", "int", "positive"),
         Column("flops", "float", "non_negative"),
-        # As a layer profile has them, counts are of a whole batch.
-        Column("batch", "int", "positive", default="1"),
+        Column("batch", "int", "positive", default="1"),  # whose FLOP are counted
     ),
     key=("tensor",),
 )
@@ -46,9 +43,7 @@ SHAPES = Schema(
         Column("norm_tensors", "int", "positive", default="2"),
         Column("biased", "bool", default="True"),
         Column("tied", "bool", default="True"),
-        Column(
-            "parameters", "int", "non_negative", default="0"
-        ),  # what its authors print; 0: nothing
+        Column("parameters", "int", "non_negative", default="0"),  # as printed; 0: not
         Column("source", "str", default=""),
     ),
     key=("name",),
@@ -56,7 +51,7 @@ SHAPES = Schema(
 
 
 class Tensor(NamedTuple):
-    """Elements of a tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
+    """A tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
 
     name: str
     layer: str
@@ -105,12 +100,10 @@ def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
 class Decoder:
     """A stack of ``layers`` blocks of attention and feed-forward between an embedding and a head.
 
-    d_model, heads, d_ff, vocabulary : as usual; the head has a matrix of its own unless ``tied``
-    positions : learned positions, each a row of an embedding; 0: none, or rotary ones, which learn nothing
+    positions : learned positions, each a row of an embedding
     attention_matrices : 2: of query, key and value together and of the output; 4: of each
-    ff_matrices : 2, or 3 of a gated one (SwiGLU)
-    norm_tensors : 2: scale and shift; 1: scale (RMSNorm)
-    biased : whether matrices have a bias, the head's aside
+    ff_matrices, norm_tensors : 3 of a gated one (SwiGLU), 1 of a scale alone (RMSNorm)
+    biased : whether matrices have a bias, the head's aside, which has a matrix unless ``tied``
     """
 
     layers: int
@@ -131,18 +124,17 @@ class Decoder:
             limits = f"1 to {MOST_LAYERS} layers, and to {MOST_SIZE} of all else"
             raise UserError(f"a transformer of {sizes}, {self.positions} positions: {limits}")
         if self.d_model % self.heads:
-            problem = f"{self.heads} heads do not share d_model {self.d_model}"
-            raise UserError(f"{problem}: choose others")
-        counts = (self.attention_matrices, self.ff_matrices, self.norm_tensors)
-        if counts not in [(a, f, n) for a in (2, 4) for f in (2, 3) for n in (1, 2)]:
-            what = "matrices of attention and of feed-forward, and tensors of a norm"
-            raise UserError(f"a transformer with {counts} {what}: 2 or 4, 2 or 3, 1 or 2")
+            raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
+        allowed = {"attention_matrices": (2, 4), "ff_matrices": (2, 3), "norm_tensors": (1, 2)}
+        for name, counts in allowed.items():
+            if getattr(self, name) not in counts:
+                raise UserError(f"{name} {getattr(self, name)}: must be one of {counts}")
 
     def tensors(self, tokens: int) -> list[Tensor]:
         """Return every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
 
-        A matrix's FLOP stand with its bias, if any: both gradients are ready after them. Attention's stand
-        with the last matrix that feeds it, a tied head's with the norm before it: whose gradients wait.
+        A matrix's stand with its bias, if any; attention's with the last matrix that feeds it, a tied head's
+        with the norm before it: whose gradients wait.
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
@@ -172,9 +164,9 @@ class Decoder:
             yield Tensor("head.weight", "head", width * self.vocabulary, head)
 
     def _matrix(
-        self, layer: str, inputs: int, outputs: int, tokens: int, others: float = 0.0
+        self, layer: str, inputs: int, outputs: int, tokens: int, attended: float = 0.0
     ) -> Iterator[Tensor]:
-        flops = 2.0 * inputs * outputs * tokens + others
+        flops = 2.0 * inputs * outputs * tokens + attended
         yield Tensor(f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops)
         if self.biased:
             yield Tensor(f"{layer}.bias", layer, outputs, flops)

@@ -27,16 +27,14 @@ FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
 EVALUATE = "autograd::engine::evaluate_function"
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 HOW = (
-    "record one or more whole iterations (forward, backward and optimizer.step) with "
-    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
+    "record whole iterations (forward, backward and optimizer.step) with "
+    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True)"
 )
 MOST_US = 1e18
 """Of instants and times, in microseconds: thirty thousand years."""
 
 _OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
-_NCCL = re.compile(
-    r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
-)
+_NCCL = re.compile(r"nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|$)")
 # As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
@@ -49,8 +47,7 @@ _ELEMENT_BYTES = {
 class Event(NamedTuple):
     """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
 
-    category, args : as the profiler has them; thread : of which process and thread, or GPU and stream
-    launched_s : when the processor launched it; None: when it started
+    category, args : as the profiler has them; correlated_s : start of what launched it, if that is there
     """
 
     name: str
@@ -58,16 +55,17 @@ class Event(NamedTuple):
     end_s: float
     on_gpu: bool = False
     category: str = ""
-    thread: str = ""
     args: Mapping[str, Any] = MappingProxyType({})
-    launched_s: float | None = None
+    correlated_s: float | None = None
+
+    @property
+    def launched_s(self) -> float:
+        """When the processor launched it."""
+        return self.start_s if self.correlated_s is None else self.correlated_s
 
     @property
     def collective(self) -> str:
-        """Of a message at work (gloo's span on its own thread, NCCL's kernel): "all_reduce" and others.
-
-        "nccl" where NCCL's kernel does not name its collective, "" for all that is no message.
-        """
+        """Of gloo's span or NCCL's kernel: "all_reduce" and others, or "nccl" where it does not say."""
         if self.name.startswith("gloo:"):
             return self.name.removeprefix("gloo:")
         named = _NCCL.match(self.name) if self.on_gpu else None
@@ -77,19 +75,17 @@ class Event(NamedTuple):
     def elements(self) -> int:
         """Number of elements of an operator's first input; 0 where it is unknown."""
         shape = _first(self.args.get("Input Dims"))
-        counted = isinstance(shape, list) and all(
-            map(_count, [*shape, math.prod(map(_count, shape))])
-        )
-        return math.prod(shape) if counted else 0
+        return _count(math.prod(map(_count, shape))) if isinstance(shape, list) else 0
 
     @property
     def bytes(self) -> int:
         """Size of a message (all-gather: whole output) or of an operator's first input; 0: unknown."""
         if "In msg nelems" in self.args:
             direction = "Out" if self.collective == "all_gather" else "In"
-            count = _count(self.args.get(f"{direction} msg nelems"))
-            return count * element_bytes(self.args.get("dtype"))
-        return self.elements * element_bytes(_first(self.args.get("Input type")))
+            count, kind = _count(self.args.get(f"{direction} msg nelems")), self.args.get("dtype")
+        else:
+            count, kind = self.elements, _first(self.args.get("Input type"))
+        return count * _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
 
     def number(self, remark: str) -> int | None:
         """Return a number that the profiler notes, by which events belong together; None: none."""
@@ -103,11 +99,6 @@ def _first(value: Any) -> Any:
 
 def _count(value: Any) -> int:
     return value if isinstance(value, int) and 0 <= value <= MOST_WHOLE else 0
-
-
-def element_bytes(kind: Any) -> int:
-    """Return bytes of one element of a type as the profiler names it; 0 where the name is not known."""
-    return _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
 
 
 @dataclass(frozen=True)
@@ -127,9 +118,6 @@ class KinetoTrace:
         return UserError(f"{self.source}: {what}: {HOW}")
 
 
-# -- reading -----------------------------------------------------------------------------------
-
-
 def spans(document: Any, source: str = "trace") -> list[Event]:
     """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start."""
     listed = document.get("traceEvents") if isinstance(document, dict) else None
@@ -142,10 +130,9 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
         if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") not in copied:
             name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
             timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
-            if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
-                where = f"traceEvents[{number}] ({name if isinstance(name, str) else shown(name)})"
-                times = f"ts {shown(ts)} and dur {shown(dur)} must be microseconds"
-                raise UserError(f"{source}: {where}: {times}: export the trace again")
+            if not (timed and dur >= 0 and isinstance(name, str)):
+                times = f"({shown(name)}): ts {shown(ts)} and dur {shown(dur)} must be microseconds"
+                raise UserError(f"{source}: traceEvents[{number}] {times}: export the trace again")
             kept.append(event)
     first_us = min((event["ts"] for event in kept), default=0.0)
     events = [
@@ -155,17 +142,13 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
             (event["ts"] - first_us + event["dur"]) / 1e6,
             event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"),
             str(event.get("cat", "")),
-            f"{event.get('pid')}/{event.get('tid')}",
             event["args"] if isinstance(event.get("args"), dict) else {},
         )
         for event in kept
     ]
     launches = {event.number("correlation"): event.start_s for event in events if not event.on_gpu}
     launches.pop(None, None)
-    events = [
-        event._replace(launched_s=launches.get(event.number("correlation"), event.start_s))
-        for event in events
-    ]
+    events = [e._replace(correlated_s=launches.get(e.number("correlation"))) for e in events]
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
@@ -178,19 +161,16 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     trace = KinetoTrace(source, tuple(spans(document, source)))
     if not trace.events:
         raise trace.missing("no span at all")
-    rank = name = None
+    device, rank = "cpu", 0
+    if any(event.on_gpu and not event.collective for event in trace.events):
+        device = "cuda"
+        match document:
+            case {"deviceProperties": [{"name": str(device)}, *_]}:
+                pass
     match document:
         case {"distributedInfo": {"rank": rank}}:
             pass
-    match document:
-        case {"deviceProperties": [{"name": name}, *_]}:
-            pass
-    on_gpu = any(event.on_gpu and not event.collective for event in trace.events)
-    device = (name if isinstance(name, str) else "cuda") if on_gpu else "cpu"
     return replace(trace, rank=_count(rank), device=device)
-
-
-# -- iterations and phases ---------------------------------------------------------------------
 
 
 class TracedIteration(NamedTuple):
@@ -202,7 +182,7 @@ class TracedIteration(NamedTuple):
     def launched(self, start_s: float, end_s: float = math.inf) -> list[Event]:
         """Return what the GPU did, messages aside, that was launched from ``start_s`` until ``end_s``."""
         kernels = [e for e in self.events if e.on_gpu and not e.collective]
-        return [kernel for kernel in kernels if start_s <= _launch_s(kernel) < end_s]
+        return [kernel for kernel in kernels if start_s <= kernel.launched_s < end_s]
 
     def gradients_end_s(self) -> float:
         """When the last gradient was ready, on the processor's clock; the end of backward if unknown."""
@@ -211,19 +191,15 @@ class TracedIteration(NamedTuple):
         return max(ends, default=end_s)
 
 
-def _launch_s(event: Event) -> float:
-    return event.start_s if event.launched_s is None else event.launched_s
-
-
 def iterations(trace: KinetoTrace) -> list[TracedIteration]:
     """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out.
 
-    Phases are the ranges that record_function marked "ddlkit.forward", "ddlkit.backward" and
-    "ddlkit.update" (or without "ddlkit."). Where these are missing, forward starts with the first
-    operator that has a gradient, backward is autograd's, and update the optimizer's step.
+    Phases are the ranges that record_function marked, as "ddlkit.forward" or "forward". Where these are
+    missing, forward starts with the first operator that has a gradient, backward is autograd's, and update
+    the optimizer's step.
     """
-    by_launch = sorted(trace.events, key=_launch_s)
-    times_s = [_launch_s(event) for event in by_launch]
+    by_launch = sorted(trace.events, key=lambda event: event.launched_s)
+    times_s = [event.launched_s for event in by_launch]
     windows = [(e.start_s, e.end_s) for e in trace.events if e.name.startswith("ProfilerStep#")]
     if not windows:
         ends = [e.end_s for e in trace.events if _mark(e) == "update"]
@@ -235,9 +211,7 @@ def iterations(trace: KinetoTrace) -> list[TracedIteration]:
         events = tuple(by_launch[bisect_left(times_s, start_s) : bisect_left(times_s, end_s)])
         phases = _phases(events)
         if not {"forward", "backward"} <= phases.keys():
-            marks = (
-                f"no events of autograd ({EVALUATE}: ...) and no ranges {FORWARD} and {BACKWARD}"
-            )
+            marks = f"no events of autograd ({EVALUATE}), no ranges {FORWARD} and {BACKWARD}"
             raise trace.missing(f"iteration {len(traced)}: {marks}")
         traced.append(TracedIteration(events, phases))
     return traced
@@ -256,13 +230,8 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     if functions:
         begin_s, update_s = functions[0].start_s, steps[0].start_s if steps else math.inf
         numbers = {e.number("Sequence number") for e in functions} - {None}
-        starts = [
-            e.start_s
-            for e in events
-            if e.category == "cpu_op"
-            and e.number("Sequence number") in numbers
-            and e.start_s < begin_s
-        ]
+        of_graph = [e for e in events if e.number("Sequence number") in numbers]
+        starts = [e.start_s for e in of_graph if e.category == "cpu_op" and e.start_s < begin_s]
         if starts:
             phases["forward"] = min(starts), begin_s
         # Backward waits for messages; their own threads may still tidy up when the wait has ended.
@@ -273,10 +242,7 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     return phases | {_mark(e): (e.start_s, e.end_s) for e in reversed(events) if _mark(e)}
 
 
-# -- a layer profile ---------------------------------------------------------------------------
-
-
-def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerProfile:
+def layer_profile(trace: KinetoTrace) -> LayerProfile:
     """Return the trace's iterations as one layer profile: medians, rescaled to the medians of the phases.
 
     A gradient is ready when autograd has accumulated it; its backward is the time since the one before. The
@@ -300,9 +266,9 @@ def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerP
     elements, n_bytes = np.array(sizes[0][::-1]).T
     names = tuple(f"tensor{row}" for row in range(len(elements)))
     return LayerProfile(
-        network=network,
+        network="",
         device=trace.device,
-        batch=batch,
+        batch=1,
         tensor=names,
         layer=names,
         parameters=elements,
@@ -317,7 +283,7 @@ def layer_profile(trace: KinetoTrace, network: str, *, batch: int = 1) -> LayerP
 def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, Floats, float]:
     """Return forward, backward (n,) in forward order, and update, in seconds."""
     kernels, phases = iteration.launched(-math.inf), iteration.phases
-    launched_s = [_launch_s(kernel) for kernel in kernels]
+    launched_s = [kernel.launched_s for kernel in kernels]
     ends_s = np.maximum.accumulate([kernel.end_s for kernel in kernels])
 
     def done(instant_s: float) -> float:
@@ -345,17 +311,13 @@ def _typical(rows: Floats) -> Floats:
     return medians * (np.median(rows.sum(axis=1)) / medians.sum()) if medians.sum() else medians
 
 
-# -- timeline and messages ---------------------------------------------------------------------
-
-
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     """Return all iterations, each from its first forward instant on, as this rank saw them.
 
     CPU: one span per phase. Backward ends with the last gradient; then this rank waits for the last
-    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it. Messages other than
-    all-reduce and all-gather are left out.
-    buckets : if given, the bytes of each message; the k-th all-reduce is that of the k-th bucket if
-        there are as many, else of none. If not, messages are numbered and say their bytes themselves.
+    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it.
+    buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many,
+        else of none. Without, messages are numbered and say their bytes themselves.
     """
     rows = []
     for number, iteration in enumerate(iterations(trace)):
@@ -397,12 +359,3 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
         for kernel in iteration.launched(*at_s):
             if not kernel.name.startswith(_COPY):
                 yield _span(kernel.name, kind, "compute", kernel.start_s, kernel.end_s)
-
-
-def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
-    """Return (bytes, seconds) of each message of known size; it may wait for other ranks in it."""
-    return [
-        (event.bytes, event.end_s - event.start_s)
-        for event in trace.events
-        if event.collective == collective and event.bytes and event.end_s > event.start_s
-    ]

@@ -1,7 +1,4 @@
-"""Message times, whether recorded, a user's own CSV, or an nccl-tests log.
-
-A UserError names file, row and column of what cannot be: times in another unit, a log that is cut.
-"""
+"""Message times, whether recorded, a user's own CSV, or an nccl-tests log."""
 
 from __future__ import annotations
 
@@ -27,23 +24,20 @@ _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "pos
 
 
 def read_bytes_seconds(
-    path: Path, *, place: str | None = None, **wanted: Any
+    path: Path, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
-    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as said where
-        the file is silent. place="out_of_place" or "in_place" chooses between a log's two times of a size
-    meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
+    wanted : which rows, by columns of _KEYS; taken as said where the file is silent
     """
     if is_stamped(path):
         source, frame = "recorded", load_table(path, "collectives")
     else:
         source, frame = _own_messages(path)
-    if place is not None:
-        there = " or ".join(frame["place"].unique()) if "place" in frame else "none: not a log"
-        frame = frame[frame["place"] == place] if "place" in frame else frame[:0]
-        if frame.empty:
-            raise UserError(f"{path}: no times {place!r}: it has {there}")
+    if place := wanted.pop("place", None):
+        if "place" not in frame:
+            raise UserError(f"{path}: no log, so no times {place}")
+        frame, _ = choose(frame, ("place",), {"place": place}, path)
     frame, chosen = choose(frame, _KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
@@ -53,11 +47,7 @@ def read_bytes_seconds(
 
 
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
-    """Return samples as a ``collectives`` table, whoever measured them.
-
-    Of a file without a stamp what it does not say of ``ranks`` and ``link`` is taken as given here, and the
-    link's rate is not known to be limited.
-    """
+    """Return samples as a ``collectives`` table, whoever measured them; what a file does not say as given."""
     if is_stamped(path):
         return load_table(path, "collectives")
     source, frame = _own_messages(path)
@@ -94,8 +84,6 @@ def _own_messages(path: Path) -> tuple[str, DataFrame]:
     return "csv", frame
 
 
-# -- logs as nccl-tests (all_reduce_perf and its sisters) print them -------------------------------
-
 # Launchers label lines: mpirun --tag-output "[1,0]<stdout>:", srun -l "0: ".
 _LABEL = re.compile(r"^\s*(\[\d+,\d+\]<\w+>:|\d+:\s)?\s*")
 _HEADER = re.compile(r"^#\s*size\s+count\s.*\balgbw\b")
@@ -116,16 +104,10 @@ _LOG = Schema(
         Column("place", "str"),
     ),
 )
-_WHOLE = "get the whole log, or put what there is of it into a CSV with columns bytes and seconds"
 
 
 class Log(NamedTuple):
-    """What a log holds.
-
-    frame : columns bytes, seconds, place, collective ("" where unsaid) and ranks (0 where unsaid), two rows a
-        size if it has times in place
-    devices : names of GPUs, of each rank; empty where unsaid
-    """
+    """Columns bytes, seconds, place, collective ("" unsaid) and ranks (0 unsaid); GPUs' names by rank."""
 
     frame: DataFrame
     devices: tuple[str, ...]
@@ -137,11 +119,7 @@ def is_log(text: str) -> bool:
 
 
 def read_log(text: str, file: str, collective: str = "") -> Log:
-    """Return the one table of a log; ``collective`` is of one whose program it does not name.
-
-    Rows of size 0 are left out: all_gather prints them where a message is too small to be divided among the
-    ranks.
-    """
+    """Return the one table of a log; ``collective`` is of one whose program it does not name."""
     check_cells(text, "\n", file)
     names: list[str] = []  # from the time out of place on
     devices: list[str] = []
@@ -150,10 +128,7 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
         line = _LABEL.sub("", line)
         if _HEADER.match(line):
             if names:
-                advice = "repeats as one CSV with columns bytes and seconds"
-                raise UserError(
-                    f"{file}: line {number}: a second table: give it its own file, {advice}"
-                )
+                raise UserError(f"{file}: line {number}: a second table: give it its own file")
             names = line.lstrip("# ").split()
             if "time" not in names:
                 problem = "column cputime: not GPU time: run without -C"
@@ -174,7 +149,7 @@ def read_log(text: str, file: str, collective: str = "") -> Log:
         raise UserError(f"{file}: a header of nccl-tests but no rows: truncated log?")
     if not ended:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
-        raise UserError(f"{file}: {problem}: {_WHOLE}")
+        raise UserError(f"{file}: {problem}: get all of it, or make a CSV of bytes and seconds")
     frame = _checked(Sheet(file, _LOG.names, lines, rows))
     return Log(frame.assign(collective=collective, ranks=ranks), tuple(devices))
 
@@ -193,9 +168,9 @@ def _checked(sheet: Sheet) -> DataFrame:
 
 
 def _timed(words: list[str], names: list[str], where: str) -> Iterator[tuple[str, ...]]:
-    """Yield size, time, rate, wrong values and place, out of place and in place.
+    """Yield size, time, rate, wrong values and place; words before the time vary by version.
 
-    Words before the time vary by version, so those behind it are counted from the end.
+    Sizes of 0 are left out: all_gather's, where a message is too small to be divided among the ranks.
     """
     start = len(words) - len(names) - ("timestamp" in names)  # two words, one name
     if not 3 <= start <= 5:

@@ -2,7 +2,6 @@
 
 One line per layer in forward order: id, name, forward, backward and communication time in microseconds, bytes
 of its gradient (0 without parameters). Ids count from 0; a file of several iterations repeats the block.
-A UserError names file, line and column of a mistake.
 """
 
 from __future__ import annotations
@@ -67,20 +66,18 @@ class LayerTrace:
         return forward_s, backward_s, communication_s
 
     def profile(self, network: str, *, with_input: bool = True) -> LayerProfile:
-        """Return the mean iteration as a profile of the layers with parameters.
+        """Return the mean iteration as a profile of the layers with parameters; it tells no FLOP and update.
 
         A layer without parameters counts to the one with parameters before it, in forward (it runs until
         the next one starts) and in backward (it runs between the next one's gradient and this one's).
-        What stands before the first counts to the first; ``with_input`` false leaves it out: reading
-        data is no computation, and overlaps with it where the framework prefetches. The trace tells
-        neither batch nor device (1 and "unnamed"), nor FLOP and update (0).
+        What stands before the first counts to the first; ``with_input`` false leaves it out: it may be
+        reading data, which overlaps with computation where the framework prefetches.
         """
         rows = self.learnable
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
         first = 0 if with_input else int(rows[0])
-        forward_s, backward_s = (
-            np.bincount(owner[first:], times_s[first:], len(rows)).astype(float)
-            for times_s in self.mean_s[:2]
+        forward_s, backward_s, _ = (
+            np.bincount(owner[first:], times_s[first:], len(rows)) for times_s in self.mean_s
         )
         names, n_bytes = tuple(self.name[row] for row in rows), self.n_bytes[rows]
         return LayerProfile(
@@ -99,8 +96,7 @@ class LayerTrace:
     def training(self) -> tuple[IterationTimes, FusionPlan]:
         """Return the mean iteration as tasks of the DAG (dag IV-B): a message a gradient.
 
-        What stands before the first layer with parameters is the read, t_io; copy and update are not in
-        the trace.
+        What stands before the first layer with parameters is t_io; copy and update are not in the trace.
         """
         first, (forward_s, backward_s, communication_s) = int(self.learnable[0]), self.mean_s
         times = IterationTimes(
@@ -112,12 +108,6 @@ class LayerTrace:
         )
         ends = len(self.name) - self.learnable[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
-
-    def messages(self) -> tuple[Ints, Floats]:
-        """Return every message that took some time: (k n,) bytes and seconds, in forward order."""
-        seconds = self.communication_s[:, self.learnable]
-        n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
-        return n_bytes[seconds > 0], seconds[seconds > 0]
 
 
 def looks_like_one(text: str) -> bool:
@@ -184,27 +174,21 @@ def _sheet(text: str, file: str) -> Sheet:
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield what the mean iteration says of itself that cannot be; nothing is repaired. ``what`` is one of
-
-    * totals: sums of the columns (always there)
-    * forward: layers whose forward is far above what their backward implies
-    * message: a gradient that takes no time to exchange, or a time without a gradient
-    """
+    """Yield sums of the columns, and what the mean iteration says of itself that cannot be."""
     (forward_s, backward_s, sent_s), rows = trace.mean_s, trace.learnable
     input_s = float(forward_s[: rows[0]].sum())
     totals = (forward_s.sum() - input_s, input_s, backward_s.sum(), sent_s.sum())
     text = (
-        "forward {}, and {} before the first layer with parameters, which is input; backward {}, "
-        f"communication {{}}, gradients {trace.n_bytes.sum()} bytes"
+        "forward {}, and {} before the first layer with parameters; backward {}, communication {}"
     )
-    yield Finding("totals", (), text.format(*map(format_seconds, map(float, totals))))
+    text = text.format(*map(format_seconds, map(float, totals)))
+    yield Finding("totals", (), f"{text}, gradients {trace.n_bytes.sum()} bytes")
     usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
     with np.errstate(all="ignore"):
         excess = forward_s[rows] / backward_s[rows] / usual
     large = np.isfinite(excess) & (excess > SUSPECT)
     if large.any():
-        text = "forward is too large beside backward, which computes twice as much (as much, in the first"
-        text += f" layer): {np.median(excess[large]):.1f} times in the median"
+        text = f"forward over backward is {np.median(excess[large]):.1f} times the usual ratio"
         yield Finding("forward", tuple(trace.name[row] for row in rows[large]), text)
     odd = np.flatnonzero((trace.n_bytes > 0) != (sent_s > 0))
     if len(odd):

@@ -1,7 +1,7 @@
 """Where everything lies; whole files, read and written so that a crash never leaves half of one.
 
 What cannot be read, written or locked raises a UserError that names the path. Others' JSON and YAML
-are read within limits of depth, values and numbers: some hundred bytes can stand for billions of values.
+are read within limits: some hundred bytes can stand for billions of values.
 """
 
 from __future__ import annotations
@@ -67,9 +67,6 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
         raise UserError(f"cannot {verb} {path}: {error.strerror or error}: {advice}") from error
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def read(path: Path) -> bytes:
     """Return all bytes of a file."""
     with _refusing("read", path), path.open("rb") as file:
@@ -77,8 +74,7 @@ def read(path: Path) -> bytes:
 
 
 def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
-    data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+    if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB{when}"
         raise UserError(f"{path}: more than {most}: give a part of it: fewer iterations or rows")
     return data
@@ -90,8 +86,7 @@ def text_of(data: bytes, path: Path) -> str:
         try:
             data = _limited(gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked")
         except (OSError, EOFError, zlib.error) as error:
-            advice = "restore or measure again"
-            raise UserError(f"{path}: damaged gzip file ({error}): {advice}") from error
+            raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
     if not data.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
     try:
@@ -113,9 +108,6 @@ def sha256_file(path: Path) -> str:
     return hashlib.sha256(read(path)).hexdigest()
 
 
-# -- writing ---------------------------------------------------------------------------------------
-
-
 def replace(source: Path, target: Path) -> None:
     """Rename so that the new name survives a power cut."""
     with _refusing("write", target):
@@ -128,10 +120,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write ``data``, in a directory that is made: readers see the old file or the new one, no mixture.
-
-    In a folder that is shared nobody can know the name it is written under, or have a link lie there.
-    """
+    """Write ``data``, in a directory that is made, by a name that nobody knows: all of it, or nothing."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path):
@@ -164,8 +153,6 @@ def append_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-# -- locks, which the kernel frees however their holder ends ---------------------------------------
-
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _OURS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 SCRATCH = "ddlkit-run-"
@@ -173,7 +160,7 @@ SCRATCH = "ddlkit-run-"
 
 @contextlib.contextmanager
 def _locked(path: Path, flags: int, how: int) -> Iterator[int]:
-    """Hold an advisory lock on a file or directory opened with these flags; give its descriptor."""
+    """Hold an advisory lock on a file or directory; give its descriptor."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, how)
@@ -219,8 +206,7 @@ def writing_in(directory: Path) -> Iterator[None]:
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     """Make a directory that lasts as long as the block, in ``parent`` or where temporary files go.
 
-    A lock on the one around it says that it is needed: of a killed owner it is removed by whoever makes the
-    next one there. (Not on itself: who writes tables into it locks it.)
+    The one around it is locked: of a killed owner it is removed by whoever makes the next one there.
     """
     place = Path(parent or tempfile.gettempdir())
     with contextlib.ExitStack() as held:
@@ -246,14 +232,13 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-# -- documents -------------------------------------------------------------------------------------
-
-MOST_DEPTH = 50  # levels of lists and mappings: the deepest file known here, a profiler's, has 7
+MOST_DEPTH = 50
+"""Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
 TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
 MOST_VALUES = 10_000_000
 """Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
 MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
-"""Of YAML, which people write by hand; an alias counts as all that it stands for."""
+"""Of YAML, in which an alias counts as all that it stands for."""
 INT64 = 2**63
 
 
@@ -295,11 +280,11 @@ def parse_yaml(text: str) -> Any:
     class Loader(yaml.SafeLoader):
         """With whole numbers that fit, or floats."""
 
-    def whole(loader: Any, node: Any) -> int | float:
-        number = loader.construct_yaml_int(node)
-        return number if -INT64 <= number < INT64 else float(Decimal(number))
+        def construct_yaml_int(self, node: Any) -> int | float:
+            number = super().construct_yaml_int(node)
+            return number if -INT64 <= number < INT64 else float(Decimal(number))
 
-    Loader.add_constructor("tag:yaml.org,2002:int", whole)
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:

@@ -1,8 +1,7 @@
 """Layer profiles, timelines and selection times, recorded or a user's own; what makers and authors print.
 
-The latter: data/specs, each value with its source, and data/papers as transcribed. Each folder of data/papers
-holds a SHA256SUMS of its CSV files; ``sha256sum *.csv > SHA256SUMS`` there writes them anew.
-A wrong file, and one in which several things remain to choose from, raises a UserError.
+The latter: data/specs, each value with its source, and data/papers as transcribed. A wrong file, and one in
+which several things remain to choose from, raises a UserError.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
-MOST_SPANS = (
-    200_000  # of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow
-)
+MOST_SPANS = 200_000
+"""Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 MOST_LISTED = 20  # values of which one is to be chosen
@@ -65,9 +63,6 @@ def choose(
     return frame, chosen
 
 
-# -- layer profiles --------------------------------------------------------------------------------
-
-
 def read_profile(
     path: Path,
     network: str | None = None,
@@ -77,28 +72,23 @@ def read_profile(
     assumed: list[str] | None = None,
     **wanted: Any,
 ) -> LayerProfile:
-    """Return the one profile in a ``layers`` table, or the one chosen.
+    """Return the one profile in a ``layers`` table, or the one that is ``wanted``.
 
-    A table without a stamp is a user's own: it needs only columns tensor, gradient_bytes, backward_s
-    and forward_s. What else it leaves out is assumed (a network named as the file, gradients of four
-    bytes per parameter, no update).
-    wanted : which profile, by device, precision, ranks, threads
+    A user's own, without a stamp, needs only columns tensor, gradient_bytes, backward_s and forward_s.
     forward_s : seconds of the whole forward pass, in place of the column of that name
-    assumed : a list to which every assumption is added, one phrase each
+    assumed : a list to which is added what else a user's own leaves out, one phrase each
     """
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
         frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
-    frame, chosen = choose(
-        frame, PROFILE_KEYS, {**wanted, "network": network, "batch": batch}, path
-    )
+    wanted |= {"network": network, "batch": batch}
+    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
         if frame["forward_s"].any():
-            problem = "it has times, so give no forward_s beside it"
-            raise UserError(f"{path}: column forward_s: {problem}")
+            raise UserError(f"{path}: column forward_s has times: give no other")
         frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
@@ -122,8 +112,7 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     if forward_is_given:
         defaults["forward_s"] = "0"
     elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
-        problem = "missing: add it, or give the seconds of the whole forward pass"
-        sheet.fail(None, "forward_s", problem)
+        sheet.fail(None, "forward_s", "missing: add it, or give --forward-s of the whole pass")
     schema = SCHEMAS["layers"]
     columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
@@ -147,9 +136,6 @@ def profile_frame(
     return DataFrame({name: given[name] for name in SCHEMAS["layers"].names})
 
 
-# -- timelines, selection --------------------------------------------------------------------------
-
-
 def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
     """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat."""
     if is_stamped(path):
@@ -164,13 +150,7 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
     """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
-    rows = _selector_rows([path])
-    measured = rows["density"].unique().tolist()
-    wanted = measured if density is None else [density]
-    if len(wanted) != 1 or wanted[0] not in measured:
-        target = "a single density" if density is None else f"density {density}"
-        raise UserError(f"{path}: {SELECTOR} was not measured at {target}")
-    return _medians(rows[rows["density"] == wanted[0]])
+    return _medians(choose(_selector_rows([path]), ("density",), {"density": density}, path)[0])
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
@@ -210,8 +190,7 @@ BEST = ("cold files", "one core", "pinned")
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
     """Return median seconds of io_s, decode_s and h2d_s for ``batch`` pictures, as far as they were measured.
 
-    A picture takes its part of the measured batch. Of pictures stored in two forms it is the JPEG's: what
-    is stored raw is not decoded.
+    Of pictures stored in two forms it is the JPEG's: what is stored raw is not decoded.
     """
     rows = load_table(path, "inputs")
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
@@ -219,12 +198,10 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
     times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
     if not times:
-        advice = "give inputs-alone-*.csv"
-        raise UserError(f"{path}: tells of no reading, decoding or copying: {advice}")
+        raise UserError(
+            f"{path}: tells of no reading, decoding or copying: give inputs-alone-*.csv"
+        )
     return times
-
-
-# -- what makers and authors print -----------------------------------------------------------------
 
 
 @functools.cache
@@ -236,8 +213,8 @@ def _specs(name: str) -> DataFrame:
 def datasheet(device: str, quantity: str) -> float:
     """Return the maker's value, in the unit that the quantity is named by; 0 where none is known.
 
-    device : as nvidia-smi names it. quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, without
-    sparsity; on tensor cores where the precision has them) or memory_bytes_per_s.
+    device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
+        where the precision has them) or memory_bytes_per_s
     """
     rows = _specs("devices")
     named = rows["device"].str.split("|").map(lambda names: device in names)
@@ -248,11 +225,8 @@ def published_networks() -> DataFrame:
     """Return what is published of each network's size, one row per network; 0 where nothing is.
 
     aliases : other spellings, separated by ";", the one to show first
-    parameters_within : how far the true number may lie off the printed one, rounded as it is
-    tensors : that hold parameters
-    printed_gops, flops_per_op, forward_gflops : 1e9 operations of the forward pass on one ``sample``
-        as printed, how many FLOP the source means by one (2 where it counts multiply-adds), and their
-        product; 1 multiply-add is 2 FLOP everywhere here
+    printed_gops, flops_per_op, forward_gflops : 1e9 operations of a forward pass as printed, how many FLOP
+        the source means by one (2 where it counts multiply-adds), and their product
     """
     return _specs("networks").copy()
 
@@ -318,15 +292,8 @@ def read_transcribed(path: Path) -> bytes:
     data, sums = files.read(path), path.with_name(SUMS)
     if not sums.is_file():
         return data
-    listed = {}
-    for number, line in enumerate(files.read_text(sums).splitlines(), 1):
-        if not (parts := re.fullmatch(r"(.{64})  (.+)", line)):
-            problem = "must be a SHA-256, two spaces, a file name"
-            raise UserError(f"{sums}, line {number}: {problem}")
-        listed[parts[2]] = parts[1]
-    advice = f"restore it, or check it against its source and write {SUMS} there anew"
-    if path.name not in listed:
-        raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
-    if hashlib.sha256(data).hexdigest() != listed[path.name]:
+    listed = files.read_text(sums).splitlines()
+    if f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
+        advice = f"restore it, or check it against its source and write {SUMS} there anew"
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

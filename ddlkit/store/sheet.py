@@ -1,9 +1,7 @@
-"""The one way in which text becomes checked columns, and columns become text.
+"""The one way in which text becomes checked columns, and columns become text; errors name file, row, column.
 
-Which columns each recorded table has is said in schema.json beside this module. There, names of columns
-stand under their "kind check"; a table's ``but`` are columns that it has of another kind, ``later`` the
-defaults of columns that earlier recordings lack. ``aliases`` are earlier names of columns, ``renamed_values``
-earlier values. A mistake raises a UserError that names file, row and column.
+schema.json has the columns of each recorded table, of a "kind check" each, ``but`` those of another kind;
+``later`` are defaults of columns that earlier recordings lack, ``aliases`` and ``renamed_values`` old words.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -27,9 +25,6 @@ from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Kind = Literal["str", "int", "float", "bool", "microseconds"]
-Check = Literal["", "named", "positive", "non_negative", "finite"]
 
 MOST_COLUMNS = 1_000
 """Of a table: ours have at most 40, people's own a few more than they need."""
@@ -42,10 +37,9 @@ def _whole(cell: str) -> int:
     try:
         return int(cell)
     except ValueError:
-        number = float(cell)
-        if not number.is_integer():
+        if float(cell) % 1:
             raise
-        return int(number)
+        return int(float(cell))
 
 
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -54,11 +48,7 @@ _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "float": (float, np.float64, "is not a number"),
     # By decimals: without a rounding of its own.
     "microseconds": (lambda cell: float(Decimal(cell).scaleb(-6)), np.float64, "is not a number"),
-    "bool": (
-        {"True": True, "False": False, "true": True, "false": False}.__getitem__,
-        np.bool_,
-        "is not True or False",
-    ),
+    "bool": (lambda cell: ("false", "true").index(cell.lower()), np.bool_, "is not True or False"),
 }
 _DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
 """What pandas reads a column as, of which it knows the kind."""
@@ -80,7 +70,7 @@ class Sheet:
 
 
 def check_cells(text: str, parted_by: str, file: str) -> None:
-    """Refuse a text of more cells than can be read: each ends in one of ``parted_by``."""
+    """Refuse a text of more cells, each of which ends in one of ``parted_by``, than can be read."""
     if sum(map(text.count, parted_by)) > MOST_CELLS:
         raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
 
@@ -112,15 +102,15 @@ def read_sheet(text: str, file: str) -> Sheet:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers are finite whatever the check; text is printable, if ``named`` not empty.
+    """One column of kind str, int, float, bool or microseconds; check: named, positive, non_negative or none.
 
     default : cell text where a file leaves the column out; None if it may not
-    today : earlier cells of values that were renamed since, and what they are called now
+    today : earlier words of cells, and what they are called now
     """
 
     name: str
-    kind: Kind
-    check: Check = ""
+    kind: str
+    check: str = ""
     default: str | None = None
     today: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,7 +125,7 @@ class Column:
         try:
             for row, cell in enumerate(cells):
                 values[row] = read(cell)
-        except (ArithmeticError, ValueError, KeyError):
+        except (ArithmeticError, ValueError):
             wrong = f"{_shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
             sheet.fail(row, self.name, wrong)
         for broken, problem in self.broken(values, own):
@@ -177,10 +167,7 @@ def _shown(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat).
-
-    aliases : (earlier name, name) of columns that were renamed since, where the header lacks that name
-    """
+    """A kind of table, of whose rows no two agree in all of ``key``, if any; aliases: (old name, name)."""
 
     name: str
     columns: tuple[Column, ...]
@@ -272,23 +259,15 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     return out.getvalue()
 
 
-# -- the recorded tables -----------------------------------------------------------------------
-
-
-def _kinds(groups: dict[str, str]) -> dict[str, Any]:
-    """Return kind and check of columns by name, from names by "kind check"."""
-    return {name: group.partition(" ") for group, names in groups.items() for name in names.split()}
-
-
 def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     """Return the schema of one table as schema.json describes it, with what it shares with others."""
-    kinds = _kinds(shared["columns"]) | _kinds(table.get("but", {}))
+    groups = [*shared["columns"].items(), *table.get("but", {}).items()]
+    kinds = {name: kind.partition(" ") for kind, names in groups for name in names.split()}
     defaults = shared["later"] | table.get("later", {})
     columns = []
     for axis in fields(Case) if table.get("starts_with_case") else ():
         default = str(axis.default) if axis.metadata.get("later") else None
-        kind: Any = axis.type
-        columns.append(Column(axis.name, kind, axis.metadata.get("check", ""), default))
+        columns.append(Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default))
     for column in table["columns"].split():
         kind, _, check = kinds[column]
         today = shared["renamed_values"].get(column, {})

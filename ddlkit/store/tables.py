@@ -1,10 +1,8 @@
 """Recorded tables: a CSV with a JSON stamp that says where its rows come from, by itself or in a pack.
 
-A measurement writes both loose, ``layers-x.csv`` and ``layers-x.json``. A pack holds such tables of a folder
-by kind: ``layers.csv.gz`` has their raw lines behind a first column ``part``, the name of the table, and
-``stamps.jsonl`` has the hash of each pack and the stamp of each part: each is cut out again byte for byte. A
-path names a table wherever its rows are; where they are in both, the loose table counts, which is the later
-one. Damage, or a refused write, raises a UserError that names the file.
+A pack, ``layers.csv.gz``, has the raw lines of a folder's tables of a kind behind a first column ``part``,
+their names; ``stamps.jsonl`` has the packs' hashes and the parts' stamps. A path names a table wherever its
+rows are: a loose one, ``layers-x.csv`` with ``layers-x.json``, is the later one and counts.
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
-
+"""Of what a recorded number means: rows of two versions do not mix in one table."""
 STAMPS = "stamps.jsonl"  # of what is packed in a folder
 PART = Column("part", "str", "named")
 MOST_PACK_CHARACTERS = 16 * 1024**2
@@ -50,9 +47,6 @@ _STAMP_KEYS = {
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-# -- writing ---------------------------------------------------------------------------------------
 
 
 def save_table(
@@ -69,9 +63,8 @@ def save_table(
     """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; return the CSV's path.
 
     Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
-    append : verify the table that is there, add the rows below it, keep its stamps under ``history``
+    append : below the table that is there, whose stamps are kept under ``history``
     machine : what ``ddlkit.machine.describe`` says, unless given
-    remark : what a reader must know of how the rows came about, for the stamp
     """
     path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
     described = this_machine.describe() if machine is None else machine
@@ -99,7 +92,7 @@ def save_table(
         }
         try:
             _settle(path)
-            files.atomic_write_text(stamp_paths(path)[0], stamp_text(stamp))
+            files.atomic_write_text(stamp_paths(path)[0], json.dumps(stamp, indent=1) + "\n")
             files.atomic_write(path, data)
         finally:
             _settle(path)
@@ -147,10 +140,7 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
 
 
 def own_output(path: Path, *sources: Path) -> Path:
-    """Return the path itself, as one that a user's own output may be written to.
-
-    Refuses one where a recorded table or its stamp is in the way, or a file that the output is made of.
-    """
+    """Return the path itself; refuse one where a recorded table, its stamp, or one of the sources lies."""
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
@@ -162,19 +152,19 @@ def own_output(path: Path, *sources: Path) -> Path:
     return path
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
 def load_table(path: Path, schema: str | None = None) -> DataFrame:
     """Return the rows of a recorded table, verified against its stamp and schema."""
     part = _part_of(path)
     data, stamp = (b"", part.stamp) if part else _verified(path)
-    if schema is not None and stamp["schema"] != schema:
-        raise UserError(f"{path}: a table of {stamp['schema']}, expected one of {schema}")
+    kind = stamp["schema"]
+    if schema not in (None, kind):
+        raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
     if part:
-        frame = _rows_in(part, path.name)
+        rows, slices = _rows(part.pack, part.pack_sha256, kind, *_state(part.pack))
+        frame = rows.iloc[slices.get(path.name, slice(0))]
+        frame.index = range(len(frame))  # a fifth of the time of reset_index
     else:
-        frame = schema_named(stamp["schema"]).read(files.text_of(data, path), str(path))
+        frame = schema_named(kind).read(files.text_of(data, path), str(path))
     if len(frame) != stamp["rows"]:
         raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
     return frame
@@ -189,7 +179,7 @@ def load_stamp(path: Path) -> dict[str, Any]:
     return copy.deepcopy(part.stamp)
 
 
-def _content(path: Path) -> tuple[str, dict[str, Any]]:
+def content_of(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the text of a table, loose or in a pack, and the stamp that matches it."""
     part = _part_of(path)
     if part is None:
@@ -199,16 +189,6 @@ def _content(path: Path) -> tuple[str, dict[str, Any]]:
     if _sha256(text.encode()) != part.text_sha256:
         raise UserError(f"{part.pack}: the rows of {path.name} differ from its stamp: restore it")
     return text, part.stamp
-
-
-def cut_out(path: Path) -> tuple[bytes, str]:
-    """Return the bytes of a table and the text of its stamp, as they were when loose.
-
-    A .csv.gz is compressed as `save_table` does: another zlib may make other bytes of it.
-    """
-    text, stamp = _content(path)
-    data = text.encode()
-    return gzip.compress(data, mtime=0) if path.suffix == ".gz" else data, stamp_text(stamp)
 
 
 def is_stamped(path: Path) -> bool:
@@ -234,10 +214,11 @@ def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
 
 def expand_tables(paths: list[Path]) -> list[Path]:
     """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
-    matching = (
-        re.search(r"[*?[]", path.name) and list_tables(path.parent, path.name) for path in paths
-    )
-    return [each for path, found in zip(paths, matching, strict=True) for each in found or [path]]
+    expanded = []
+    for path in paths:
+        tables = list_tables(path.parent, path.name) if re.search(r"[*?[]", path.name) else []
+        expanded += tables or [path]
+    return expanded
 
 
 def machines_in(folder: Path) -> set[str]:
@@ -246,14 +227,6 @@ def machines_in(folder: Path) -> set[str]:
     paths = (path for path in list_tables(folder) if path.exists())
     loose = [_read_stamp(place) for path in paths for place in stamp_paths(path)]
     return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
-
-
-# -- stamps ----------------------------------------------------------------------------------------
-
-
-def stamp_text(stamp: dict[str, Any]) -> str:
-    """Return a loose table's stamp as its file has it."""
-    return json.dumps(stamp, indent=1) + "\n"
 
 
 def stamp_paths(path: Path) -> tuple[Path, Path]:
@@ -278,10 +251,8 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
 def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the stamp itself, which has all that it must."""
     for key, kind in _STAMP_KEYS.items():
-        if key not in stamp:
-            raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
-        if not isinstance(stamp[key], kind):
-            damage = f"{key} is no {kind.__name__}"
+        if not isinstance(stamp.get(key), kind):
+            damage = f"its {key} is no {kind.__name__}"
             raise UserError(f"{path}: damaged stamp ({damage}): restore it or measure again")
     return stamp
 
@@ -289,9 +260,8 @@ def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose CSV and the stamp that matches them.
 
-    After a crash between the two renames it is the pending one; looking there first also serves a
-    reader that comes while a writer renames. Where none matches, a writer may have exchanged all since the
-    CSV was read: only one that is still the same has been damaged.
+    Between a writer's two renames it is the pending one. Where none matches, a writer may have exchanged
+    all since the CSV was read: only one that is still the same has been damaged.
     """
     before = other = None
     while (data := files.read(path)) != before:
@@ -309,11 +279,8 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     )
 
 
-# -- packs -----------------------------------------------------------------------------------------
-
-
 class Part(NamedTuple):
-    """A table in a pack: the pack, its SHA-256, the table's stamp, and the SHA-256 of its text."""
+    """A table in a pack; SHA-256 of the pack's file, and of the table's text."""
 
     pack: Path
     pack_sha256: str
@@ -383,16 +350,6 @@ def _rows(path: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, d
     return frame.iloc[:, 1:], slices
 
 
-def _rows_in(part: Part, name: str) -> DataFrame:
-    state = _state(part.pack)
-    frame, slices = _rows(part.pack, part.pack_sha256, part.stamp["schema"], *state)
-    if name not in slices:
-        raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
-    rows = frame.iloc[slices[name]]
-    rows.index = range(len(rows))  # a fifth of the time of reset_index
-    return rows
-
-
 @functools.lru_cache(maxsize=16)
 def _pack_text(path: Path, sha256: str, *state: int) -> str:
     """Return the text of a pack of this hash."""
@@ -401,7 +358,7 @@ def _pack_text(path: Path, sha256: str, *state: int) -> str:
     data = files.read(path)
     if (digest := _sha256(data)) != sha256:
         problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
-        raise UserError(f"{path}: {problem}: the file was changed after packing, restore it")
+        raise UserError(f"{path}: {problem}: changed after packing, restore it")
     return files.text_of(data, path)
 
 
@@ -419,9 +376,8 @@ def _texts(path: Path, sha256: str, *state: int) -> dict[str, str]:
 def pack(folder: Path) -> list[Path]:
     """Pack the loose recorded tables of a folder; return their paths, by which they are read as before.
 
-    New packs get names that no other has; then the stamps are exchanged, which say what counts; then what is
-    packed goes: a crash at any moment leaves each table readable. One that could not be cut out byte for byte
-    stays loose. Tables of two machines are refused.
+    New packs get new names; then the stamps are exchanged, which say what counts; then what is packed goes:
+    a crash at any moment leaves each table readable. One that could not be cut out byte for byte stays loose.
     """
     if len(names := machines_in(folder)) > 1:
         raise UserError(f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder")
@@ -430,16 +386,13 @@ def pack(folder: Path) -> list[Path]:
         parts, paths = packed(folder), []
         bins: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(dict)
         size = 0
-        for path in list_tables(folder):
-            if (
-                path.exists()
-                and is_stamped(path)
-                and _can_be_packed(text := _content(path)[0], path)
-            ):
+        for path in filter(is_stamped, filter(Path.exists, list_tables(folder))):
+            text, stamp = content_of(path)
+            if _can_be_packed(text, path):
                 paths.append(path)
                 size += len(text) + text.count("\n") * (len(path.name) + 1)
-                kind, header = _content(path)[1]["schema"], text.partition("\n")[0]
-                bins[kind, header, size // MOST_PACK_CHARACTERS][path.name] = text
+                header = text.partition("\n")[0]
+                bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path.name] = text
         for (kind, header, _), texts in bins.items():
             parts = parts | _write_pack(folder, kind, header, texts)
         if paths:
@@ -459,14 +412,14 @@ def _can_be_packed(text: str, path: Path) -> bool:
 def _write_pack(folder: Path, kind: str, header: str, texts: dict[str, str]) -> dict[str, Part]:
     """Write these tables of one kind and header as a pack; return its parts, as they are read back."""
     taken = {path.name for path in folder.iterdir()}
-    numbers = (f"{kind}{number}.csv.gz" for number in ("", *(f".{n}" for n in range(2, 10_000))))
-    path = folder / next(name for name in numbers if name not in taken)
+    names = (f"{kind}{number}.csv.gz" for number in ("", *(f".{n}" for n in range(2, 10_000))))
+    path = folder / next(name for name in names if name not in taken)
     rows = [f"{name},{row}" for name in texts for row in texts[name].split("\n")[1:-1]]
     data = gzip.compress("\n".join([f"part,{header}", *rows, ""]).encode(), mtime=0)
     files.atomic_write(path, data)
     assert _texts(path, _sha256(data), *_state(path)) == texts, path
     return {
-        name: Part(path, _sha256(data), _content(folder / name)[1], _sha256(text.encode()))
+        name: Part(path, _sha256(data), content_of(folder / name)[1], _sha256(text.encode()))
         for name, text in texts.items()
     }
 
@@ -492,7 +445,7 @@ def _remove_replaced(folder: Path) -> None:
     for name, part in parts.items():
         path = folder / name
         if path.exists():
-            if _content(path)[1] != part.stamp:
+            if content_of(path)[1] != part.stamp:
                 continue
             path.unlink()  # the stamp last: without its table it misleads nobody
         for place in stamp_paths(path):
