@@ -14,7 +14,6 @@ import math
 import random
 import re
 import resource
-import shutil
 import signal
 import zlib
 from collections.abc import Callable, Iterator
@@ -303,11 +302,6 @@ def answer(given: Input, folder: Path) -> Outcome:
     there = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     made = {name: data for name, data in there.items() if given.files.get(name) != data}
     return Outcome(status, out.getvalue(), error.getvalue(), made)
-
-
-def remove(folder: Path) -> None:
-    """Take away what an input left."""
-    shutil.rmtree(folder)
 
 
 def wrong(given: Input, got: Outcome) -> str:

@@ -59,18 +59,6 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(
         assert sorted(i for group in best["groups"] for i in group) == list(range(TENSORS))
 
 
-def test_a_cost_written_by_hand_needs_no_fit(
-    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cost = tmp_path / "cost.json"
-    cost.write_text('{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}')
-    found = run(capsys, "predict", "--profile", profile, "--cost", cost, "--json")
-    assert found["interval_s"] is None
-    assert 0 < found["scaling_factor"] < 1
-    assert cli.main(["plan", "--profile", str(profile), "--cost", str(cost)]) == 0
-    assert "t4" in capsys.readouterr().out
-
-
 TRACE = "Id Name Forward Backward Comm. Size\n0 data 9 0 0 0\n1 a 20 30 40 4000\n2 b 5 6 70 80\n"
 COUNTS = "tensor,parameters,flops\na,10,1e9\nb,20,2e9\n"
 
@@ -154,17 +142,6 @@ def test_a_file_that_cannot_be_imported_is_one_line(
     assert not out.exists()
 
 
-def test_an_import_does_not_write_over_a_recorded_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.txt").write_text(TRACE)
-    (tmp_path / "taken.json").write_text('{"schema": "layers", "sha256": ""}')
-    argv = ["import", str(tmp_path / "mine.txt"), "--out"]
-    assert cli.main([*argv, str(tmp_path / "taken.csv")]) == 2
-    assert not (tmp_path / "taken.csv").exists()
-    assert_one_line([*argv, str(tmp_path / "profile.txt")], "is CSV", capsys)
-
-
 def test_a_recorded_timeline_becomes_a_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +166,6 @@ def test_machine_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 MISTAKES = {
     "wrong unit in a plan": (["predict", "--plan", "buffer:25Mb"], None, None, "use B, KB"),
     "unknown planner": (["plan", "--planner", "greedy"], None, None, "unknown planner 'greedy'"),
-    "cost that is not JSON": (["predict"], None, "{", "is not JSON"),
     "cost of zero slope and NaN": (
         ["predict"],
         None,
@@ -232,10 +208,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["lab", "down", "--label", "nosuchlab"], "nosuchlab"),
         (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
-        (
-            ["measure", "nosuch"],
-            "no such suite: use cpu, full, gpu, quick, s",
-        ),
+        (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, s"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )
@@ -283,22 +256,14 @@ def test_what_if_refuses_what_its_graph_leaves_out(
     profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Else it would answer as if that had not been said."""
-    for option, value in (
-        ("--accumulate", "2"),
-        ("--copy-s-per-byte", "1e-9"),
-        ("--in-flight", "2"),
-    ):
+    for option, value in (("--accumulate", "2"), ("--in-flight", "2")):
         argv = ["what-if", "--profile", str(profile), "--cost", str(four), option, value]
         assert_one_line(argv, f"{option}: the graph has no task", capsys)
 
 
 def inputs_table(folder: Path, batch: int) -> Path:
     """What a batch takes: 0.2 s to read, 0.3 s to decode."""
-    parts = {
-        "cold files": ("read", 0.2),
-        "one core": ("decode", 0.3),
-        "cached files": ("read", 0.9),
-    }
+    parts = {"cold files": ("read", 0.2), "one core": ("decode", 0.3), "cached": ("read", 0.9)}
     common = {"device": "cpu", "stored": "jpeg", "batch": 1, "bytes": 9, "ranks": 1}
     rows = [
         {"quantity": quantity, "how": how, "sample": 0, "seconds": seconds / batch, **common}
@@ -368,10 +333,7 @@ def test_what_if_takes_its_input_from_what_was_measured(
         (["--layer", "conv9=0.5"], "no layer or tensor 'conv9': use one of the profile's, as"),
         (["--gpus", "8"], "an alpha_beta cost can be carried to another number of workers only if"),
         (["--gpus", "0"], "--gpus 0: there must be at least one"),
-        (
-            ["--straggler", "4:1.2"],
-            "no task or resource 'rank:4': use layer:NUMBER to 5, rank:NUMBER to 3",
-        ),
+        (["--straggler", "4:1.2"], "use layer:NUMBER to 5, rank:NUMBER to 3"),
         (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),
         (["--strategy", "torch"], "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK"),
         (["--gpus-per-machine", "3"], "4 GPUs do not fill machines of 3"),

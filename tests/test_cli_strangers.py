@@ -47,26 +47,6 @@ def asked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str,
     return status, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("measuring", [False, True])
-def test_only_what_measured_says_that_something_is_kept(
-    measuring: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ddlkit.core import fit
-    from ddlkit.run.sessions import engine
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fit, "fit", interrupted)
-    monkeypatch.setattr(engine, "measure", interrupted)
-    argv = ("measure", "quick") if measuring else ("fit", write_times(tmp_path / "times.csv"))
-    kept = "; what was measured is kept" if measuring else ""
-    assert asked(capsys, *argv) == (130, "", f"ddlkit: interrupted{kept}\n")
-
-
 FALLS_WHERE_IT_IS_DROPPED = """
 import contextlib, signal, sys, time
 from ddlkit import cli
@@ -142,10 +122,8 @@ def test_messages_outside_the_measured_sizes_are_told(
     ("device", "backend"),
     [
         ("cpu", "gloo"),
-        ("cpu", "nccl"),
         ("NVIDIA A100-SXM4-40GB", "gloo"),
         ("unknown", "nccl"),
-        ("cpu", ""),
     ],
 )
 def test_a_profile_of_one_device_with_messages_of_another_is_told(

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
@@ -62,20 +60,6 @@ def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float)
     assert found.busy_s(("backward",)) == pytest.approx(last)
     assert found.busy_s(("wait",)) == pytest.approx(3.0 - last)
     assert found.select(found.kind == "all_reduce").bytes.tolist() == sizes
-
-
-def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_them() -> None:
-    kernels = [
-        Event("gemm", 10.2, 10.6, on_gpu=True),
-        Event("wgrad", 11.5, 12.5, on_gpu=True),
-        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12.0, 13.5, on_gpu=True),
-        Event("sgd", 14.1, 14.2, on_gpu=True),
-        Event("outside", 15.0, 15.1, on_gpu=True),
-    ]
-    found = timeline(profile_of(*PHASES, *kernels), [400])
-    assert found.kind.tolist() == ["forward", "backward", "all_reduce", "update"]
-    assert found.bytes.tolist() == [0, 0, 400, 0]
-    assert found.exposed_communication_s() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +115,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Real messages of a real DistributedDataParallel, of one rank only."""
-    path = tmp_path_factory.mktemp("kineto") / "ddp.json"
-    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(tiny(), bucket_cap_mb=0.004)
-        record(model, path, with_marks=True, record_shapes=True)
-    finally:
-        dist.destroy_process_group()
-    yield path
-
-
 def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) -> None:
     profile = layer_profile(read_kineto(recorded))
     assert sorted(profile.parameters) == sorted(p.numel() for p in tiny().parameters())
@@ -152,30 +123,6 @@ def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) 
     assert (profile.backward_s > 0).all() and profile.update_s > 0
     findings = import_file(recorded).findings
     assert [finding.what for finding in findings] == ["iterations", "profiler", "batch"]
-
-
-def test_times_of_the_layers_add_up_to_the_phases(recorded: Path, distributed: Path) -> None:
-    for path in (recorded, distributed):
-        trace = read_kineto(path)
-        profile, line = layer_profile(trace), timeline(trace)
-        parts = [line.select(line.iteration == i) for i in range(N_ITERATIONS)]
-        assert line.iteration.max() == N_ITERATIONS - 1
-        forward = np.median([part.busy_s(("forward",)) for part in parts])
-        assert profile.forward_s.sum() == pytest.approx(forward)
-        update = np.median([part.busy_s(("update",)) for part in parts])
-        assert profile.update_s == pytest.approx(update)
-        assert profile.workload().compute_s <= 1.1 * max(part.duration_s for part in parts)
-
-
-def test_messages_of_a_recorded_profile_hold_all_gradients(distributed: Path) -> None:
-    trace = read_kineto(distributed)
-    line = timeline(trace)
-    sent = line.select(line.kind == "all_reduce")
-    held = 4 * sum(p.numel() for p in tiny().parameters())
-    for number in range(N_ITERATIONS):
-        own = sent.select(sent.iteration == number)
-        assert own.n >= 1 and own.bytes.sum() == held
-        assert own.group.tolist() == list(range(own.n))
 
 
 def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> None:

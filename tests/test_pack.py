@@ -161,12 +161,6 @@ def test_tables_of_two_machines_are_not_packed(folder: Path) -> None:
     assert store.machines_in(folder) == {"another", "cpu-made-up"}
 
 
-def test_a_pack_is_not_saved_over(folder: Path) -> None:
-    tables.pack(folder)
-    with pytest.raises(UserError, match="is a pack of tables"):
-        save(folder, "drift.csv.gz")
-
-
 def swap_rows(path: Path) -> None:
     text = gzip.decompress(path.read_bytes()).replace(b"0.5", b"0.6")
     path.write_bytes(gzip.compress(text))
