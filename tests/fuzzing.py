@@ -16,7 +16,7 @@ import re
 import resource
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -69,6 +69,13 @@ LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
 # Avg bus bandwidth    : 11.4900
 """
 LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
+HELD_OUT = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
+HELD_OUT |= {"below": 0.1, "above": 0.1, "apart": 2}
+DRAWS = {
+    "count": 3,
+    "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
+    "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
+}
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
     {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
@@ -76,26 +83,8 @@ COSTS: tuple[dict[str, Any], ...] = (
         **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
         **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
     },
-    {
-        **LINE,
-        "fit": {
-            **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
-            "held_out": {
-                **{"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]},
-                **{"below": 0.1, "above": 0.1, "apart": 2},
-            },
-        },
-    },
-    {
-        **LINE,
-        "fit": {
-            "draws": {
-                "count": 3,
-                "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
-                "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
-            }
-        },
-    },
+    LINE | {"fit": {"from_bytes": 1e3, "to_bytes": 1e7, "held_out": HELD_OUT}},
+    LINE | {"fit": {"draws": DRAWS}},
 )
 GATHER = {"form": "table", "collective": "all_gather", "workers": 4}
 GATHER |= {"bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]}
@@ -132,11 +121,9 @@ def spans() -> str:
     return "\n".join([",".join(names), *rows]) + "\n"
 
 
-def _import(kind: str, *options: str) -> Callable[[str], Input]:
-    return lambda text: Input(
-        ("import", f"in.{kind}", *options, "--out", "out.csv", "--json"),
-        {f"in.{kind}": text.encode()},
-    )
+def _import(kind: str, text: str | bytes, *options: str) -> Input:
+    words = ("import", f"in.{kind}", *options, "--out", "out.csv", "--json")
+    return Input(words, {f"in.{kind}": text.encode() if isinstance(text, str) else text})
 
 
 def _asked(command: str, cost: Any, *options: str, **files: str) -> Input:
@@ -152,18 +139,10 @@ MEASURED = ("predict", "--profile", "p.csv", "--collectives", "m.csv", "--ranks"
 PROFILED = {"p.csv": PROFILE.encode()}
 CHOSEN = {
     "import": [
-        _import("txt")(TRACE),
-        Input(
-            ("import", "in.json.gz", "--out", "out.csv", "--json"),
-            {"in.json.gz": PROFILED_TRAINING.read_bytes()},
-        ),
-        Input(
-            ("import", "in.csv", *COUNTS, "--out", "o.csv", "--json"), {"in.csv": FLOPS.encode()}
-        ),
-        Input(
-            ("import", "in.csv", *COUNTS, "--sequence", "16", "--out", "o.csv", "--json"),
-            {"in.csv": SHAPES.encode()},
-        ),
+        _import("txt", TRACE),
+        _import("json.gz", PROFILED_TRAINING.read_bytes()),
+        _import("csv", FLOPS, *COUNTS),
+        _import("csv", SHAPES, *COUNTS, "--sequence", "16"),
     ],
     "fit": [
         *(
@@ -189,7 +168,7 @@ CHOSEN = {
     ],
     "timeline": [
         Input(
-            ("timeline", "t.csv.gz", "--out", "trace.json"),
+            ("timeline", "t.csv.gz", "--out", "t.json"),
             {"t.csv.gz": gzip.compress(spans().encode(), mtime=0)},
         ),
     ],
@@ -342,6 +321,9 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} in JSON")
 
 
+FITTED = ("alpha_s", "log_intercept_s", "intercept_s", "log_slope_s", "exposed_communication_s")
+
+
 def _check(value: Any, name: str = "") -> None:
     """Every number is finite, and none of a time or a size is negative."""
     if isinstance(value, dict):
@@ -353,13 +335,7 @@ def _check(value: Any, name: str = "") -> None:
     elif isinstance(value, float):
         assert math.isfinite(value), f"{name} is {value}"
     quantity = name.endswith(("_s", "bytes", "parameters", "tensors", "messages", "workers"))
-    fitted = name in (
-        "alpha_s",
-        "log_intercept_s",
-        "intercept_s",
-        "log_slope_s",
-        "exposed_communication_s",
-    )
+    fitted = name in FITTED
     if quantity and not fitted and isinstance(value, (int, float)):
         assert value >= 0, f"{name} is {value}"
 

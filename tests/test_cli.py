@@ -314,19 +314,6 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(
     assert grown == pytest.approx(2 * found["speedup"])
 
 
-def test_what_if_takes_its_input_from_what_was_measured(
-    profile: Path, four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Seconds of a picture times the profile's batch."""
-    batch = int(pd.read_csv(profile)["batch"].iloc[0])
-    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
-    files += ["--strategy", "cntk", "--inputs", inputs_table(tmp_path, batch)]
-    answer = run(capsys, "what-if", *files, "--scale", "decode=0")
-    assert answer["iteration_s"] == pytest.approx(TENSORS * 0.03 + 15e6 * 1e-8)
-    slow = run(capsys, "what-if", *files, "--gpus-per-machine", "4")
-    assert slow["iteration_s"] == pytest.approx(4 * 0.3) and slow["limited_by"] == "cpu"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

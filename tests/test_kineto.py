@@ -262,19 +262,5 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
 def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(
-        UserError, match=rf"mine\.json\.gz: .*{message}|mine\.json\.gz: {message}"
-    ) as error:
+    with pytest.raises(UserError, match=rf"^[^\n]*mine\.json\.gz: [^\n]*{message}[^\n]*$"):
         layer_profile(read_kineto(path))
-    assert "\n" not in str(error.value)
-
-
-def test_iterations_of_other_gradients_are_refused() -> None:
-    one, other = (json.loads(gpu_training([100.0] * n, [100.0] * n)) for n in (1, 2))
-    last = max(event["ts"] + event["dur"] for event in one["traceEvents"])
-    for event in other["traceEvents"]:
-        event["ts"] += last - 1e9 + 1
-        event["args"] = {k: v + 1000 if k == "correlation" else v for k, v in event["args"].items()}
-    both = {"traceEvents": one["traceEvents"] + other["traceEvents"]}
-    with pytest.raises(UserError, match="both: iteration 1 accumulates other gradients"):
-        layer_profile(parse_kineto(json.dumps(both), "both"))

@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -105,18 +103,13 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
     path = save(tmp_path, collectives(5), machine=None)
     stamp = store.load_stamp(path)
     assert stamp == json.loads((tmp_path / "c.json").read_text())
-    assert stamp["schema"] == "collectives" and stamp["rows"] == 5
-    assert stamp["benchmark_version"] == store.BENCHMARK_VERSION
-    assert stamp["command"] == COMMAND
-    assert stamp["machine"] == machine.describe()
-    assert {"cpu", "gpus", "memory_bytes"} <= stamp["machine"].keys()
-    assert (
-        stamp["versions"] == machine.versions()
-        and {"torch", "cuda", "nccl"} <= stamp["versions"].keys()
-    )
-    assert stamp["commit"] == machine.commit()
-    assert stamp["time"].endswith("+00:00")
-    assert stamp["sha256"] == store.sha256_file(path)
+    assert stamp.pop("time").endswith("+00:00")
+    assert stamp == {
+        **{"schema": "collectives", "rows": 5, "benchmark_version": store.BENCHMARK_VERSION},
+        **{"command": COMMAND, "machine": machine.describe(), "versions": machine.versions()},
+        **{"commit": machine.commit(), "sha256": store.sha256_file(path)},
+        **{"remark": "", "history": []},
+    }
 
 
 def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
@@ -124,12 +117,6 @@ def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
     words += ["--out=/tmp/me/gpu", f"--out={store.DATA}/x", "../me/gpu/", f"{store.ROOT}/x.py"]
     told = ["ddlkit", "64KiB", "a/b", '{"out": "data"}', "--out=gpu", "--out=data/x", "gpu", "x.py"]
     assert store.load_stamp(save(tmp_path, collectives(), command=words))["command"] == told
-
-
-def test_equal_rows_make_equal_files(tmp_path: Path) -> None:
-    first = save(tmp_path / "one", collectives(), "c.csv.gz").read_bytes()
-    shuffled = collectives()[list(collectives().columns)[::-1]]
-    assert save(tmp_path / "two", shuffled, "c.csv.gz").read_bytes() == first
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
@@ -187,31 +174,6 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
         process.join(timeout=PATIENCE_S)
     assert [process.exitcode for process in running] == [0, 0, 0]
     assert len(store.load_table(tmp_path / "c.csv")) == 12
-
-
-# What a writer does: the next stamp waits, the CSV is exchanged, the stamp is.
-@pytest.mark.parametrize("moments", [*itertools.combinations_with_replacement(range(4), 3)][1::2])
-def test_a_reader_beside_a_writer_sees_the_old_table_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: tuple[int, ...]
-) -> None:
-    """``moments``: how far the writer has come when the reader opens its next file; at last it is done."""
-    new = save(tmp_path / "new", collectives(5))
-    path = save(tmp_path, collectives(3))
-    pending, stamp = path.with_name(f".{path.stem}.json.pending"), path.with_suffix(".json")
-    shutil.copy(new.with_suffix(".json"), tmp_path / "stamp")
-    steps = iter(((tmp_path / "stamp", pending), (new, path), (pending, stamp)))
-    done, opened, read = 0, iter(moments), files.read
-
-    def beside(asked: Path) -> bytes:
-        nonlocal done
-        for source, target in itertools.islice(steps, max(0, next(opened, 3) - done)):
-            os.replace(source, target)
-            done += 1
-        return read(asked)
-
-    monkeypatch.setattr(files, "read", beside)
-    assert len(store.load_table(path)) in (3, 5)
-    assert len(store.load_table(path)) == 5
 
 
 @pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
@@ -448,12 +410,8 @@ def test_another_or_unknown_schema_is_refused(tmp_path: Path) -> None:
 
 def test_a_recorded_profile_comes_back(tmp_path: Path) -> None:
     profile = store.read_profile(save(tmp_path, layers(), schema="layers"))
-    assert (profile.network, profile.device, profile.batch, profile.update_s) == (
-        "tiny",
-        "cpu",
-        8,
-        0.05,
-    )
+    assert (profile.network, profile.device, profile.batch) == ("tiny", "cpu", 8)
+    assert profile.update_s == 0.05
     assert profile.tensor == ("a.weight", "a.bias", "b.weight") and profile.layer == ("a", "a", "b")
     for name in ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops"):
         assert getattr(profile, name).tolist() == layers()[name].tolist()
@@ -594,17 +552,6 @@ def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None
                 assert store.network_named(written) == name
 
 
-def test_an_unknown_network_is_refused_with_what_it_may_be() -> None:
-    hints = {
-        "vgg17": "did you mean 'vgg19'?",
-        "VGG": "did you mean 'vgg16' or",
-        "": "known are alexnet",
-    }
-    for text, hint in hints.items():
-        line = refusal(functools.partial(store.network_named, text))
-        assert line.startswith(f"unknown network {text!r}: {hint}")
-
-
 def test_recorded_directories_are_listed_by_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,14 +571,9 @@ def test_the_root_can_be_moved_and_the_import_is_light() -> None:
         "import sys, ddlkit.store as s; print(s.RECORDED, s.ROOT);"
         "assert not {'torch', 'pandas'} & set(sys.modules), 'heavy import'"
     )
+    workbook = str(Path(__file__).resolve().parents[1])
     for root in ("/srv/workbook", ""):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "DDLKIT_ROOT": root},
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        where = root or str(Path(__file__).resolve().parents[1])
-        assert done.stdout.split() == [f"{where}/data/recorded", where]
+        environment = {**os.environ, "DDLKIT_ROOT": root}
+        argv = [sys.executable, "-c", code]
+        printed = subprocess.check_output(argv, env=environment, cwd=workbook, text=True)
+        assert printed.split() == [f"{root or workbook}/data/recorded", root or workbook]

@@ -127,24 +127,18 @@ GOOD = ["Id Name Forward Backward Comm. Size", "0 data 1 0 0 0", "1 a 2 3 4 40",
     ("lines", "message"),
     [
         ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "line 2, column id: 1, expected 0"),
-        ([*GOOD[:3], "3 b 5 6 7 80"], "line 4, column id: 3, expected 2"),
         ([*GOOD, *GOOD[1:3]], r"line 6, column id: the last iteration ends before layer 2 \(b\)"),
         ([*GOOD, *GOOD[1:], "3 c 1 1 1 4"], "line 8, column id: layer 3 is not in the first"),
         ([*GOOD, "0 data 1 0 0 0", "1 a 2 3 4 44"], "line 6, column size: a of 44 .* line 3 has"),
         ([*GOOD[:2], "1 a 2 3 4"], "line 3: 5 columns, expected 6"),
         ([*GOOD[:2], "1 a 2 3 4 -40"], "line 3, column size: '-40' must not be negative"),
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
-        ([*GOOD[:2], "1 a 2 inf 4 40"], "line 3, column backward: 'inf' must be a finite number"),
         (["Id Name Backward Forward Comm. Size", *GOOD[1:]], "line 1: column 'Backward', expected"),
         (GOOD[:1], "line 1: no layers"),
-        ([], "empty"),
     ],
 )
 def test_a_mistake_names_file_and_line(lines: list[str], message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.trace"
     path.write_text("\n".join(lines))
-    with pytest.raises(
-        UserError, match=rf"mine\.trace: .*{message}|mine\.trace: {message}"
-    ) as error:
+    with pytest.raises(UserError, match=rf"^[^\n]*mine\.trace: [^\n]*{message}[^\n]*$"):
         read(path)
-    assert "\n" not in str(error.value)

@@ -83,14 +83,6 @@ def test_work_is_six_flop_a_parameter_of_a_product_and_attention(shape: Decoder,
     assert 3 * flops(shape, t) == pytest.approx(expected * t)
 
 
-def test_gradients_are_ready_last_layer_first_and_tied_words_last_of_all() -> None:
-    for name, first in (("gpt2_xl", "norm"), ("llama_7b", "head")):
-        ready = [tensor.layer for tensor in SHAPES[name].tensors(64)][::-1]
-        assert (ready[0], ready[-1]) == (first, "tokens")
-        blocks = [int(layer.split(".")[0]) for layer in ready if "." in layer]
-        assert blocks == sorted(blocks, reverse=True)
-
-
 def test_what_comes_before_a_gradient_is_done_before_it() -> None:
     """The head's work before the last norm's gradient, attention's between its output and what feeds it."""
     shape = Decoder(1, 8, 2, 32, 1000, tied=True)
