@@ -21,10 +21,9 @@ _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-co
 
 
 def describe() -> dict[str, Any]:
-    """Return what the machine is: name, cpu, memory, operating system, GPUs. No host name or address.
+    """Return what the machine is; no host name or address.
 
-    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them
-    (0: none); ``gpus`` have model, driver, memory_bytes and compute_capability (0 or "" where unknown).
+    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them (0: none).
     """
     limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
@@ -41,10 +40,7 @@ def describe() -> dict[str, Any]:
 
 
 def name(device: str = "") -> str:
-    """Return a name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200".
-
-    device : "cpu" for the processor's name, whatever GPUs there are
-    """
+    """Return a name for directories, as "8x-nvidia-h200"; of "cpu" as "cpu-2x-intel-xeon-8488c"."""
     gpus = _gpus()
     if gpus and device != "cpu":
         count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
@@ -103,9 +99,8 @@ def content(path: Path) -> str:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _slug(text: str) -> str:
@@ -131,11 +126,7 @@ def gpu_question(fields: Sequence[str], *options: str, about: str = "gpu") -> li
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the cells of what `ask_gpus` gives, by GPU.
-
-    >>> cells("NVIDIA H200, 143771\\nNVIDIA H200, [N/A]\\n")
-    [['NVIDIA H200', '143771'], ['NVIDIA H200', '[N/A]']]
-    """
+    """Return the cells of what `ask_gpus` gives, by GPU."""
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
 
 

@@ -209,6 +209,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
         (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, s"),
+        (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_an_equation_without_code_is_a_dash(tmp_path: Path) -> None:
     frame = equations.index(tmp_path / "kit")
     rows = frame.set_index(["paper", "equation"])["function"]
     assert rows["osf", "Eq 3"] == "kit.core.x.f" and (rows == "-").sum() == len(rows) - 1
-    assert equations.coded(frame) == 1 and equations.count(frame) == len(rows)
+    assert equations.counts(frame) == (1, len(rows))
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_what_echoes_tell_of_waking_is_found() -> None:
 
 def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
     """The table that twelve labs met, with wake-up latency: what messages cost."""
-    many, again = source.open_labs(""), source.open_labs("", source.AGAIN_LABS)
+    many, again = source.open_labs(""), source.open_labs("", "labs-fresh-again")
     woken = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
     said = again.table("predicted").query("model == 'woken'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)

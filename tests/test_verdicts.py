@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -18,7 +17,6 @@ from ddlkit.report import catalog, claims, papers
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
 
-HEADER = "id,paper,place,quantity,relation,value,unit,tolerance,condition,figure,errata\n"
 CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", "")
 values = st.floats(0.01, 1e6)
 
@@ -37,6 +35,9 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
     assert not {*claims.CHECKS} & {*waiting.index}
     assert all(claim.id.startswith(claim.paper) for claim in listed)
     assert {claim.paper for claim in listed} == {*claims.PAPERS}
+    assert {claim.relation for claim in listed} <= {*claims.RELATIONS}
+    assert len({claim.id for claim in listed}) == len(listed)
+    assert all(claim.place and claim.value + claim.tolerance >= 0 for claim in listed)
     assert waiting["why"].str.len().gt(10).all()
     assert set(waiting["notebook"]) <= {entry.notebook for entry in catalog.load()} | {""}
 
@@ -143,33 +144,6 @@ def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.
     assert numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
 
 
-# -- claims.csv ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("osf-a,osf,Section 1,a,=,fast,%,0.1,,,", "line 2, column value: 'fast' is not a number"),
-        ("osf-a,osf,Section 1,a,=,1,%,nan,,,", "line 2, column tolerance: 'nan'"),
-        ("osf-a,osf,,a,=,1,%,0.1,,,", "line 2, column place: '' must not be empty"),
-        ("osf-a,osf,S,a,~,1,%,0.1,,,", "line 2, column relation: is no relation: use one of ="),
-        ("osf-a,osf,S,a,=,1,%,0.1,,,\n" * 2, "line 3, column id: repeats the row at line 2"),
-    ],
-)
-def test_a_damaged_claims_file_is_one_error(tmp_path: Path, row: str, message: str) -> None:
-    for paper in claims.PAPERS:
-        (tmp_path / paper).mkdir()
-        text = HEADER + (f"{row}\n" if paper == "osf" else "")
-        (tmp_path / paper / "claims.csv").write_text(text)
-    with pytest.raises(UserError, match=message):
-        claims.load_claims(tmp_path)
-
-
-def test_missing_files_and_columns_are_one_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*claims\.csv"):
-        claims.load_claims(tmp_path)
-    monkeypatch.setattr(store, "DATA", tmp_path)
+def test_a_missing_table_is_one_error() -> None:
     with pytest.raises(UserError, match=r"cannot read .*tab99\.csv"):
         claims.paper_table("osf", "tab99")

@@ -107,12 +107,10 @@ def _refuse_gone(words: Sequence[str]) -> None:
 
 
 def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
-    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints, for notebooks and programs.
-
-    Raises UserError for what the command would refuse. Its warnings are in the result.
-    """
-    given = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
-    words = [*command.split(), *map(str, files), *(word for pair in given for word in pair)]
+    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints. Raises UserError as that refuses."""
+    words = [*command.split(), *map(str, files)]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     page, wrong = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(wrong):
         try:
@@ -120,8 +118,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
         except SystemExit:
             raise UserError(wrong.getvalue().splitlines()[-1]) from None
         arguments.run(arguments)
-    answer: dict[str, Any] = json.loads(page.getvalue())
-    return answer
+    return dict(json.loads(page.getvalue()))
 
 
 AGAIN_S, AGAIN = 0.5, signal.SIGUSR2

@@ -50,10 +50,6 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
     return register
 
 
-FEW = 4
-"""So many numbers a person reads one by one; of more, the range tells enough."""
-
-
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a result as one JSON document, or as aligned lines for a person; refuse a number that is none."""
     for name, value in result.items():
@@ -64,10 +60,7 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
 def _check_finite(name: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(
-            f"{name} comes out as {value}: sizes, times or rates that went in are far beyond what can "
-            "be: check them and their units"
-        )
+        raise UserError(f"{name} comes out as {value}: check sizes, times, rates and their units")
     if isinstance(value, (dict, list, tuple)):
         for inner in value.values() if isinstance(value, dict) else value:
             _check_finite(name, inner)
@@ -81,12 +74,11 @@ def _shown(value: Any) -> str:
         return f"{value:.6g}"
     if not is_numbers(value) or not value:
         return str(value) if value or not isinstance(value, (dict, list)) else "none"
-    numbers = list(value.values() if isinstance(value, dict) else value)
-    if len(numbers) > FEW:
-        return f"{len(numbers)} from {_shown(min(numbers))} to {_shown(max(numbers))} (--json: all)"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
-    return ", ".join(map(_shown, numbers))
+    if len(value) > 4:
+        return f"{len(value)} from {_shown(min(value))} to {_shown(max(value))} (--json: all)"
+    return ", ".join(map(_shown, value))
 
 
 def is_numbers(value: Any) -> bool:

@@ -13,11 +13,8 @@ from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, one_line
 
-ELEMENT = arg(
-    "--gradient-bytes",
-    type=units.parse_element_bytes,
-    help="of a gradient's number: 2, fp16, bf16 [as the file says]",
-)
+_OF_A_NUMBER = "of a gradient's number: 2, fp16, bf16 [as the file says]"
+ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUMBER)
 
 
 @command(
@@ -84,9 +81,7 @@ def timeline(arguments: argparse.Namespace) -> None:
 
 _RANKS = "between how many ranks messages were measured: chosen, or said if the file is silent [the file's]"
 RANKS = arg("--ranks", type=int, help=_RANKS)
-_FORMS = (
-    "auto, alpha_beta, piecewise, segments, chords, table, or variants as piecewise:45KB [auto]"
-)
+_FORMS = "auto, alpha_beta, piecewise, segments, chords, table, or variants: piecewise:45KB [auto]"
 
 
 @command(
@@ -119,7 +114,6 @@ def fit(arguments: argparse.Namespace) -> None:
     fitted = fitting.fit(arguments.form, sizes, seconds, **of)
     description = fitted.to_dict()
     measured = Measured.of(sizes, said.get("backend"), said["source"])
-    measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
         _, errors = fitting.held_out_errors(fitted.form, sizes, seconds)
         median = float(np.median(abs(errors))) if errors.size else None
@@ -176,10 +170,7 @@ _INPUTS = (
 
 
 def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
-    """Return the forecast of the files under the plan ``spec``, what is doubtful of it, the layer profile.
-
-    Both what is doubtful and what a profile left open is said on standard error.
-    """
+    """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
     from ddlkit import formats, store
     from ddlkit.model import forecast, make_plan
     from ddlkit.report.doubts import doubts
@@ -246,10 +237,8 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if cost.workers is None:
         cost = replace(cost, workers=arguments.ranks)
     elif arguments.ranks not in (None, cost.workers):
-        raise UserError(
-            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}: --ranks "
-            "does not carry a cost to other numbers, measure with that many"
-        )
+        counts = f"a cost of {cost.workers} workers, not {arguments.ranks}"
+        raise UserError(f"{arguments.cost}: {counts}: --ranks does not carry a cost to others")
     return Communication(cost, draws, Link(in_flight=arguments.in_flight)), measured
 
 
@@ -258,7 +247,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     import pandas as pd
 
     from ddlkit import store
-    from ddlkit.formats.messages import device_of, read_collectives
+    from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
@@ -271,10 +260,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
     lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
     calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in paths}
-    measured = Measured.of(rows["bytes"], *rows["backend"].unique())
-    on_device = devices.pop() if len(devices) == 1 else None
-    return calibrated, measured._replace(on_device=on_device)
+    return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
 @command(
@@ -337,9 +323,7 @@ _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "d
     arg("--strategy", default="Caffe-MPI", help="or CNTK, MXNet, TensorFlow [Caffe-MPI]"),
     arg("--gpus", type=int, help="so many GPUs afterwards, by a cost that can be carried there"),
     arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
-    arg(
-        "--inputs", type=Path, help="table of ddlkit measure input: to read, decode, copy [nothing]"
-    ),
+    arg("--inputs", type=Path, help="table of ddlkit measure input: reading, decoding [nothing]"),
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
@@ -379,8 +363,7 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     from ddlkit.papers.dag.graph import Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
 
-    read_s = dict.fromkeys(("io_s", "decode_s", "h2d_s"), 0.0)
-    read_s |= read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
+    read_s = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
     gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)
     how = {"iterations": 10, "forward_s": profile.forward_s * arguments.dilation, **read_s}
     return of_iteration(iteration, dag.strategy(arguments.strategy), gpus, **how)

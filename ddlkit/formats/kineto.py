@@ -88,7 +88,7 @@ class Event(NamedTuple):
         return count * _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
 
     def number(self, remark: str) -> int | None:
-        """Return a number that the profiler notes, by which events belong together; None: none."""
+        """Return a number that the profiler notes, by which events belong together."""
         value = self.args.get(remark)
         return value if isinstance(value, int) else None
 
@@ -130,7 +130,7 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
         if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") not in copied:
             name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
             timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
-            if not (timed and dur >= 0 and isinstance(name, str)):
+            if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
                 times = f"({shown(name)}): ts {shown(ts)} and dur {shown(dur)} must be microseconds"
                 raise UserError(f"{source}: traceEvents[{number}] {times}: export the trace again")
             kept.append(event)

@@ -77,7 +77,7 @@ class LayerTrace:
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
         first = 0 if with_input else int(rows[0])
         forward_s, backward_s, _ = (
-            np.bincount(owner[first:], times_s[first:], len(rows)) for times_s in self.mean_s
+            np.bincount(owner[first:], times_s[first:], len(rows)) + 0.0 for times_s in self.mean_s
         )
         names, n_bytes = tuple(self.name[row] for row in rows), self.n_bytes[rows]
         return LayerProfile(

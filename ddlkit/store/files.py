@@ -171,10 +171,7 @@ def _locked(path: Path, flags: int, how: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, which names its holder; a UserError names another's process id.
-
-    The file stays behind: removing it would let two processes lock two files of one name.
-    """
+    """Hold a lock on a file, which names its holder, and stays: else two could lock two of one name."""
     with contextlib.ExitStack() as held:
         with _refusing("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -183,9 +180,7 @@ def lock(path: Path) -> Iterator[None]:
                 descriptor = held.enter_context(_locked(path, flags, _AT_ONCE))
             except BlockingIOError as error:
                 holder = path.read_text(errors="replace").strip() or "unknown"
-                raise UserError(
-                    f"{path} is held by process {holder}: wait until it ends"
-                ) from error
+                raise UserError(f"{path} is held by process {holder}: wait for it") from error
             held.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -261,8 +256,8 @@ def parse_json(text: str) -> Any:
 
 def _number(text: str) -> int | float:
     """Return digits as a number; Python takes minutes for some millions of them."""
-    number = int(text) if len(text) <= len(f"-{INT64}") else INT64
-    return number if -INT64 <= number < INT64 else float(text)
+    short = len(text) <= len(f"-{INT64}")
+    return number if short and -INT64 <= (number := int(text)) < INT64 else float(text)
 
 
 def read_json(path: Path, advice: str) -> Any:

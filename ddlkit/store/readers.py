@@ -224,7 +224,6 @@ def datasheet(device: str, quantity: str) -> float:
 def published_networks() -> DataFrame:
     """Return what is published of each network's size, one row per network; 0 where nothing is.
 
-    aliases : other spellings, separated by ";", the one to show first
     printed_gops, flops_per_op, forward_gflops : 1e9 operations of a forward pass as printed, how many FLOP
         the source means by one (2 where it counts multiply-adds), and their product
     """
@@ -276,10 +275,7 @@ def network_title(name: str) -> str:
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """Return FLOP/s of the fastest product in a table ``peaks`` by (device, precision).
-
-    Not of the median one: what else runs can only make a product slower.
-    """
+    """Return FLOP/s of the fastest product, which nothing slowed, in ``peaks`` by (device, precision)."""
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
     return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
 
