@@ -69,7 +69,7 @@ LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
 # Avg bus bandwidth    : 11.4900
 """
 LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
-HELD_OUT = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
+HELD_OUT: dict[str, Any] = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
 HELD_OUT |= {"below": 0.1, "above": 0.1, "apart": 2}
 DRAWS = {
     "count": 3,

@@ -76,8 +76,9 @@ class LayerTrace:
         rows = self.learnable
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
         first = 0 if with_input else int(rows[0])
-        forward_s, backward_s, _ = (
-            np.bincount(owner[first:], times_s[first:], len(rows)) + 0.0 for times_s in self.mean_s
+        forward_s, backward_s = (
+            np.bincount(owner[first:], times_s[first:], len(rows)).astype(float)
+            for times_s in self.mean_s[:2]
         )
         names, n_bytes = tuple(self.name[row] for row in rows), self.n_bytes[rows]
         return LayerProfile(
