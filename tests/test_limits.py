@@ -143,8 +143,6 @@ def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
         assert "is a recorded table" in refused(["timeline", own, "--out", target], capsys)
     assert "is what is read" in refused(["timeline", recorded, "--out", recorded], capsys)
     assert "is a recorded table" in refused(["import", trace, "--out", recorded], capsys)
-    messages = ["import", trace, "--out", tmp_path / "new.csv", "--messages", recorded]
-    assert "is a recorded table" in refused(messages, capsys)
     times = tmp_path / "times.csv"
     times.write_text(f"bytes,seconds\n{TIMES}")
     drawn = ["fit", times, "--compare", "--form", "table", "--draw", recorded]

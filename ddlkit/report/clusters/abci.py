@@ -13,7 +13,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats
-from ddlkit.formats import nccl_tests
+from ddlkit.formats.messages import read_log
 from ddlkit.report import clusters
 from ddlkit.report.clusters import EXTERNAL, Rows, read, resnet50, rows
 
@@ -30,7 +30,7 @@ def costs() -> dict[tuple[str, int], Table]:
     """Return what an all-reduce in place costs, by device and ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
-        log = nccl_tests.read_log(read(path), str(path), "all_reduce")
+        log = read_log(read(path), str(path), "all_reduce")
         device = next(name for name in DEVICE.values() if name in log.devices[0])
         in_place = log.frame[log.frame["place"] == "in_place"]
         sizes, seconds = in_place["bytes"].to_numpy(float), in_place["seconds"].to_numpy()

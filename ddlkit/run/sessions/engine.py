@@ -50,8 +50,8 @@ from ddlkit.run.sessions import (
 from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.run.sessions.packing import packing, with_tables
 from ddlkit.store import files
-from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import is_stamped, machines_in
+from ddlkit.store.tables import pack as pack_tables
 
 POINTS = "ddlkit.run.sessions.grammar:points"
 PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
