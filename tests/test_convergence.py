@@ -36,7 +36,7 @@ RANKS, DENSITY = 3, 0.07
 
 def train(network: str, seed: int, recipe: Recipe = TINY) -> pd.DataFrame:
     """On one thread: several wait for each other longer than they compute."""
-    return convergence.train(network, seed, recipe, threads=1)
+    return convergence.train(network, seed, recipe, "cpu", threads=1)
 
 
 def tiny(method: str = "lags", **how: Any) -> SparseTraining:
