@@ -14,19 +14,19 @@ import pytest
 from ddlkit.papers.sharing import model_intensity
 from ddlkit.report.claims import paper_table, recomputed, symbols
 from ddlkit.report.papers import dag, omgs, osf, sharing
-from ddlkit.run.nets import registry
 from ddlkit.store import network_named
+from test_zoo import size
 
 
 def sharing_networks() -> pd.DataFrame:
     """Size, FLOP and intensity of sharing's seven networks, as printed and of the zoo's."""
     printed = paper_table("sharing", "tab02")
-    sizes = [registry.size(network_named(network)) for network in printed["network"]]
+    parameters, _, flops = zip(*(size(network_named(n)) for n in printed["network"]), strict=True)
     return recomputed(
         printed[["network", "parameters_millions", "gflop", "intensity"]],
-        parameters_millions=[size.parameters / 1e6 for size in sizes],
-        gflop=[size.forward_flops / 1e9 for size in sizes],
-        intensity=[model_intensity(s.forward_flops, s.parameters) for s in sizes],
+        parameters_millions=[n / 1e6 for n in parameters],
+        gflop=[n / 1e9 for n in flops],
+        intensity=list(map(model_intensity, flops, parameters)),
     )
 
 

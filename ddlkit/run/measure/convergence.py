@@ -7,6 +7,7 @@ are fusion plans, made with the costs of the authors' published code, so that th
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -134,23 +135,30 @@ def started(network: str, seed: int) -> nn.Module:
 
 
 @lru_cache(maxsize=4)
-def _drawn(text: bool, count: int, held_out: bool) -> Any:
-    """Return the pictures, or the text, to train on, or those that no training sees."""
+def _drawn(text: bool, count: int, held_out: bool) -> tuple[Any, ...]:
+    """Return arrays of the pictures, or the text, to train on, or those that no training sees."""
     seed = int(held_out)
-    return drawn.draw_text(count * STEPS + 1, seed) if text else drawn.draw_pictures(count, seed)
+    if text:
+        return (drawn.draw_text(count * STEPS + 1, seed),)
+    return drawn.draw_pictures(count, seed)
+
+
+def _sha256(text: bool, count: int) -> str:
+    """Return the hash of what is trained on."""
+    return hashlib.sha256(b"".join(map(bytes, _drawn(text, count, False)))).hexdigest()
 
 
 def examples(network: str, count: int, held_out: bool) -> Examples:
-    """Return so many inputs and labels of a network, on the CPU."""
+    """Return so many inputs and labels of a network, on the CPU; of a text (n, STEPS) words, and the next."""
     text = network in TASKS and TASKS[network].text
-    data = _drawn(text, count, held_out)
+    data = [torch.from_numpy(array) for array in _drawn(text, count, held_out)]
     if text:
-        words, following = data.sequences(STEPS)
-        return torch.from_numpy(words), torch.from_numpy(following)
-    images = (torch.from_numpy(data.images).float() / 255 - _MEAN) / _SPREAD
+        words, following = data[0][:-1], data[0][1:]
+        return words.view(count, STEPS), following.reshape(count, STEPS)
+    images = (data[0].float() / 255 - _MEAN) / _SPREAD
     if network in TASKS:
         images = nn.functional.adaptive_avg_pool2d(images, SIDE)
-    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(data.labels)
+    return images.contiguous(memory_format=torch.channels_last), data[1]
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -273,7 +281,7 @@ def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) ->
             "seed": seed,
             "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
             "classes": _CLASSES,
-            "data_sha256": _drawn(False, recipe.training_images, False).sha256,
+            "data_sha256": _sha256(False, recipe.training_images),
         }
         judged_on = {"training": first, "held_out": training.held_out}
         return training.followed(what, judged_on, labels)
@@ -358,6 +366,6 @@ def train_sparse(settings: SparseTraining) -> pd.DataFrame:
             "ranks": RANKS,
             "backend": "played",
             "tensors": len(sizes),
-            "data_sha256": _drawn(task.text, recipe.training_images, False).sha256,
+            "data_sha256": _sha256(task.text, recipe.training_images),
         }
         return training.followed(what, {"held_out": training.held_out}, labels)

@@ -43,7 +43,7 @@ def pillow() -> Any:
 def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
     random, made = np.random.default_rng(0), []
-    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0).images:
+    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0)[0]:
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
         grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
         made.append(pillow().fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
