@@ -26,7 +26,6 @@ from ddlkit.run.lab import network, replay
 from ddlkit.run.lab.network import Lab, LabShape, clean
 from ddlkit.run.lab.script import (
     ITERATIONS,
-    Recording,
     Script,
     append_iteration,
     keep_complete,
@@ -38,23 +37,17 @@ from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
 
-def random_recording(script: Script, rng: np.random.Generator) -> Recording:
-    """What a rank might see: it wakes late, posting takes time, collectives follow one another."""
-    late_s = rng.exponential(1e-3, (3, len(script.ready_s)))
-    awake_s = np.asarray(script.ready_s) + late_s[0]
-    awake_s = np.maximum.accumulate(awake_s)
-    done_s = np.maximum.accumulate(awake_s + late_s[1]) + np.cumsum(late_s[2])
-    waited_s = float(done_s[-1])
-    return Recording(
-        awake_s=awake_s,
-        selected_s=awake_s,
-        posted_s=awake_s + 1e-9,
-        done_s=done_s,
-        forward_end_s=script.forward_s,
-        wait_s=float(awake_s[-1]) + 1e-9,
-        waited_s=waited_s,
-        end_s=waited_s + script.update_s,
-    )
+def random_times(script: Script, rng: np.random.Generator, ranks: int) -> np.ndarray:
+    """What ranks might see: they wake late, posting takes time, collectives follow one another."""
+    rows = []
+    for _ in range(ranks):
+        late_s = rng.exponential(1e-3, (3, len(script.ready_s)))
+        awake_s = np.maximum.accumulate(script.ready_s + late_s[0])
+        done_s = np.maximum.accumulate(awake_s + late_s[1]) + np.cumsum(late_s[2])
+        groups = (awake_s, awake_s, awake_s + 1e-9, done_s)
+        ends = script.forward_s, awake_s[-1] + 1e-9, done_s[-1], done_s[-1] + script.update_s
+        rows.append(np.hstack([*groups, ends]))
+    return np.array(rows)
 
 
 class TestScript:
@@ -102,17 +95,16 @@ class TestTimeline:
         plan = data.draw(plans(workload.n))
         spec = f"cuts:{','.join(map(str, plan.ends))}"
         script = Script.from_case(planned(spec, Loopback(), workload))
-        rng = np.random.default_rng(seed)
-        everyone = [random_recording(script, rng) for _ in range(ranks)]
+        everyone = random_times(script, np.random.default_rng(seed), ranks)
         spans = make_timeline(script, everyone)
         assert set(spans.rank.tolist()) == set(range(ranks))
-        for rank, recording in enumerate(everyone):
+        for rank, seen_s in enumerate(everyone):
             mine = spans.select(spans.rank == rank)
             messages = mine.select(mine.kind == "all_reduce")
             assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
             assert np.all(messages.start_s >= script.ready_s)
             assert messages.bytes.sum() == workload.bytes.sum()
-            assert mine.end_s.max() == recording.end_s
+            assert mine.end_s.max() == seen_s[-1]
             # Whatever is not compute is exposed communication: nothing else happens in a replay.
             idle_s = mine.duration_s - mine.busy_s(("forward", "backward", "update"))
             assert mine.exposed_communication_s() <= idle_s + 1e-9
@@ -202,7 +194,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for one in (first, second):
         script = Script.from_case(one)
-        everyone = [random_recording(script, rng)]
+        everyone = random_times(script, rng, 1)
         append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0))
     text = (tmp_path / ITERATIONS).read_text()
     (tmp_path / ITERATIONS).write_text(text[:-40])

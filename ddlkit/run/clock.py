@@ -32,7 +32,7 @@ class Budget:
 
     warmup : repeats whose times are dropped
     max_s : seconds after which no further repeat starts, once there are ``min_repeats``
-    relative_halfwidth : stop once half the 95% interval of the median, which 6 samples have, is this share of it
+    relative_halfwidth : stop once half the 95% interval of the median, of 6 or more samples, is this share
     """
 
     warmup: int = 2
@@ -64,12 +64,12 @@ def synchronizer(device: torch.device | str) -> Action:
 
 
 def flusher(device: torch.device) -> Action:
-    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others' there."""
+    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others'."""
     return torch.ones(FLUSH_BYTES[device.type] // 4, device=device).sum
 
 
 class Marks:
-    """Points in time along the work of a device, taken without making it wait: on CUDA events in its stream."""
+    """Points in time along the work of a device, taken without making it wait: on CUDA, events."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)

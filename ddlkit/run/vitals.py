@@ -1,8 +1,8 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
-An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of the
-time from its first message to its last; or an emulated link was late with more than LATE_LIMIT of its packets;
-or the host took more than STOLEN_LIMIT of the cores: then it is taken again, up to TRIES times. No torch here.
+An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of
+the time from its first message to its last; or an emulated link was late with more than LATE_LIMIT of packets;
+or the host took more than STOLEN_LIMIT of the cores: then it is measured again, up to TRIES times. No torch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Vitals = list[tuple[str, str, float]]
 
 @dataclass(frozen=True)
 class Usage:
-    """Shares of all cores' time between two readings: not idle; and stolen, while another virtual machine ran.
+    """Shares of all cores' time between two readings; stolen : in which another virtual machine had them.
 
     late : share of packets that an emulated link's process carried later than they were due
     """
@@ -90,8 +90,8 @@ def processor_times() -> Any:
 def processor_usage(before: Any, after: Any) -> Usage:
     """Return what happened between two readings.
 
-    Guests are in user time already; a core that waits for a disk is idle. So is one for us that others use who
-    are nice, unless we are nice ourselves.
+    Guests are in user time already. A core that waits for a disk is idle, or that others use who are nice,
+    unless we are nice ourselves.
     """
     names = [name for name in before._fields if not name.startswith("guest")]
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}
@@ -225,7 +225,7 @@ def parse_vitals(text: str, numbers: dict[str, int]) -> Vitals:
 def gpu_in_use() -> str:
     """Return which GPU somebody else computes on, in a few words; "" if none. To be called while we do not.
 
-    Right after a program's end, or while the driver starts, a GPU may look busy: it must for all of PATIENCE_S.
+    Right after a program's end, or while the driver starts, a GPU may look busy: it must for PATIENCE_S.
     """
     give_up = time.monotonic() + PATIENCE_S
     with _resident_smi(PERIOD_S):

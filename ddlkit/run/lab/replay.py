@@ -30,7 +30,6 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
     PlannedCase,
-    Recording,
     Replayed,
     Script,
     append_iteration,
@@ -109,7 +108,7 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
-        everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
+        everyone = peers.everyones(seen_s)
         if me.rank == 0:
             append_iteration(me.out, script, repeat, everyone, used)
         if not turns or time.monotonic() - progress_s >= SAY_S:
@@ -194,7 +193,7 @@ def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[to
 
 
 def _iterate(me: Rank, script: Script, messages: _Messages) -> tuple[Floats, Usage]:
-    """Return one iteration, started by all ranks at once, as a `Recording`'s array; and how cores were used.
+    """Return one iteration, started by all ranks at once, as of `make_timeline`; and how cores were used.
 
     They count as busy from the first message to the last: over a whole iteration, ranks mostly sleep.
     """
@@ -208,7 +207,7 @@ def _iterate(me: Rank, script: Script, messages: _Messages) -> tuple[Floats, Usa
 
 
 def _play(messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
-    """Return times of one iteration, as a `Recording`'s array, and how cores were used while it sent."""
+    """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
     script = messages.script
     awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
     spent_s = 0.0  # by the selections so far: all that follows is later by it

@@ -160,29 +160,6 @@ class Script:
 # -- what comes back -----------------------------------------------------------------------------
 
 
-class Recording(NamedTuple):
-    """One iteration of one rank, in seconds from the common start.
-
-    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had selected,
-        went on computing, and saw its messages complete
-    wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
-    """
-
-    awake_s: Floats
-    selected_s: Floats
-    posted_s: Floats
-    done_s: Floats
-    forward_end_s: float
-    wait_s: float
-    waited_s: float
-    end_s: float
-
-    @classmethod
-    def from_array(cls, values: Floats) -> Recording:
-        """Make the recording whose fields follow one another in an array (4 G + 4,), as ranks exchange it."""
-        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
-
-
 class Replayed(NamedTuple):
     """Tables of a replay: ``runs``, and of the first round ``timeline``; times are dilated."""
 
@@ -190,29 +167,34 @@ class Replayed(NamedTuple):
     timeline: pd.DataFrame
 
 
-def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
+def make_timeline(script: Script, everyone: Floats) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+
+    everyone : (ranks, 4 G + 4) seconds: when a rank woke with each group's gradients, had selected, went on
+        computing, and saw its messages complete; the ends of forward, of posting, of waiting and of the update
 
     A collective begins when it is posted and its predecessor has ended. The backward pass of several
     gradients is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
-        for rank, recording in enumerate(everyone)
-        for span in _spans(script.played_by(rank), recording)
+        for rank, seen_s in enumerate(everyone)
+        for span in _spans(script.played_by(rank), seen_s)
     )
 
 
-def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
+def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
+    forward_end_s, wait_s, waited_s, end_s = seen_s[-4:].tolist()
+
     def span(kind: str, group: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
         task = kind if group < 0 else f"{kind} {group}"
         times = {"start_s": start_s, "end_s": max(start_s, end_s)}
         return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
 
-    yield span("forward", -1, 0.0, seen.forward_end_s)
-    begin_s, free_s = seen.forward_end_s, 0.0
+    yield span("forward", -1, 0.0, forward_end_s)
+    begin_s, free_s = forward_end_s, 0.0
     for group, n_bytes in enumerate(script.bytes):
-        awake_s, selected_s, posted_s, done_s = (float(times_s[group]) for times_s in seen[:4])
+        awake_s, selected_s, posted_s, done_s = seen_s[:-4].reshape(4, -1)[:, group].tolist()
         first_s = max(begin_s, awake_s - script.buffered_s[group])
         if first_s < awake_s:
             yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
@@ -223,18 +205,16 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
         yield span(script.case.collective, group, max(selected_s, free_s), done_s, **sent)
         begin_s, free_s = posted_s, done_s
-    yield span("wait", -1, seen.wait_s, seen.waited_s)
-    yield span("update", -1, seen.waited_s, seen.end_s)
+    yield span("wait", -1, wait_s, waited_s)
+    yield span("update", -1, waited_s, end_s)
 
 
 # -- the file ----------------------------------------------------------------------------------
 
 
-def append_iteration(
-    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage
-) -> None:
+def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, used: Usage) -> None:
     """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
-    iteration_s = max(seen.end_s for seen in everyone)
+    iteration_s = float(everyone[:, -1].max())
     compute_s = script.played_by(len(everyone) - 1).compute_s  # of the straggler, if there is one
     row = {
         "case": script.case.key,

@@ -1,7 +1,7 @@
 """How much kernels of a GPU slow down when communication shares it with them (sharing 4.2.2, Tab 1, Fig 3).
 
-Each kernel alone and beside the stand-in or the copy engine; beside NCCL itself: `nccl_one_gpu`. For every row
-``overlap_share`` is the share of the kernel's time in which the communication ran, too.
+Each kernel alone and beside the stand-in or the copy engine; beside NCCL itself: `nccl_one_gpu`.
+``overlap_share`` is the share of a kernel's time in which the communication ran, too.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def measure_beside(
 
     names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
 
-    ``seconds`` are the GPU's own. Raises UserError where not even the first way can be measured, else Partial.
+    Raises UserError where not even the first way can be measured, Partial where a later one cannot.
     """
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")

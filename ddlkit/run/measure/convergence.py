@@ -115,12 +115,12 @@ TASKS: dict[str, Task] = {
     "resnet20_half": Task(partial(zoo.resnet20_half, _CLASSES), False, 0.001, _RESNET),
     "lstm_sentences": Task(_LSTM, True, 0.005, _WORDS),
 }
-"""Densities are those of omgs Tab IV, other numbers those of its authors' code, but for the LSTM's momentum and
-largest gradient (there 0 and 0.25), with which nothing is learned in so few steps."""
+"""Densities are those of omgs Tab IV, other numbers those of its authors' code, but for the LSTM's momentum
+and largest gradient (there 0 and 0.25), with which nothing is learned in so few steps."""
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """Return a network with the first weights of that seed: torch's own, or of NETWORKS by He et al. (2015)."""
+    """Return a network with the first weights of a seed: torch's own, or of NETWORKS by He et al. (2015)."""
     if network in NETWORKS:
         model = NETWORKS[network]()
         random = torch.Generator().manual_seed(seed)

@@ -96,7 +96,7 @@ class _Order:
         self.flops = np.diff([*flops, borders[1]]).astype(float)
 
     def spans(self, seconds: Floats) -> Floats:
-        """Return (s + n,) times from each layer's start to the next, then gradients', by the iteration's marks."""
+        """Return (s + n,) times from each layer's start to the next, then from each gradient to the next."""
         return np.diff(np.delete(seconds[: len(self.starts) + len(self.ready) + 2], 1))
 
     def by_tensor(self, by_start: Floats) -> Floats:

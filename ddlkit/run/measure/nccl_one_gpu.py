@@ -1,8 +1,8 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
 Rows as beside the stand-in; each rank runs a kernel of its own, so twice the blocks are taken. NCCL allows it
-from 2.30.3 on, as an experiment (NCCL_MULTI_RANK_GPU_ENABLE), and hangs where both kernels do not find room at
-the same time: every setting has a process of its own, which is ended when its time is up.
+from 2.30.3 on, as an experiment, and hangs where both kernels do not find room at the same time: every setting
+has a process of its own, which is ended when its time is up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute, in_wheels
+from ddlkit.run.measure.standin import in_wheels
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
@@ -159,7 +159,7 @@ def measure_on_one_gpu(
 
     pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after ``limit_s``
 
-    Raises Unavailable where NCCL is too old, UserError when the first pair fails, Partial when a later one does.
+    Raises Unavailable where NCCL is too old, UserError where the first pair fails, Partial where a later one.
     """
     if reason := unavailable():
         raise Unavailable(reason)
@@ -203,8 +203,7 @@ def beside(
 ) -> pd.DataFrame:
     """Measure rows of one kernel, alone and beside all-reduces that outlast it.
 
-    ``overlap_share``, ``bytes_per_s`` (of each rank, while messages are under way), and what NCCL took are seen
-    by profiling one more repeat.
+    What ran at the same time, how fast each rank sent, and what NCCL took are seen by profiling one more repeat.
     """
     kernel = contention.kernels(settings.scale)[name]
     compute = kernel.on(device)

@@ -1,8 +1,7 @@
 """Keep only the largest gradients: selecting exactly k of d, what it costs, and training's exchange of them.
 
-Beside torch.topk stands `tournament`, which finds the same set: the k largest elements lie in the k groups with
-the largest maxima (the delegates of Gaihre et al., Dr. Top-k, SC 2021), so torch.topk sees only few. Each
-element is read once, and nobody waits for the GPU until the end.
+Beside torch.topk stands `tournament`, which finds the same set: the k largest elements lie in the k groups
+with the largest maxima (the delegates of Gaihre et al., Dr. Top-k, SC 2021), so torch.topk sees only few.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class Group:
 
     @torch.no_grad()
     def choose(self) -> None:
-        """Add gradients to the residual, and take out what is to be sent. Raises UserError for infinite ones."""
+        """Add gradients to the residual, and take out what to send. Raises UserError for infinite ones."""
         for name, parameter, part in self.parts(self.residual):
             if parameter.grad is not None:
                 part.add_(parameter.grad)

@@ -1,9 +1,9 @@
 """Training iterations of one process beside communication for its own gradients (sharing Fig 4 to 8, Tab 2).
 
-Gradients travel as DistributedDataParallel sends them: in buckets by its rule, each once its last gradient is
-ready and all before it have left; the update waits for them. For every bucket the stand-in's kernel moves what
-each rank of an all-reduce sends: bucket bytes x 2 (n - 1) / n of n ranks that are not there. Nothing is copied
-into buckets. The paper's proposal, to give the last message more (5 Future work), is a policy here.
+Gradients travel as DistributedDataParallel sends them: in buckets by its rule, each once its last gradient
+is ready and all before it have left; the update waits for them. For every bucket the stand-in's kernel moves
+what each rank of an all-reduce sends: bucket bytes x 2 (n - 1) / n of n ranks that are not there. The paper's
+proposal, to give the last message more (5 Future work), is a policy here.
 """
 
 from __future__ import annotations

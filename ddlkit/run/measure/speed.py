@@ -70,9 +70,8 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    Source and target move through pools as large as the largest size, so that small copies find nothing in the
-    caches. Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later
-    copy fails; UserError where nothing fits.
+    Source and target move through pools as large as the largest size, past all caches. Raises Partial without
+    sizes above an eighth of the host's free memory, or where a later copy fails; UserError where nothing fits.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]

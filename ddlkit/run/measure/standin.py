@@ -75,7 +75,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent from ``opened_s`` to ``closed_s``, which enclose a computation; begins_s, ends_s : of blocks."""
+    """What was sent while a computation ran, from ``opened_s`` to ``closed_s``; begins_s, ends_s : of blocks."""
 
     begins_s: Sequence[float]
     ends_s: Sequence[float]
@@ -159,7 +159,7 @@ class GpuStandIn:
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
         """Start communicating, then compute, then stop; without a footprint, compute alone.
 
-        ``compute`` must have run before: what it loads may wait for an idle GPU. Nothing waits for the GPU here.
+        ``compute`` must have run before: what it loads may wait for an idle GPU. Nothing here waits for it.
         """
         blocks = footprint.blocks if footprint else 0
         chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0

@@ -216,7 +216,7 @@ class _Block:
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UserError unless momentum, the sum of averaged gradients, is the same on all ranks, to the bit."""
+    """Raise UserError unless momentum, a sum of averaged gradients, is the same on all ranks, to the bit."""
     momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
     sums = everyones([float(momentum.double().sum()) for momentum in momenta])
     if not np.isfinite(sums).all() or (sums != sums[0]).any():

@@ -1,8 +1,8 @@
 """Two small data sets that are drawn, not downloaded; the same seed draws the same.
 
-Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance. A text is of
-sentences about a topic, which lasts for some. What can be learned: which word may follow; number, over a
-relative clause if there is one; the topic; and which verb a noun prefers.
+Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance. Of a text
+can be learned: which word may follow; number, over a relative clause if there is one; the topic, which lasts
+for some sentences; and which verb a noun prefers.
 """
 
 from __future__ import annotations

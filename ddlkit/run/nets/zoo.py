@@ -66,7 +66,7 @@ def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
 
 
 def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
-    """Return VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3)."""
+    """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3)."""
     width = 512 // narrower
     return _named(
         features=_vgg16_features(norm=False, narrower=narrower, poolings=poolings),
