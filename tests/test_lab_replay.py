@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +18,8 @@ from ddlkit.core.link import FRAMING
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.lab import network, replay
-from ddlkit.run.lab.network import Lab, LabShape, clean
+from ddlkit.run.lab import replay
+from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.script import (
     ITERATIONS,
     Script,
@@ -33,7 +29,7 @@ from ddlkit.run.lab.script import (
     read_replayed,
 )
 from ddlkit.run.vitals import Usage
-from places import ROOT, TINY, alive, planned, ranks_below, sent_by, wait_for
+from places import TINY, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
 
 
@@ -211,31 +207,9 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
 
 # -- in the lab --------------------------------------------------------------------------------
 
-# Replays that do not end, each in a lab of its own; Ctrl-C ends one and begins the next.
-LONG = """
-import sys
-from pathlib import Path
-sys.path.insert(0, "tests")
-from places import planned
-from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import replay
-for label in sys.argv[2:]:
-    try:
-        with Lab(LabShape(2, 1e9), label) as lab:
-            replay(lab, 2, [planned("none", lab)], rounds=1000, out=Path(sys.argv[1], label))
-    except KeyboardInterrupt:
-        print(label, flush=True)
-"""
-
-
 def rows_written(out: Path) -> int:
     path = out / ITERATIONS
     return path.read_text().count("\n") if path.exists() else 0
-
-
-def namespaces(label: str) -> list[str]:
-    listed = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-    return [line for line in listed.splitlines() if line.startswith(f"{label}-")]
 
 
 class TestLab:
@@ -278,37 +252,3 @@ class TestLab:
             assert ranks_below(os.getpid()) == []
             kept = read_replayed(tmp_path, [case.case]).runs
         assert 0 < len(kept) < 1000
-
-    @pytest.mark.fault(
-        fault="a replay in the lab is interrupted, or killed",
-        injected="SIGINT, and in the next lab SIGKILL, while ranks replay",
-        holds="no rank, no namespace; complete rows are kept",
-    )
-    def test_an_interrupted_replay_leaves_its_rows_and_nothing_else(self, tmp_path: Path) -> None:
-        """Ctrl-C is tidied up after by the process itself; after SIGKILL, `clean` does it."""
-        argv = [sys.executable, "-c", LONG, str(tmp_path), "interrupted", "killed"]
-        process = subprocess.Popen(
-            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        try:
-            ranks = self.ranks_at_work(process, tmp_path / "interrupted")
-            process.send_signal(signal.SIGINT)
-            assert process.stdout is not None and process.stdout.readline() == b"interrupted\n"
-            self.check_left(ranks, tmp_path / "interrupted")
-            ranks = self.ranks_at_work(process, tmp_path / "killed")
-        finally:
-            process.kill()
-            process.communicate(timeout=60)
-        psutil.wait_procs(ranks, timeout=60)  # they die with their owner
-        clean()  # unless another lab that was made meanwhile has done it already
-        self.check_left(ranks, tmp_path / "killed")
-
-    def ranks_at_work(self, process: subprocess.Popen[bytes], out: Path) -> list[psutil.Process]:
-        assert wait_for(lambda: rows_written(out) > 1), "the replay does not start"
-        return ranks_below(process.pid)
-
-    def check_left(self, ranks: list[psutil.Process], out: Path) -> None:
-        assert len(ranks) == 2 and not alive(ranks)
-        assert namespaces(out.name) == []
-        assert not (network.STATE / f"{out.name}.json").exists()
-        assert rows_written(out) > 1

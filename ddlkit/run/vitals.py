@@ -1,8 +1,8 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
 An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of
-the time from its first message to its last; or an emulated link was late with more than LATE_LIMIT of packets;
-or the host took more than STOLEN_LIMIT of the cores: then it is measured again, up to TRIES times. No torch.
+the time from its first message to its last; or an emulated link was late with LATE_LIMIT of packets; or
+the host took more than STOLEN_LIMIT of the cores: then it is measured again, up to TRIES times. No torch.
 """
 
 from __future__ import annotations

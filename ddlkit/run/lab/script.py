@@ -171,7 +171,7 @@ def make_timeline(script: Script, everyone: Floats) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
     everyone : (ranks, 4 G + 4) seconds: when a rank woke with each group's gradients, had selected, went on
-        computing, and saw its messages complete; the ends of forward, of posting, of waiting and of the update
+        computing, and saw its messages complete; ends of forward, of posting, of waiting and of the update
 
     A collective begins when it is posted and its predecessor has ended. The backward pass of several
     gradients is two spans: until the first is ready, and until the last.

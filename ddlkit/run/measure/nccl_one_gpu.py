@@ -1,8 +1,8 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
 Rows as beside the stand-in; each rank runs a kernel of its own, so twice the blocks are taken. NCCL allows it
-from 2.30.3 on, as an experiment, and hangs where both kernels do not find room at the same time: every setting
-has a process of its own, which is ended when its time is up.
+from 2.30.3 on, as an experiment, and hangs where both kernels do not find room at the same time: every
+setting has a process of its own, which is ended when its time is up.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
     Source and target move through pools as large as the largest size, past all caches. Raises Partial without
-    sizes above an eighth of the host's free memory, or where a later copy fails; UserError where nothing fits.
+    sizes above an eighth of the host's free memory, or what fails later; UserError where nothing fits.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]

@@ -75,7 +75,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent while a computation ran, from ``opened_s`` to ``closed_s``; begins_s, ends_s : of blocks."""
+    """What was sent from ``opened_s`` to ``closed_s``, around a computation; begins_s, ends_s : of blocks."""
 
     begins_s: Sequence[float]
     ends_s: Sequence[float]
