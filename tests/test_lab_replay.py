@@ -207,6 +207,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
 
 # -- in the lab --------------------------------------------------------------------------------
 
+
 def rows_written(out: Path) -> int:
     path = out / ITERATIONS
     return path.read_text().count("\n") if path.exists() else 0

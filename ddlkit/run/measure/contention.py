@@ -96,19 +96,12 @@ _NONE: dict[str, Any] = {
 
 
 def kernel_rows(
-    name: str,
-    kernel: Kernel | None,
-    device: torch.device,
-    beside: Mapping[str, Any],
-    seconds: Floats,
+    name: str, kernel: Kernel | None, beside: Mapping[str, Any], seconds: Any
 ) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    labels = {
-        "kernel": name,
-        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
-        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
-        "device": device.type,
-    }
+    shape = "x".join(map(str, kernel.shape)) if kernel else "none"
+    dtype = str(kernel.dtype).removeprefix("torch.") if kernel else "none"
+    labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
     return sample_rows({**labels, **_NONE, **beside}, seconds)
 
 
@@ -159,7 +152,7 @@ def rounds(
         for way in (way for way in tried_s if not late or sample < fewest[way]):
             seconds, seen = _passage(neighbour, way, compute)
             columns = seen if way is None else seen | neighbour.columns(way)
-            frames.append(kernel_rows(name, kernel, device, columns, np.array([seconds])))
+            frames.append(kernel_rows(name, kernel, columns, [seconds]))
         if not frames:
             break
         yield pd.concat(frames, ignore_index=True).assign(sample=sample)
@@ -170,11 +163,10 @@ def rounds(
 def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[str, Any]]:
     """Return seconds of one computation, and what was seen beside it, as columns."""
     torch.cuda.synchronize()
-    passage = neighbour.beside(way, compute)
+    marks, read = neighbour.beside(way, compute)
     torch.cuda.synchronize()
-    traffic = passage.traffic()
-    seen = {"bytes_per_s": traffic.bytes_per_s, "overlap_share": traffic.overlap_share}
-    return float(passage.marks.seconds()[-1]), {"ranks": 1, **seen}
+    seen = {"bytes_per_s": read().bytes_per_s, "overlap_share": read().overlap_share}
+    return float(marks.seconds()[-1]), {"ranks": 1, **seen}
 
 
 def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
@@ -266,7 +258,7 @@ class CopyEngine:
         line.mark()
         self._last = inside
         self._alone = self._alone if way else inside
-        return Passage(inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES))
+        return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
 
     def _copy(self, way: str) -> None:
         target, source = self._ends[way]

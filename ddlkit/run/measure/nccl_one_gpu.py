@@ -234,7 +234,7 @@ def beside(
     blocks, threads = (int(os.environ[name]) for name in ("NCCL_MAX_CTAS", "NCCL_NTHREADS"))
     asked = {"ranks": RANKS, "blocks": blocks, "threads": threads}
     each = {"none": asked, "both": asked | seen}
-    frames = [kernel_rows(name, kernel, device, each[who], samples[who]) for who in each]
+    frames = [kernel_rows(name, kernel, each[who], samples[who]) for who in each]
     return pd.concat(frames, ignore_index=True)
 
 

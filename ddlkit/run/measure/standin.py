@@ -97,12 +97,8 @@ class Traffic:
         return self.sent_bytes / (self.closed_s - self.opened_s)
 
 
-@dataclass(frozen=True)
-class Passage:
-    """One computation: its time by the device's clock, and, once it is over, what ran beside it."""
-
-    marks: Marks
-    traffic: Callable[[], Traffic]
+Passage = tuple[Marks, Callable[[], Traffic]]
+"""One computation: its time by the device's clock, and, once it is over, what ran beside it."""
 
 
 class GpuStandIn:
@@ -172,7 +168,7 @@ class GpuStandIn:
         compute()
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
-        return Passage(marks, functools.partial(_read, record, chunk_bytes))
+        return marks, functools.partial(_read, record, chunk_bytes)
 
     def idle(self) -> None:
         """Compute nothing for IDLE_S, to see the communication by itself."""
