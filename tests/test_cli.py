@@ -241,7 +241,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
         (
             ["measure", "nosuch"],
-            "no such suite: use cpu, full, gpu, quick, sharing, smoke, or a file ",
+            "no such suite: use cpu, full, gpu, quick, smoke, or a file ",
         ),
         (["measure", "nosuch.json"], "cannot read"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
@@ -308,8 +308,6 @@ def test_what_if_says_what_limits_before_and_after(
     told = run(capsys, "what-if", *files, *changes)
     assert told["iteration_s_after"] == pytest.approx(1.2 * compute_s + 0.5 * sent_s)
     assert sum(told["shares_of_critical_path_after"].values()) == pytest.approx(1)
-    assert {"forward on gpu 3", "backward on gpu 3"} <= told["critical_path_s_after"].keys()
-    assert told["critical_path_s_after"]["all_reduce on link"] == pytest.approx(0.5 * sent_s)
     share = 0.5 * sent_s / told["iteration_s_after"]
     assert told["shares_of_critical_path_after"]["link"] == pytest.approx(share)
     assert told["speedup"] == pytest.approx(told["iteration_s"] / told["iteration_s_after"])

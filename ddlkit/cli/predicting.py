@@ -129,7 +129,6 @@ def fit(arguments: argparse.Namespace) -> None:
     fitted = fitting.fit(arguments.form, sizes, seconds, **of)
     description = fitted.to_dict()
     measured = Measured.of(sizes, said.get("backend"), said["source"])
-    measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
         _, errors = fitting.held_out_errors(fitted.form, sizes, seconds)
         median = float(np.median(abs(errors))) if errors.size else None
@@ -277,7 +276,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     import pandas as pd
 
     from ddlkit import store
-    from ddlkit.formats.messages import device_of, read_collectives
+    from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
@@ -290,10 +289,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
     lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
     calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in paths}
-    measured = Measured.of(rows["bytes"], *rows["backend"].unique())
-    on_device = devices.pop() if len(devices) == 1 else None
-    return calibrated, measured._replace(on_device=on_device)
+    return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
 @command(
@@ -387,12 +383,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
-    if arguments.json:
-        show({**result, "warnings": doubtful}, True)
-        return
-    for name in ("critical_path_s", "critical_path_s_after"):
-        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
-    show(result, False)
+    show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:

@@ -70,15 +70,6 @@ def read_bytes_seconds(
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
-def device_of(path: Path) -> str | None:
-    """Return the name of the GPUs between which a log was taken; None where it, or they, do not say."""
-    text = "" if is_stamped(path) else files.read_text(path)
-    if not nccl_tests.is_log(text):
-        return None
-    devices = set(nccl_tests.read_log(text, str(path)).devices)
-    return devices.pop() if len(devices) == 1 else None
-
-
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
     """Return samples as a ``collectives`` table, whoever measured them.
 

@@ -239,10 +239,8 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     how: Any = {"synchronize": clock.synchronizer(device), "agree": peers.agree_all if me else bool}
     actions = {"plain": run_plain, "watched": run_watched}
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
-    seconds = (
-        np.array([marks.seconds() for marks in runs[-repeats:]]) for runs in (plain, watched)
-    )
-    return *seconds, np.array(issue_s[-repeats:])
+    marks = [np.array([run.seconds() for run in runs[-repeats:]]) for runs in (plain, watched)]
+    return marks[0], marks[1], np.array(issue_s[-repeats:])
 
 
 def _graph(training: Training) -> dict[str, Floats]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +91,7 @@ def measure_selection(
                 for tensor in magnitudes:
                     way(tensor, k)
 
-            how = {"synchronize": clock.synchronizer(place), "setup": clock.flusher(place)}
+            how: Any = {"synchronize": clock.synchronizer(place), "setup": clock.flusher(place)}
             for density in densities:
                 k = selected(elements, density)
                 actions = {

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.clock import Budget, Floats, flusher, measure_on, rows_by, sample_rows
+from ddlkit.run.clock import Action, Budget, Floats, flusher, measure_on, rows_by, sample_rows
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
@@ -133,7 +133,8 @@ def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) ->
             into.copy_(out_of, non_blocking=True)
 
     move_on()
-    action, setup = copy, move_on
+    action: Action = copy
+    setup: Action = move_on
     if kind == "d2d":
         # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
         # Its places are fixed, so something else must be in the cache before each replay.

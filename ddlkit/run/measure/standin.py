@@ -259,7 +259,7 @@ class CudaFunction:
             attributes=attributes,
             n_attributes=len(attributes) if cluster > 1 else 0,
         )
-        kinds = {int: c_uint64, float: c_double}
+        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
         values: list[Any] = [
             c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else kinds[type(x)](x)
             for x in arguments
