@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from ddlkit.run.lab import network
-from places import alive
+from places import alive, those
 
 PATIENCE_S = 120.0  # the kernel kills at once; who cleans up has this long, on the busiest machine
 TAG = "DDLKIT_TESTED_BY"
@@ -71,10 +71,7 @@ def _left(
     tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
 ) -> list[str]:
     """Everything that is there now and should not be, in words."""
-    processes = []
-    for one in _processes(tag, known):
-        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-            processes.append(f"process {one.pid}: {one.name()}")
+    processes = [f"process {process.pid}" for process in alive(_processes(tag, known))]
     try:
         files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
         files += [path for path in directories[1].iterdir() if not path.name.startswith(KEPT)]
@@ -84,34 +81,26 @@ def _left(
     return [*processes, *sorted(_places() - before), *map(str, files), *held]
 
 
+def _serves(process: psutil.Process) -> bool:
+    """Whether it forks the ranks of all tests."""
+    ours = process.ppid() == os.getpid()
+    return ours and any(SERVES in word for word in process.cmdline())
+
+
 def _below() -> set[psutil.Process]:
     """The processes below this one, but not what forks the ranks of all tests."""
-    found = set()
-    for one in alive(psutil.Process().children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            if not any(SERVES in word for word in one.cmdline()):
-                found.add(one)
-    return found
+    below = alive(psutil.Process().children(recursive=True))
+    return {*those(lambda process: not _serves(process), below)}
 
 
 def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:
     """Those that came below this one, and those that have the tag."""
-    new = _below() - known
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            tagged = f"{TAG}={tag}".encode() in _environ(process.pid)
-            if tagged and alive([process]) and not _forks_for_us(process):
-                new.add(process)
-    return list(new)
 
+    def tagged(process: psutil.Process) -> bool:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+        return f"{TAG}={tag}".encode() in environment and not _serves(process)
 
-def _forks_for_us(process: psutil.Process) -> bool:
-    return process.ppid() == os.getpid() and any(SERVES in word for word in process.cmdline())
-
-
-def _environ(pid: int) -> bytes:
-    path = Path(f"/proc/{pid}/environ")
-    return path.read_bytes() if path.exists() else b""
+    return [*{*(_below() - known), *alive(those(tagged, psutil.process_iter()))}]
 
 
 def _places() -> set[str]:
@@ -140,6 +129,6 @@ def _held(directories: tuple[Path, ...]) -> list[Path]:
             int(word.rpartition(":")[2]) for row in rows for word in row if word.count(":") == 2
         }
         if inodes:
-            paths = [path for one in directories for path in (one, *one.rglob("*"))]
+            paths = [path for folder in directories for path in (folder, *folder.rglob("*"))]
             return [path for path in paths if path.exists() and path.stat().st_ino in inodes]
     return []

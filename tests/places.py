@@ -6,7 +6,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -61,10 +61,17 @@ def family(pid: int) -> list[psutil.Process]:
 
 def ranks_below(pid: int) -> list[psutil.Process]:
     """The ranks that were forked below ``pid``."""
+    return those(lambda process: process.name().startswith("ddlkit-rank"), family(pid))
+
+
+def those(
+    wanted: Callable[[psutil.Process], bool], processes: Iterable[psutil.Process]
+) -> list[psutil.Process]:
+    """Processes that are wanted, of those that are still there."""
     found = []
-    for process in family(pid):
-        with suppress(psutil.NoSuchProcess):
-            if process.name().startswith("ddlkit-rank"):
+    for process in processes:
+        with suppress(psutil.Error, OSError):
+            if wanted(process):
                 found.append(process)
     return found
 
@@ -81,22 +88,15 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bo
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those that still run (a zombie does not)."""
-    found = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+    zombie = psutil.STATUS_ZOMBIE
+    return those(lambda each: each.is_running() and each.status() != zombie, processes)
 
 
-def sent_by(lab: Lab, *, nodes: bool = False) -> dict[str, int]:
-    """Sums over the ranks' outgoing links, or the nodes', since ``up``: bytes (framing included), drops."""
+def sent_by(lab: Lab) -> dict[str, int]:
+    """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
     sums = {"bytes": 0, "drops": 0}
-    device = "up" if nodes else "eth0"
-    for name in lab.namespaces[-1:] if nodes else lab.namespaces[:-1]:
-        argv = ["tc", "-n", name, "-s", "-j", "qdisc"]
-        found = subprocess.run(argv, capture_output=True, check=True).stdout
-        for qdisc in json.loads(found):
-            if qdisc["kind"] == "tbf" and qdisc["dev"].startswith(device):
-                sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
+    for name in lab.namespaces[:-1]:
+        argv = ["tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "eth0"]
+        (qdisc,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+        sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
     return sums

@@ -63,7 +63,7 @@ class Played:
             raise error
         ends = [0.0 if way in self.turns else 9.0]
         marks = clock.timed(compute, "cpu")()
-        return Passage(marks, lambda: Traffic([0.0] if way else [], ends, 1.0, 2.0, 5.0))
+        return marks, lambda: Traffic([0.0] if way else [], ends, 1.0, 2.0, 5.0)
 
     def columns(self, way: Footprint) -> dict[str, Any]:
         return {"communication": "standin", "blocks": way.blocks}
@@ -227,11 +227,11 @@ def test_gpu_runs_a_neighbour_beside_the_whole_computation_and_stops_it(
 
     for _ in range(2):
         neighbour.beside(None, compute)
-    passage = neighbour.beside(way, compute)
+    marks, read = neighbour.beside(way, compute)
     torch.cuda.synchronize()
-    traffic = passage.traffic()
+    traffic = read()
     assert traffic.overlap_share == 1.0
-    assert passage.marks.seconds()[-1] <= traffic.closed_s - traffic.opened_s
+    assert marks.seconds()[-1] <= traffic.closed_s - traffic.opened_s
     if isinstance(way, str):
         assert len(traffic.begins_s) == (2 if way == "both" else 1)
         assert 1e8 < traffic.bytes_per_s < 2e12

@@ -74,14 +74,6 @@ def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) ->
         recorded[0].input_s("decode", "jpeg", 3)
 
 
-def test_a_table_without_what_is_asked_for_is_told(measured: Path, tmp_path: Path) -> None:
-    rows = store.load_table(measured, "inputs").assign(quantity="load", how="1 workers")
-    rows = rows.drop_duplicates("sample")
-    store.save_table(rows, tmp_path, "inputs-x", schema="inputs", command=[])
-    with pytest.raises(UserError, match="tells of no reading, decoding or copying"):
-        read_inputs(tmp_path / "inputs-x.csv", 1)
-
-
 def test_without_pillow_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(Unavailable, match="no Pillow, so no JPEG: pip install pillow"):

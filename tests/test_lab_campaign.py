@@ -70,12 +70,12 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
     points:
       - {networks: [lenet5, resnet18:8], workers: [2, 4], rates: [1gbit]}
       - {networks: lenet5, workers: 4, rates: 1gbit, plans: [none, ddp], rounds: 5}
-      - {networks: lenet5, workers: 4, rates: 1gbit, ranks_per_node: [1, 2], intra_rates: 5gbit}
+      - {networks: lenet5, workers: 4, rates: 5gbit}
     """
     file = written(tmp_path, text, "some.yml")
     assert (read(file).folder, read(file).is_campaign) == ("campaign-some", True)
     found = labs(file, tmp_path / "out", monkeypatch)
-    assert [lab.shape.name for lab in found] == ["p2-1gbit", "p4-1gbit", "p4-1gbit-g2-5gbit"]
+    assert [lab.shape.name for lab in found] == ["p2-1gbit", "p4-1gbit", "p4-5gbit"]
     sizes = [len(lab.asked) for lab in found]
     assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"
     assert set(found[0].asked.values()) == {2}
@@ -92,16 +92,10 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
         ({"points": []}, r"points: \[\]: an empty list"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
-        ({"points": [{"workers": 4, "rates": "1gbit", "ranks_per_node": 2}]}, "nodes of 2 ranks"),
         ({"plans": ["best"]}, "plans: 'best': must be a plan"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
-        ({"engines": "emulated", "jitters": "1ms"}, "jitter is at most the delay"),
         ({"density": 2}, "density: 2: must be a number from"),
         ({"startups": "2ms"}, "startups: unknown key: computing lasts as long as"),
-        (
-            {"negotiated": "yes"},
-            "negotiated: unknown key: measured negotiations are those recorded",
-        ),
         ({"delays": ["1ms"] * 20_000, "engines": "emulated"}, "40000 cases, the product of its"),
         ({"networks": "lenet"}, r"points\[0\]: unknown network 'lenet'"),
         ({"plans": "random:1:99"}, "plans: lenet5: random plan of 99 groups"),
@@ -155,35 +149,19 @@ def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them
     assert predicted.index(one[1]) > predicted.index("collectives/p3-1gbit-all_reduce before")
 
 
-@pytest.mark.parametrize(
-    ("name", "fewest", "least_s", "most_s"),
-    [
-        ("campaign", 150, 600, 7200),
-        ("campaign_links_fourth", 150, 100, 7200),
-    ],
-)
+@pytest.mark.parametrize("name", ["campaign", "campaign_links_fourth"])
 def test_the_examples_are_as_large_as_they_say(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    fewest: int,
-    least_s: float,
-    most_s: float,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """On a machine of which nothing is recorded, so that its speed says nothing."""
     monkeypatch.setattr(store.files, "RECORDED", tmp_path / "recorded")
-    found = points(ROOT / "examples" / f"{name}.yml", tmp_path)
-    cases = [point.note.split()[-2] for point in found if point.what == "replay"]
-    assert sum(map(int, cases)) >= fewest
-    assert least_s < sum(point.estimate_s for point in found) < most_s
+    made = points(ROOT / "examples" / f"{name}.yml", tmp_path)
+    cases = [point.note.split()[-2] for point in made if point.what == "replay"]
+    assert sum(map(int, cases)) >= 150
+    assert 100 < sum(point.estimate_s for point in made) < 7200
 
 
 # -- in the lab --------------------------------------------------------------------------------
-
-
-def start(file: Path, out: Path) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "ddlkit", "measure", str(file), "--out", str(out)]
-    return subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 @contextmanager
@@ -214,6 +192,11 @@ def rows_so_far(out: Path) -> int:
 class TestLab:
     pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("require_lab")]
 
+    @pytest.mark.fault(
+        fault="a replay in the lab is interrupted, or killed",
+        injected="SIGINT, and the next time SIGKILL, while ranks replay",
+        holds="no rank, no lab; complete rows are kept, and what follows measures the others once",
+    )
     def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
         """Interrupted, then killed, then left to end: everything is measured exactly once."""
         rounds = 40  # seconds, so that the kill comes in the middle even on a busy machine
@@ -228,7 +211,8 @@ class TestLab:
         assert not [*(out / ".partial").iterdir()]
         kept = rows_of(runs_file)
         assert len(kept) >= 8
-        killed = start(file, out)
+        argv = [sys.executable, "-m", "ddlkit", "measure", str(file), "--out", str(out)]
+        killed = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert wait_for(lambda: rows_so_far(out) > 8)
         ranks = ranks_below(killed.pid)
         killed.kill()

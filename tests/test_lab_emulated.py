@@ -24,6 +24,7 @@ from ddlkit.run.clock import Budget
 from ddlkit.run.lab import Conditions, network, tunnel
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
+from ddlkit.run.measure.collectives import CollectivesSettings
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
 from test_lab_network import entering, lines, links, start, traces
 
@@ -107,8 +108,9 @@ class TestLink:
 
 class TestJobs:
     def test_rows_say_which_link_it_was_and_when_it_was_late(self) -> None:
+        settings = CollectivesSettings(["all_reduce"], (1024, 65536), QUICK, 16)
         with Lab(shape(delay_s=2e-3)) as lab:
-            rows = calibrate(lab, (1024, 65536), budget=QUICK)
+            rows = calibrate(lab, settings)
             runs = replay(lab, 2, [planned("none", lab)], rounds=2).runs
         assert set(rows["link"]) == {"emulated:1gbit-delay2ms"} == set(runs["link"])
         # A ring of two ranks takes two steps, each from one to the other.
@@ -126,10 +128,11 @@ class TestJobs:
             assert wait_for(lambda: len(ranks_below(os.getpid())) == 2)
             link_process("cutoff").kill()
 
+        settings = CollectivesSettings(["all_reduce"], [2**24], Budget(1, 10**6, 10**6, 60.0))
         with Lab(shape(delay_s=1e-3), "cutoff") as lab:
             threading.Thread(target=kill_link).start()
             with pytest.raises(UserError, match="process of the emulated link .* gone") as raised:
-                calibrate(lab, [2**24], budget=Budget(1, 10**6, 10**6, 60.0))
+                calibrate(lab, settings)
             assert "\n" not in str(raised.value)
             assert alive(ranks_below(os.getpid())) == []
             assert {row["label"]: row["alive"] for row in status()}["cutoff"] is False
@@ -209,7 +212,6 @@ class TestEnd:
     [
         (["--delay", "2ms"], "--delay needs --engine emulated"),
         (["--engine", "emulated", "--jitter", "1ms"], "at most the delay"),
-        (["--engine", "emulated", "--ranks-per-node", "2", "--intra-rate", "1gbit"], "engine tbf"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -156,22 +156,29 @@ def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
         run({"out": str(tmp_path), **ENDLESS}, Loopback(port))
 
 
-def test_torchrun_starts_the_same_worker_over_nodes(tmp_path: Path) -> None:
-    """Two agents of one rank each, as on two nodes: what the README says of clusters."""
+def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
+    """Two nodes of one rank each, by the variables that both give: what the README says of clusters."""
     config = tmp_path / "config.json"
     few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
     config.write_text(json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few}))
-    node = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    node += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    node += ["-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
-    agents = [subprocess.Popen(node, env=environment, cwd=tmp_path) for _ in range(2)]
+    argv = [sys.executable, "-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
+    names = {
+        "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    }
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting |= {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = []
+    for rank, by in enumerate(names):
+        numbers = dict(zip(names[by], (str(rank), "2", "0", "1"), strict=True))
+        environment = {**os.environ, **meeting, **numbers}
+        environment.pop(jobs.PARENT, None)
+        ranks.append(subprocess.Popen(argv, env=environment, cwd=tmp_path))
     try:
-        assert [agent.wait(2 * PATIENCE_S) for agent in agents] == [0, 0]
+        assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
     finally:
-        for process in [one for agent in agents for one in (*family(agent.pid), agent)]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        for process in ranks:
+            process.kill()
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 

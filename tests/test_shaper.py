@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import read_link
 from ddlkit.run.lab import Conditions, LabShape, parse, tunnel
-from ddlkit.run.lab.tunnel import NEVER_S, Line, Piece, Shaper, Size, size_of
+from ddlkit.run.lab.tunnel import Line, Piece, Shaper, Size, size_of
 
 MSS, HEAD = 1448, 52
 RATE = 1e8
@@ -62,7 +62,7 @@ def play(how: Conditions, sent: Sequence[Sent], lag_s: float = 0.0) -> Arrived:
     for number, (now_s, source, target, size) in enumerate(sent):
         arrived += shaper.take(now_s - lag_s)
         shaper.send(now_s, source, target, size, number)
-    while shaper.next_s < NEVER_S:
+    while shaper.next_s < math.inf:
         arrived += shaper.take(shaper.next_s)
     lost = sum(line.lost for line in shaper.up + shaper.down)
     assert sum(p.stop - p.start for _, p in arrived) + lost == sum(s[3].frames for s in sent)
@@ -116,7 +116,7 @@ def test_frames_pass_two_links_at_once(size: Size, up: float, down: float) -> No
     shaper = Shaper([up, down], Conditions())
     shaper.send(0.0, 0, 1, size, None)
     arrived: Arrived = []
-    while shaper.next_s < NEVER_S:
+    while shaper.next_s < math.inf:
         arrived += shaper.take(shaper.next_s)
     due_s = arrived[-1][0]
     # A last frame that is shorter may find the one before it still under way.

@@ -8,13 +8,14 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from ddlkit.report.claims import paper_table, symbols
 from ddlkit.report.papers import dag, omgs, osf, sharing
-from ddlkit.run.nets import registry
 from ddlkit.store import network_named
+from test_zoo import size
 
 TABLES = {
     **{("osf", n): getattr(osf, f"table{n}") for n in (2, 3)},
@@ -74,10 +75,10 @@ def test_sharing_tables_follow_from_figure_8_and_counts() -> None:
     for batch, rows in table.set_index("network").groupby("batch"):
         assert rows["best"].equals(printed.loc[rows.index, f"best_{batch}"].rename("best"))
         assert (rows["gain_percent"] == printed.loc[rows.index, f"gain_{batch}_percent"]).all()
-    sizes = [registry.size(network_named(network)) for network in printed.index]
-    millions = [size.parameters / 1e6 for size in sizes]
+    counted = np.array([size(network_named(network)) for network in printed.index])
+    millions = counted[:, 0] / 1e6
     assert printed["parameters_millions"].tolist() == pytest.approx(millions, rel=0.005)
-    gflop = pd.Series([size.forward_flops / 1e9 for size in sizes], printed.index)
+    gflop = pd.Series(counted[:, 2] / 1e9, printed.index)
     off = (gflop / printed["gflop"] - 1).abs() > 0.03
     assert printed.index[off].tolist() == ["ViT-Base/16"]
     table = sharing.table1().set_index("kernel")

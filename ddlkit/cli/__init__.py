@@ -37,6 +37,10 @@ GONE = {
     **{f"lab {word}": _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
     **{f"lab {word}": _OMIT for word in ("--queue", "--burst", "--framing", "--json")},
     "lab --congestion": "TCP's control is reno",
+    **{
+        f"lab {word}": "each rank has a link of its own"
+        for word in ("--ranks-per-node", "--intra-rate")
+    },
     "lab --seed": "loss and jitter are drawn from one seed",
     **{f"{of} {w}": _FORECAST[w] for of in ("predict", "plan", "what-if") for w in _FORECAST},
     **{f"what-if {word}": _READ for word in ("--io-s", "--decode-s", "--h2d-s")},

@@ -185,8 +185,6 @@ _ACTIONS = "make links, list labs, take a lab down, remove dead ones"
     arg("action", choices=("up", "status", "down", "clean"), help=_ACTIONS),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
-    arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
-    arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
     arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
     *(arg(f"--{name}", help=text) for name, text in _EMULATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
@@ -222,10 +220,5 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     if given and not emulated:
         option = next(iter(given))
         raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
-    return LabShape(
-        arguments.ranks,
-        units.parse_bits_per_s(arguments.rate),
-        arguments.ranks_per_node,
-        units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
-        parse(given) if emulated else None,
-    )
+    rate = units.parse_bits_per_s(arguments.rate)
+    return LabShape(arguments.ranks, rate, parse(given) if emulated else None)

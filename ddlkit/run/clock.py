@@ -31,10 +31,8 @@ class Budget:
     """How long to measure. Raises UserError for numbers that contradict each other.
 
     warmup : repeats whose times are dropped
-    min_repeats, max_repeats : fewest and most samples kept
     max_s : seconds after which no further repeat starts, once there are ``min_repeats``
-    relative_halfwidth : stop once half the 95% interval of the median is within this share of it
-        (not before 6 repeats: fewer samples have no such interval)
+    relative_halfwidth : stop once half the 95% interval of the median, of 6 or more samples, is this share
     """
 
     warmup: int = 2
@@ -45,11 +43,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         repeats = self.warmup >= 0 and 1 <= self.min_repeats <= self.max_repeats
-        if not (repeats and self.max_s > 0 and self.relative_halfwidth >= 0):
-            raise UserError(
-                f"budget {self}: needs warm-up >= 0, 1 <= fewest <= most repeats, a time above zero, "
-                "and a half-width of at least zero"
-            )
+        if not (repeats and self.max_s > 0):
+            needed = "warm-up >= 0, 1 <= fewest <= most repeats, and a time above zero"
+            raise UserError(f"budget {self}: needs {needed}")
 
     def settled(self, samples: list[float]) -> bool:
         """Return whether the median of these is known well enough."""
@@ -58,28 +54,22 @@ class Budget:
 
 
 def _nothing() -> None:
-    """Do nothing: a CPU has done its work when the call returns."""
+    pass
 
 
 def synchronizer(device: torch.device | str) -> Action:
-    """Return what to call so that all work given to ``device`` is done."""
+    """Return what to call so that all work given to ``device`` is done, as a CPU's is at once."""
     place = torch.device(device)
     return functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
 
 
 def flusher(device: torch.device) -> Action:
-    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others' there.
-
-    More than the last cache holds is read: written, it would have to be brought to memory first.
-    """
+    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others'."""
     return torch.ones(FLUSH_BYTES[device.type] // 4, device=device).sum
 
 
 class Marks:
-    """Points in time along the work of a device, taken without making it wait.
-
-    On CUDA each mark is an event in the current stream; elsewhere it is the wall clock.
-    """
+    """Points in time along the work of a device, taken without making it wait: on CUDA, events."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -104,7 +94,7 @@ class Marks:
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
-    """Return ``action`` as one that `measure` times by the device's own clock."""
+    """Return ``action`` as one that is timed by the device's own clock."""
 
     def run() -> Marks:
         marks = Marks(device)
@@ -124,16 +114,14 @@ def measure_interleaved(
     setup: Action = _nothing,
     agree: Callable[[bool], bool] = bool,
 ) -> dict[Key, Floats]:
-    """Time several actions in turn, round by round, so that drift of the machine meets all alike.
+    """Return raw seconds of several actions, timed in turn, so that drift of the machine meets all alike.
 
     synchronize : waits for the device, before the clock starts and before it stops
     setup : runs untimed before every repeat, warm-up included
-    agree : turns this process's wish to stop into the decision of all ranks; it is called after every
-        round from ``budget.min_repeats`` on, so equally often on every rank
+    agree : turns this process's wish to stop into the decision of all ranks, called equally often on each
 
-    An action that returns Marks is timed by these, from the first to the last; any other by the wall clock.
-    Returns raw seconds, arrays of equal length. Stops when every action's interval is narrow, or the
-    budget ends.
+    An action that returns Marks is timed by these, any other by the wall clock. Stops when every action's
+    interval is narrow, or the budget ends.
     """
 
     def sample(action: Action) -> float:
@@ -176,9 +164,7 @@ def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
     return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
 
 
-def rows_by(
-    column: str, samples: Mapping[str, Floats], labels: Mapping[str, object]
-) -> pd.DataFrame:
+def rows_by(column: str, samples: Mapping[str, Floats], labels: Mapping[str, Any]) -> pd.DataFrame:
     """Return `sample_rows` of several measurements, one below the other; ``column`` holds their names."""
     frames = [sample_rows({**labels, column: name}, seconds) for name, seconds in samples.items()]
     return pd.concat(frames, ignore_index=True)
@@ -186,9 +172,9 @@ def rows_by(
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
     """Return what `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     on_gpu = torch.device(device).type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities[: 1 + on_gpu]) as profiler:
         action()
         synchronizer(device)()
     with scratch() as directory:

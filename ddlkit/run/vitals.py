@@ -1,10 +1,8 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
-And whether what was measured tells of a link, or of the processor: an iteration is ``processor_limited``
-where, for the rank that fared worst, cores were busy for BUSY_LIMIT of the time from its first message to its
-last; or more than LATE_LIMIT of the packets over an emulated link left its process later than they were due;
-or the host took more than STOLEN_LIMIT of the cores: such an iteration is taken again, up to TRIES times.
-No torch here: the sampler belongs into a process that does not measure.
+An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of
+the time from its first message to its last; or an emulated link was late with LATE_LIMIT of packets; or
+the host took more than STOLEN_LIMIT of the cores: then it is measured again, up to TRIES times. No torch.
 """
 
 from __future__ import annotations
@@ -33,15 +31,14 @@ from ddlkit.run.jobs.launch import end
 LATE_LIMIT = 0.05  # share of packets
 BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
 TRIES = 3
-LINK = "DDLKIT_LINK"
-"""In the environment of a rank: the file in which the emulated link that it uses says what has crossed."""
+LINK = "DDLKIT_LINK"  # in a rank's environment: the file in which its emulated link says what has crossed
 
 PERIOD_S = 1.0
 BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
 COMPANY_BYTES = GIB  # a driver that starts takes less, somebody who measures or trains more
 LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
 
-# What it is called here, by what nvidia-smi calls it, and the factor to its unit.
+# By nvidia-smi's word: ours, and the factor to its unit.
 _SAMPLED = {
     "clocks.sm": ("sm_clock_hz", 1e6),
     "clocks.mem": ("memory_clock_hz", 1e6),
@@ -65,9 +62,8 @@ Vitals = list[tuple[str, str, float]]
 
 @dataclass(frozen=True)
 class Usage:
-    """Shares of all cores' time between two readings. busy : not idle, stolen included.
+    """Shares of all cores' time between two readings; stolen : in which another virtual machine had them.
 
-    stolen : a virtual machine's clock goes on while another one has its cores, which Linux counts ("steal")
     late : share of packets that an emulated link's process carried later than they were due
     """
 
@@ -94,8 +90,8 @@ def processor_times() -> Any:
 def processor_usage(before: Any, after: Any) -> Usage:
     """Return what happened between two readings.
 
-    The kernel already counts guests in user time; a core that waits for a disk is idle. So is one for us that
-    others use who are nice, as they leave it when they are asked to, unless we are nice ourselves.
+    Guests are in user time already. A core that waits for a disk is idle, or that others use who are nice,
+    unless we are nice ourselves.
     """
     names = [name for name in before._fields if not name.startswith("guest")]
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}
@@ -143,10 +139,8 @@ class Sampler:
         self._start_s = time.monotonic()
 
     def __enter__(self) -> Sampler:
-        lines = self._smi.__enter__()
-        host = threading.Thread(target=self._watch_host, daemon=True)
-        gpus = threading.Thread(target=self._hear_gpus, args=(lines,), daemon=True)
-        self._threads = (host, gpus)
+        targets = (self._watch_host, ()), (self._hear_gpus, (self._smi.__enter__(),))
+        self._threads = [threading.Thread(target=f, args=x, daemon=True) for f, x in targets]
         for thread in self._threads:
             thread.start()
         return self
@@ -159,8 +153,8 @@ class Sampler:
 
     def frame(self) -> pd.DataFrame:
         """Return table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        rows = sorted(list(self._rows), key=lambda row: row[0])
-        return pd.DataFrame(rows, columns=["time_s", "device", "quantity", "value"])
+        rows = pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
+        return rows.sort_values("time_s", kind="stable", ignore_index=True)
 
     def _note(self, samples: Vitals) -> None:
         now_s = time.monotonic() - self._start_s
@@ -183,8 +177,7 @@ class Sampler:
 def _resident_smi(period_s: float) -> Iterator[Iterable[str]]:
     """Give the lines of one nvidia-smi that prints `_SAMPLED` of each GPU once in a period; none without it.
 
-    It holds the driver open. Where nobody does (no persistence mode), each question starts the driver
-    anew: that takes seconds, in which an idle GPU looks busy. It does not outlive the block, or us.
+    It holds the driver open: else each question starts the driver anew, and an idle GPU looks busy meanwhile.
     """
     question = machine.gpu_question(_FIELDS, "-lms", f"{period_s * 1e3:.0f}", *_visible())
     process = subprocess.Popen(
@@ -214,10 +207,7 @@ def gpu_vitals() -> Vitals:
 
 
 def parse_vitals(text: str, numbers: dict[str, int]) -> Vitals:
-    """Read what nvidia-smi prints; what a GPU does not say is left out.
-
-    numbers : of the GPUs met so far, by their indexes: those that CUDA sees are counted from 0
-    """
+    """Read what nvidia-smi prints; numbers : from 0, of the GPUs met so far, by their indexes."""
     vitals = []
     for index, *cells in machine.cells(text):
         if len(cells) != len(_SAMPLED):
@@ -233,10 +223,9 @@ def parse_vitals(text: str, numbers: dict[str, int]) -> Vitals:
 
 
 def gpu_in_use() -> str:
-    """Return which GPU somebody else computes on, in a few words; "" if none. To be asked while we do not.
+    """Return which GPU somebody else computes on, in a few words; "" if none. To be called while we do not.
 
-    A GPU is used if it is busy, and somebody has memory or a process on it, at every look in PATIENCE_S:
-    right after a program's end, or while the driver starts, utilisation may be high with nobody there.
+    Right after a program's end, or while the driver starts, a GPU may look busy: it must for PATIENCE_S.
     """
     give_up = time.monotonic() + PATIENCE_S
     with _resident_smi(PERIOD_S):
@@ -251,10 +240,7 @@ def gpu_in_use() -> str:
 
 
 def _computing_gpus() -> dict[str, float]:
-    """Return the utilisation of each GPU that is busy and on which others have memory or a process.
-
-    A process is another's if it is neither this one nor of its family.
-    """
+    """Return the utilisation of each GPU that is busy and on which others have memory or a process."""
     vitals = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
     busy = {gpu: x for (gpu, what), x in vitals.items() if what == "utilisation" and x >= BUSY}
     if not busy:
@@ -262,8 +248,8 @@ def _computing_gpus() -> dict[str, float]:
     us = psutil.Process()
     ours = {str(process.pid) for process in (us, *us.parents(), *us.children(recursive=True))}
     uuids = [cells[0] for cells in machine.cells(machine.ask_gpus(["uuid"], *_visible()))]
-    asked = machine.ask_gpus(["gpu_uuid", "pid"], *_visible(), about="compute-apps")
-    others = {uuid for uuid, *pid in machine.cells(asked) if not ours.issuperset(pid)}
+    pids = machine.ask_gpus(["gpu_uuid", "pid"], *_visible(), about="compute-apps")
+    others = {uuid for uuid, *pid in machine.cells(pids) if not ours.issuperset(pid)}
     used = {f"gpu{number}" for number, uuid in enumerate(uuids) if uuid in others}
     used |= {gpu for gpu in busy if vitals.get((gpu, "memory_used_bytes"), 0.0) > COMPANY_BYTES}
     return {gpu: load for gpu, load in busy.items() if gpu in used}

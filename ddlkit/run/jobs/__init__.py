@@ -1,6 +1,6 @@
 """Start ranks, watch over them, and let them talk; here, what they and who starts them agree on.
 
-Nothing heavy is imported: a process with FORKS in its environment becomes the fork server of ranks by this.
+A process with FORKS in its environment becomes the fork server of ranks by this import, so nothing is heavy.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ def enter(namespace: str) -> None:
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Have the kernel kill this process when its parent dies, whatever the parent dies of (Linux).
-
-    A child of ours knows its ``parent`` from `child_environment`: that it died before this call is noticed.
-    """
+    """Have the kernel kill this process when its parent dies, or now if it has died already (Linux)."""
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
@@ -66,49 +63,47 @@ def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def trap(*numbers: int) -> list[int]:
-    """Let signals end this process by way of every ``finally``; returns those that now do.
+def _in_main_thread() -> bool:
+    """Return whether this thread is the one that gets signals, and may say who handles them."""
+    return threading.current_thread() is threading.main_thread()
 
-    One that someone else handles is left to them; only the main thread gets signals at all.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    trapped = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    for number in trapped:
-        signal.signal(number, _leave)
-    return trapped
+
+def trap(*numbers: int) -> None:
+    """Let signals that nobody else handles end this process by way of every ``finally``."""
+    for number in numbers:
+        if _in_main_thread() and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _leave)
 
 
 @contextmanager
 def unwinding(*numbers: int) -> Iterator[None]:
     """Unwind on signals within the block, as by `trap`; those that others take over meanwhile stay theirs."""
-    trapped = trap(*numbers)
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    trap(*ours)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            for number in trapped:
-                if signal.getsignal(number) is _leave:
-                    signal.signal(number, signal.SIG_DFL)
+        for number in ours:
+            if _in_main_thread() and signal.getsignal(number) is _leave:
+                signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def deferring(*numbers: int) -> Iterator[None]:
     """Keep signals waiting until the block is over; in the main thread, which alone is ever cut short."""
-    main = threading.current_thread() is threading.main_thread()
-    held: list[int] = []
+    arrived: list[int] = []
     before = {
-        number: signal.signal(number, lambda which, frame: held.append(which))
+        number: signal.signal(number, lambda which, frame: arrived.append(which))
         for number in numbers
-        if main and signal.getsignal(number) not in (None, signal.SIG_IGN)
+        if _in_main_thread() and signal.getsignal(number) not in (None, signal.SIG_IGN)
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for arrived in dict.fromkeys(held):
-            signal.raise_signal(arrived)
+        for number in dict.fromkeys(arrived):
+            signal.raise_signal(number)
 
 
 if os.environ.pop(FORKS, ""):

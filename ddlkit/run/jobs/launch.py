@@ -1,8 +1,7 @@
 """Start a job on several ranks of this machine, watch over them, and leave none behind.
 
-Everything measured between ranks is a `Job`: ``ddlkit.run.jobs.worker JOB CONFIG.json`` in every rank, with
-torchrun's variables in its environment, so that torchrun itself, or Slurm, starts the very same over
-several nodes. Here multiprocessing's fork server, which has imported torch, forks them. No torch here.
+Every rank runs ``ddlkit.run.jobs.worker JOB CONFIG.json``, which torchrun, or Slurm, starts over nodes. Here
+multiprocessing's fork server, which has imported torch, forks them. No torch in this module.
 """
 
 from __future__ import annotations
@@ -49,9 +48,8 @@ SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 
-# Ranks of one machine need no network, but NCCL looks for one: it tries an interface without a route for a
-# minute, and loads what plug-ins and InfiniBand drivers there are. Its RAS threads open a port that nobody
-# asks. And torch asks for the name of every address: with no name server, a meeting would take 10 s longer.
+# Ranks of one machine need no network, but NCCL would look for one for a minute, and torch for names of all
+# addresses: with no name server, a meeting would take 10 s longer.
 ON_ONE_MACHINE = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
@@ -109,10 +107,9 @@ def launch(
     timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Run a job on ``ranks`` ranks to its end, as `run_ranks`; returns the tables that it left.
+    """Run a job to its end, as `run_ranks`; returns the tables that it left, also in ``out``.
 
     join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"backend": "gloo"}
-    out : where the tables are also left, each as soon as there is something of it
     """
     link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
     with workspace(out) as directory:
@@ -132,10 +129,9 @@ def workspace(out: Path | None) -> Iterator[Path]:
 def run_ranks(
     job: str, config: Mapping[str, Any], *, ranks: int, place: Place, timeout_s: float
 ) -> None:
-    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config`` in every rank to its end.
+    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config`` in every rank to its end; none outlives it.
 
-    Raises UserError, in one line, when a rank dies (all others are then ended at once), and when the job
-    takes longer than ``timeout_s``: what ranks said stays in ``rank-logs``. No rank outlives this call.
+    Raises UserError when a rank dies, and when time is up: what ranks wrote stays in ``rank-logs``.
     """
     logs = Path(config["out"]).resolve() / LOGS
     try:
@@ -172,15 +168,13 @@ class RankProcess(ForkServerProcess):
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
     ) -> None:
-        asked = (argv, dict(environment), str(log), str(namespace or ""))
-        super().__init__(target=main_forked, args=asked, daemon=False)  # it may have children
+        arguments = (argv, dict(environment), str(log), str(namespace or ""))
+        super().__init__(target=main_forked, args=arguments, daemon=False)  # it may have children
         self.log = log
 
     def start(self) -> None:
         """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
-        main = sys.modules[
-            "__main__"
-        ]  # a user's script, which multiprocessing would run in every rank
+        main = sys.modules["__main__"]  # which multiprocessing would run in every rank
         with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             sys.modules["__main__"] = types.ModuleType("__main__")
             try:
@@ -196,10 +190,7 @@ class RankProcess(ForkServerProcess):
         """Return the exit status, negative for a signal; None while it runs."""
         return self.exitcode
 
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Return the exit status once it has ended; None where the time was up before."""
-        self.join(timeout)
-        return self.exitcode
+    wait = ForkServerProcess.join
 
 
 def _start_server() -> None:
@@ -260,16 +251,16 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     deaths = {rank: status for rank, status in polled.items() if status}
     # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
     first = min(deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0))
-    line, of_all = _last_line(processes[first].log), f"of {len(processes)}"
+    line, of_all, status = _last_line(processes[first].log), f"of {len(processes)}", deaths[first]
     silent = [rank for rank, status in polled.items() if status is None]
-    if deaths[first] == jobs.LOST_PEER and silent:
+    if status == jobs.LOST_PEER and silent:
         stopped = [rank for rank in silent if _is_stopped(processes[rank].pid)]
         how = "is stopped" if stopped else "does not answer"
         late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
         return f"{late}: rank {first} gave up; its last line: {line}"
-    if deaths[first] == jobs.MISTAKE and line.startswith(jobs.ERROR):
+    if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
         return f"{line.removeprefix(jobs.ERROR)} (rank {first} {of_all}, {job})"
-    return f"rank {first} {of_all} {jobs.ending(deaths[first])} in {job}; last line: {line}"
+    return f"rank {first} {of_all} {jobs.ending(status)} in {job}; last line: {line}"
 
 
 def free_port() -> int:

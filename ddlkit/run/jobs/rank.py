@@ -32,6 +32,7 @@ Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
 FRAME = ("out", "join", "link", "link_bits_per_s")  # what CONFIG.json says to any job
+_torchs: Any = dist  # with what is not in the type stubs
 # The later names of two calls: the earlier ones warn where both exist.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -41,8 +42,7 @@ scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tens
 class Job(Generic[S]):
     """A program for every rank.
 
-    settings : dataclass of what its CONFIG.json may hold besides FRAME
-    tables : names of the tables that it may leave, which are also their schemas
+    settings : dataclass of what its CONFIG.json may hold besides FRAME; tables : that it may leave, by schema
     part : what each rank does. It yields new rows by table; rank 0 saves after each yield what there is.
     """
 
@@ -93,11 +93,7 @@ def _made(kind: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rank:
-    """This process as one of ``world_size`` ranks.
-
-    out : where rank 0 leaves the job's results
-    link, link_bits_per_s : the network as it appears in tables, and the rate it is shaped to, 0 if not
-    """
+    """This process as one of ``world_size`` ranks; ``out`` is where rank 0 leaves the job's results."""
 
     rank: int
     world_size: int
@@ -122,7 +118,7 @@ class Rank:
 
         backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
         timeout_s : for the meeting and for every collective after it
-        torch_threads : computing threads of this rank; 0 shares the node's cores among its ranks
+        torch_threads : 0 shares the node's cores among its ranks
         on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
 
         Raises UserError for an incomplete environment, a port that is taken, and peers that do not come.
@@ -155,20 +151,20 @@ def _number(name: str, slurm: str, default: str = "") -> int:
 
 
 def _choose(
-    asked: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
+    wanted: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
 ) -> tuple[str, torch.device]:
     """Return the backend, and where this rank's tensors lie."""
     gpus = torch.cuda.device_count()
-    if asked not in (None, "gloo", "nccl"):
-        raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
-    if asked == "nccl" and gpus < neighbours:
+    if wanted not in (None, "gloo", "nccl"):
+        raise UserError(f"unknown backend {wanted!r}: use gloo or nccl")
+    if wanted == "nccl" and gpus < neighbours:
         there = f"{neighbours} ranks on this node, {gpus} GPUs"
         raise UserError(f"nccl needs a GPU for each rank: {there}; use gloo")
-    backend = asked or ("nccl" if 0 < neighbours <= gpus else "gloo")
+    backend = wanted or ("nccl" if 0 < neighbours <= gpus else "gloo")
     if not (backend == "nccl" if on_gpu is None else on_gpu):
         return backend, torch.device("cpu")
     if not gpus:
-        raise UserError("tensors on a GPU were asked for, but torch sees none")
+        raise UserError("tensors are to lie on a GPU, but torch sees none")
     return backend, torch.device("cuda", local_rank % gpus)
 
 
@@ -187,8 +183,11 @@ def _meet(
             how["device_id"] = device
         else:
             backend = _one_thread_gloo(device)
-        if PARENT in os.environ:  # not by torchrun or Slurm
-            how["store"] = _store(rank, ranks, address, int(port), timeout)
+        if PARENT in os.environ:  # else torchrun or Slurm has a store
+            at: dict[str, Any] = {"world_size": ranks, "is_master": not rank, "timeout": timeout}
+            if not rank:  # listens at that address alone, as torch's own would not
+                at["master_listen_fd"] = socket.create_server((address, int(port))).detach()
+            how["store"] = _torchs.TCPStore(address, int(port), **at)
         dist.init_process_group(backend, **how)
         dist.barrier()
     except (RuntimeError, OSError) as error:
@@ -199,28 +198,18 @@ def _meet(
         raise UserError(f"{met}: {one_line(error)}") from error
 
 
-def _store(rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta) -> Any:
-    """Return where ranks meet: rank 0 listens at that address alone, torch's own store at all there are."""
-    how: dict[str, Any] = {"world_size": ranks, "is_master": not rank, "timeout": timeout}
-    if not rank:
-        how["master_listen_fd"] = socket.create_server((address, port)).detach()
-    torchs: Any = dist  # its store is not in the type stubs
-    return torchs.TCPStore(address, port, **how)
-
-
 def _one_thread_gloo(device: torch.device) -> str:
     """Make gloo with one thread known to torch, for tensors of the CPU and of ``device``; return its name.
 
-    It carries collectives one after the other, as NCCL does, of which torch's own gloo has two share the
-    link. torch passes gloo no options, but lets a backend be registered whose maker is ours.
+    It carries collectives one after the other, as NCCL does; torch's own gloo has two share the link.
     """
-    gloo: Any = dist.ProcessGroupGloo  # its options are not in the type stubs
+    gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 
     def make(wanted: Any, _: object) -> Any:
         options = gloo._Options()
         options._threads, options._timeout = 1, wanted.timeout
-        interfaces = [text for text in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if text]
+        interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
         chosen = [gloo.create_device(interface=interface) for interface in interfaces]
         options._devices = chosen or [gloo.create_default_device()]
         return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)

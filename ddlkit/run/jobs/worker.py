@@ -1,9 +1,8 @@
 """What runs in every rank: ``python -m ddlkit.run.jobs.worker JOB CONFIG.json``.
 
-The ranks find each other by torchrun's variables or by Slurm's (examples/slurm_collectives.sh). JOB is the
-module that declares a job; of ddlkit.run.measure its name is enough. CONFIG.json holds the job's settings,
-``out``, where rank 0 writes tables, ``link``, a name for the network, and ``join``, as `Rank.join` has it:
-``{"out": "results", "link": "infiniband", "join": {"backend": "nccl"}}``.
+The ranks find each other by torchrun's variables or by Slurm's. JOB is the module that declares a job; of
+ddlkit.run.measure its name is enough. CONFIG.json holds the job's settings, and where rank 0 writes tables, a
+name for the network, and arguments of `Rank.join`: {"out": "results", "link": "infiniband", "join": {}}.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ def find(name: str) -> Job[Any]:
     ours = f"ddlkit.run.measure.{name}"
     whole = ours if "." not in name and importlib.util.find_spec(ours) else name
     if not importlib.util.find_spec(whole):
-        complaint = "name the module that declares it, e.g. collectives"
-        raise UserError(f"unknown job {name!r}: {complaint}")
+        raise UserError(f"unknown job {name!r}: name the module that declares it, e.g. collectives")
     for value in vars(importlib.import_module(whole)).values():
         if isinstance(value, Job) and value.module == whole:
             return value
@@ -61,10 +59,8 @@ def run(name: str, path: Path) -> None:
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
     if me.rank == 0:  # what decides how fast the run is
-        described = {
-            name: str(getattr(me, name)) for name in ("device", "backend", "torch_threads")
-        }
-        atomic_write_text(out / "job.json", json.dumps(described))
+        how = {name: str(getattr(me, name)) for name in ("device", "backend", "torch_threads")}
+        atomic_write_text(out / "job.json", json.dumps(how))
     job.run(me, settings)
     me.leave()
 

@@ -1,7 +1,7 @@
 """The shaped-network lab: real collectives between ranks in Linux network namespaces. Here: what is asked.
 
-A lab's ranks, rates, and what emulated links do to packets besides, are written into the link's name, from
-which `core.link` reads them back: "emulated:500mbit-delay2ms-loss0.001".
+The link's name holds a lab's rate and what emulated links do besides: "emulated:500mbit-delay2ms-loss0.001";
+`core.link` reads it back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ddlkit.core.units import parse_seconds
 
 ENGINES = ("tbf", "emulated")
 MAX_RANKS = 64
+_LARGEST = {"delay_s": 10.0, "loss": 0.5, "background": 0.95}
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,10 @@ class Conditions:
     background: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, most in {"delay_s": 10.0, "loss": 0.5, "background": 0.95}.items():
-            value = getattr(self, name)
+        for field, most in _LARGEST.items():
+            name, value = field.removesuffix("_s"), getattr(self, field)
             if not 0 <= value <= most:
-                told = name.removesuffix("_s")
-                raise UserError(f"{told} {value:g}: {told} lies between 0 and {most:g}")
+                raise UserError(f"{name} {value:g}: {name} lies between 0 and {most:g}")
         if not 0 <= self.jitter_s <= self.delay_s:
             raise UserError(f"jitter {self.jitter_s:g}: jitter is at most the delay")
 
@@ -55,12 +55,6 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.6f}".rstrip("0").rstrip(".") + "ms"
 
 
-def rate_text(bits_per_s: float) -> str:
-    """Write a rate as ``core.units.parse_bits_per_s`` reads it: ``"1gbit"``, ``"200mbit"``."""
-    unit, size = ("gbit", 1e9) if bits_per_s >= 1e9 else ("mbit", 1e6)
-    return f"{bits_per_s / size:.6g}{unit}"
-
-
 def parse_share(text: str) -> float:
     """Read a share, ``"0.1%"`` or ``"0.001"``. Raises UserError."""
     percent = text.strip().endswith("%")
@@ -73,46 +67,28 @@ def parse_share(text: str) -> float:
 
 def parse(given: Mapping[str, str]) -> Conditions:
     """Read conditions as a command or a file describes them: {"delay": "2ms", "loss": "0.1%"}."""
-    times = {
-        f"{name}_s": parse_seconds(given[name]) for name in ("delay", "jitter") if name in given
-    }
-    shares = {name: parse_share(given[name]) for name in ("loss", "background") if name in given}
+    times = {f"{name}_s": parse_seconds(given[name]) for name in given.keys() & {"delay", "jitter"}}
+    shares = {name: parse_share(given[name]) for name in given.keys() & {"loss", "background"}}
     return Conditions(**times, **shares)
 
 
 @dataclass(frozen=True)
 class LabShape:
-    """A lab that is not up yet: ``workers`` links of ``rate_bits_per_s`` both ways.
+    """A lab that is not up yet: ``workers`` links, each both ways. Raises UserError for what cannot be.
 
-    ranks_per_node : with more than one, that many ranks in a row form a node and share one link of
-        that rate; inside the node each rank's own is shaped to ``intra_rate_bits_per_s``
     conditions : of emulated links; None: those of tbf, which have a rate and nothing else
-
-    Raises UserError for what cannot be.
     """
 
     workers: int
     rate_bits_per_s: float
-    ranks_per_node: int = 1
-    intra_rate_bits_per_s: float = 0.0
     conditions: Conditions | None = None
 
     def __post_init__(self) -> None:
-        per_node, intra = self.ranks_per_node, self.intra_rate_bits_per_s
         if not 1 <= self.workers <= MAX_RANKS:
             raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
-        nodes = f"nodes of {per_node} ranks"
-        if per_node < 1 or self.workers % per_node:
-            raise UserError(f"{nodes} cannot hold {self.workers}: choose a number that divides it")
-        if (per_node > 1) != bool(intra):
-            needed = "several need one, for example 10gbit, one has none"
-            raise UserError(f"{nodes} with an intra rate of {intra:g} bit/s: {needed}")
-        if per_node > 1 and self.conditions:
-            raise UserError(f"{nodes} share links, which needs the engine tbf: leave emulated out")
-        for rate in (self.rate_bits_per_s, self.own_rate_bits_per_s):
-            if not 1e6 <= rate <= 1e11:
-                complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
-                raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
+        if not 1e6 <= (rate := self.rate_bits_per_s) <= 1e11:
+            complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
+            raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
@@ -121,25 +97,13 @@ class LabShape:
         return cls(**{**described, "conditions": conditions and Conditions(**conditions)})
 
     @property
-    def own_rate_bits_per_s(self) -> float:
-        """Return the rate of each rank's own link."""
-        return self.intra_rate_bits_per_s or self.rate_bits_per_s
-
-    @property
-    def nodes(self) -> range:
-        """Return the numbers of the nodes that ranks share; none where each rank has a link of its own."""
-        return range(self.workers // self.ranks_per_node if self.ranks_per_node > 1 else 0)
-
-    @property
     def link(self) -> str:
         """Return the link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        rate = rate_text(self.rate_bits_per_s)
-        if self.conditions:
-            return f"emulated:{rate}-{self.conditions.name}"
-        inside = f"-g{self.ranks_per_node}-{rate_text(self.intra_rate_bits_per_s)}"
-        return f"lab:{rate}{inside if self.nodes else ''}"
+        unit, size = ("gbit", 1e9) if self.rate_bits_per_s >= 1e9 else ("mbit", 1e6)
+        rate = f"{self.rate_bits_per_s / size:.6g}{unit}"
+        return f"emulated:{rate}-{self.conditions.name}" if self.conditions else f"lab:{rate}"
 
     @property
     def name(self) -> str:
-        """Return it as in file names: "p16-1gbit-g4-10gbit", "p4-emulated-500mbit-delay2ms"."""
+        """Return it as in file names: "p16-1gbit", "p4-emulated-500mbit-delay2ms"."""
         return f"p{self.workers}-{self.link.removeprefix('lab:').replace(':', '-')}"

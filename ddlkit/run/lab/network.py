@@ -1,11 +1,8 @@
 """A rate-limited network between ranks on one machine: namespaces, and what joins them.
 
-Each rank lives in a network namespace of its own and what joins them in another. Every link is made inside
-them: the host's network never sees any of it. Needs Linux, root and iproute2. There are two engines:
-
-tbf : veth pairs and a bridge, each end shaped by the kernel's token bucket: a rate and nothing else. Ranks
-    may share nodes: a node is a bridge of its own, joined to the main one by the link that its ranks share
-emulated : a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`)
+Each rank has a namespace of its own, and what joins them another; the host's network never sees any of it.
+Needs Linux, root and iproute2. Engine "tbf" is veth pairs and a bridge, each end shaped by the kernel's token
+bucket; "emulated" is a process of ours, through which every packet passes (`ddlkit.run.lab.tunnel`).
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import burst_bytes
 from ddlkit.run import jobs
 from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab import LabShape as LabShape  # by this name others know it
+from ddlkit.run.lab import LabShape as LabShape  # others know it by this name
 from ddlkit.run.lab import tunnel
 from ddlkit.run.lab.tunnel import INTERFACE
 from ddlkit.run.vitals import LINK
@@ -48,8 +45,6 @@ PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
 # queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
 TCP = "congctl reno initcwnd 1000 initrwnd 1000"
-# Packets that may wait to be sent: Linux's default, and what an emulated link has to read.
-QUEUED = {False: 1000, True: 10000}
 DEADLINE_S = 30.0
 TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
@@ -59,8 +54,8 @@ NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf la
 class Lab(Place):
     """Namespaces joined by links, each shaped as ``shape`` says: a context manager, and a place for ranks.
 
-    ``label`` names the namespaces, ``ddl0-rank0``; by default it is the first ``ddlN`` that is free. A
-    persistent lab outlives this process and is removed by ``attach(label).down()``.
+    label : of the namespaces, "ddl0-rank0"; by default the first ``ddlN`` that is free
+    persistent : outlives this process, and is removed by ``attach(label).down()``
     """
 
     address, port = f"{PREFIX}1", 29500  # free in any namespace that runs one job at a time
@@ -70,15 +65,14 @@ class Lab(Place):
             raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
         self.shape, self.label, self.persistent = shape, label, persistent
         self.ranks, self.name = shape.workers, shape.link
-        # Of each link in each direction, framing included; with nodes that of a node's.
-        self.link_bits_per_s = shape.rate_bits_per_s
+        self.link_bits_per_s = shape.rate_bits_per_s  # each way, framing included
         self._holder = 0  # the process whose ``down`` counts, while it is up
         self._trapped = ExitStack()  # signals, which unwind the stack while it is up
         self._link: subprocess.Popen[str] | None = None  # if our child
 
     @property
     def namespaces(self) -> list[str]:
-        """Return the names of all namespaces of this lab, the bridge's last."""
+        """Return the names of the ranks' namespaces, and last of the one that joins them."""
         return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
 
     def environment(self, rank: int, ranks: int) -> dict[str, str]:
@@ -160,33 +154,33 @@ class Lab(Place):
         _ip([f"netns add {name}" for name in self.namespaces])
         if self.shape.conditions:
             self._start_link()
+            packet, queued = MAX_PACKET_BYTES, 10_000  # as many as the link has to read
         else:
-            self._shape()
-        slowest = min(self.shape.own_rate_bits_per_s, self.link_bits_per_s)
-        # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
-        burst = MAX_PACKET_BYTES if self.shape.conditions else round(0.9 * burst_bytes(slowest))
-        packet, queue = min(MAX_PACKET_BYTES, burst), QUEUED[bool(self.shape.conditions)]
+            self._join()
+            # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+            burst = round(0.9 * burst_bytes(self.link_bits_per_s))
+            packet, queued = min(MAX_PACKET_BYTES, burst), 1000  # Linux's default
         for rank, name in enumerate(self.namespaces[:-1]):
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
-                f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queue} {UP}",
+                f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queued} {UP}",
                 f"route add {PREFIX}0/24 dev {INTERFACE} {TCP}",
             ]
             _ip(addressing, name)
 
     def _start_link(self) -> None:
         """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices."""
+        if not Path(tunnel.DEVICE).exists():
+            raise UserError(NEEDS_TUN)
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
             "crossed": str(STATE / f"{self.label}.link"),
             "prefix": PREFIX,
-            "rates_bits_per_s": [self.shape.rate_bits_per_s] * self.ranks,
+            "rate_bits_per_s": self.link_bits_per_s,
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        if not Path(tunnel.DEVICE).exists():
-            raise UserError(NEEDS_TUN)
         argv = ["ip", "netns", "exec", self.namespaces[-1], sys.executable, "-m", tunnel.__name__]
         self._link = subprocess.Popen(
             [*argv, json.dumps(config)],
@@ -199,33 +193,24 @@ class Lab(Place):
             start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
         )
         assert self._link.stdout and self._link.stderr
-        with self._link.stdout as said, self._link.stderr as complained:
-            speaks = select.select([said], (), (), DEADLINE_S)[0]
-            if not speaks or said.readline().strip() != tunnel.READY:
+        with self._link.stdout as output, self._link.stderr as errors:
+            speaks = select.select([output], (), (), DEADLINE_S)[0]
+            if not speaks or output.readline().strip() != tunnel.READY:
                 self._link.kill()
-                last = (complained.read().strip().splitlines() or ["it said nothing"])[-1]
+                last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
                 raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
         self._save(_identity(os.getpid()))
 
-    def _shape(self) -> None:
-        """Make bridges, the links between them and to the ranks, and their rates; each end sends shaped."""
+    def _join(self) -> None:
+        """Make a bridge and its links to the ranks, each end of which sends shaped."""
         *ranks, switch = self.namespaces
-        rate = self.shape.own_rate_bits_per_s
-        links, rates = ["link set lo up"], []
-        for bridge in ("bridge", *(f"node{node}" for node in self.shape.nodes)):
-            links += [f"link add {bridge} type bridge", f"link set {bridge} {UP}"]
-        for node in self.shape.nodes:
-            ends = {f"up{node}": f"node{node}", f"down{node}": "bridge"}
-            links += ["link add {} type veth peer name {}".format(*ends)]
-            links += [f"link set {end} master {home} {UP}" for end, home in ends.items()]
-            rates += [_shape(end, self.shape.rate_bits_per_s) for end in ends]
+        links = ["link set lo up", "link add bridge type bridge", f"link set bridge {UP}"]
         for rank, name in enumerate(ranks):
-            home = f"node{rank // self.shape.ranks_per_node}" if self.shape.nodes else "bridge"
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
-            links += [f"link set port{rank} master {home} {UP}"]
-            rates += [_shape(f"port{rank}", rate)]
+            links += [f"link set port{rank} master bridge {UP}"]
         _ip(links, switch)
-        _ip(rates, switch, tool="tc")
+        rate = self.link_bits_per_s
+        _ip([_shape(f"port{rank}", rate) for rank in range(self.ranks)], switch, tool="tc")
         for name in ranks:
             _ip([_shape(INTERFACE, rate)], name, tool="tc")
 
@@ -233,10 +218,9 @@ class Lab(Place):
 def attach(label: str) -> Lab:
     """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
     states = _states()
-    if label not in states:
+    if not (state := states.get(label)):
         names = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
-    state = states[label]
     if not state["shape"]:
         raise UserError(f"the state of lab {label} is damaged: remove it by ddlkit lab clean")
     lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owner"])
@@ -248,13 +232,14 @@ def status() -> list[dict[str, Any]]:
     """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        owner, row = state["owner"], {"label": label, "ranks": 0, "link": "an unknown link"}
+        ranks, link, owner = 0, "an unknown link", state["owner"]
         if state["shape"]:
             shape = LabShape.from_dict(state["shape"])
-            row |= {"ranks": shape.workers, "link": shape.link}
+            ranks, link = shape.workers, shape.link
         named = f"process {owner['pid']}" if owner else "persistent"
+        named = "owner unknown" if owner == NOBODY else named
         alive = _alive(owner) and _alive(state["link"])
-        rows.append({**row, "owner": "owner unknown" if owner == NOBODY else named, "alive": alive})
+        rows.append(dict(label=label, ranks=ranks, link=link, owner=named, alive=alive))
     return rows
 
 
@@ -280,18 +265,18 @@ def available() -> str:
 
 def _run(argv: list[str], script: str = "") -> str:
     """Return the output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
-    how: dict[str, Any] = {"start_new_session": True, "timeout": DEADLINE_S}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "start_new_session": True}
     try:
-        done = subprocess.run(argv, input=script, capture_output=True, text=True, **how)
-    except FileNotFoundError as error:
-        raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from error
-    except subprocess.TimeoutExpired as error:
-        late = f"did not end within {DEADLINE_S:g} s and was killed"
-        raise UserError(f"lab network: {' '.join(argv)}: {late}: try again") from error
-    if done.returncode:
+        done = subprocess.run(argv, input=script, timeout=DEADLINE_S, **how)
+    except FileNotFoundError:
+        raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from None
+    except subprocess.TimeoutExpired:
+        complaint = f"did not end within {DEADLINE_S:g} s and was killed: try again"
+    else:
+        if not done.returncode:
+            return done.stdout
         complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
-        raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
-    return done.stdout
+    raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
@@ -336,10 +321,7 @@ NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
 
 @contextmanager
 def _registry() -> Iterator[None]:
-    """Make or remove one lab at a time on this machine; Ctrl-C and SIGTERM wait until it is done.
-
-    Python runs handlers in the main thread only: a block in another thread is never cut short.
-    """
+    """Make or remove one lab at a time on this machine; Ctrl-C and SIGTERM wait until it is done."""
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
@@ -365,27 +347,22 @@ def _states() -> dict[str, dict[str, Any]]:
     return states
 
 
-def _start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks after boot; None where it is dead or a zombie."""
+def _identity(pid: int) -> dict[str, int | None]:
+    """Return by what a process is known again: its number, and the clock ticks after boot when it started.
+
+    A later process may have the number. Without a start where it is dead, or a zombie.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return {"pid": pid, "start": None}
     state, *rest = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
-
-
-def _identity(pid: int) -> dict[str, int | None]:
-    """Return by what a running process is known again."""
-    return {"pid": pid, "start": _start_ticks(pid)}
+    return {"pid": pid, "start": None if state in "ZX" else int(rest[18])}
 
 
 def _alive(process: dict[str, Any] | None) -> bool:
-    """Return whether a process lives; without an owner (persistent) or a link (tbf) there is none to die.
-
-    The start time tells it from a later process that was given the same number.
-    """
-    return not process or _start_ticks(process["pid"]) == process["start"] is not None
+    """Return whether a process lives; without an owner (persistent) or a link (tbf) there is none to die."""
+    return not process or process["start"] is not None and _identity(process["pid"]) == process
 
 
 def _remove_dead() -> list[str]:

@@ -1,10 +1,9 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
-Each rank waits out the recorded compute by absolute deadlines and posts the real collective of a group
-when its last gradient would be ready: an all-reduce, or where gradients are sparsified, after the recorded
-time of selecting, one all-gather of the values that are kept and one of their indices. All ranks must
-run on one machine: they share its clock. Waiting is sleeping: with more ranks than cores, one that spins
-would take the processor from gloo's threads.
+Each rank, all on one machine, whose clock they share, waits out the recorded compute by absolute deadlines
+and posts a group's collective when its last gradient would be ready: an all-reduce, or of sparsified
+gradients, after the recorded time of selecting, an all-gather of values and one of indices. Waiting is
+sleeping: with more ranks than cores, one that spins would take the processor from gloo's threads.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,13 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.lab.script import (
     PlannedCase,
-    Recording,
     Replayed,
     Script,
     append_iteration,
     keep_complete,
     read_replayed,
 )
-from ddlkit.run.measure.collectives import SIZES, CollectivesSettings, collectives_job
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.vitals import Usage, Watch, processor_times, processor_usage
 
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
@@ -47,27 +46,15 @@ JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
 
 
-def calibrate(
-    lab: Lab,
-    sizes: Sequence[int] = SIZES,
-    collectives: Sequence[str] = ("all_reduce",),
-    *,
-    timeout_s: float = 600.0,
-    **measured: Any,
-) -> pd.DataFrame:
-    """Measure table ``collectives`` of all ranks of the lab; ``measured``: see `CollectivesSettings`."""
-    grouped: Any = {"messages_per_sample": MESSAGES_PER_SAMPLE, **measured}
-    settings = CollectivesSettings(collectives, sizes, **grouped)
-    how: Any = {"join": JOIN, "timeout_s": timeout_s}
-    return launch(collectives_job, settings, ranks=lab.ranks, place=lab, **how)["collectives"]
+def calibrate(lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0) -> pd.DataFrame:
+    """Measure table ``collectives`` of all ranks of the lab."""
+    how: Any = {"ranks": lab.ranks, "place": lab, "join": JOIN, "timeout_s": timeout_s}
+    return launch(collectives_job, settings, **how)["collectives"]
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What CONFIG.json of this job holds.
-
-    turns : (repeat, number of the script) of each iteration; tries : as for `replay`
-    """
+    """What CONFIG.json of this job holds; turns : (repeat, number of the script) of each iteration."""
 
     scripts: Sequence[Script]
     turns: Sequence[tuple[int, int]]
@@ -87,12 +74,10 @@ def replay(
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
-    The result of every collective is checked. With ``out``, rows are appended to files there as they
-    come; what an interrupted replay left there is kept, and not played again.
-
     selection : recorded times of it, needed for cases that gather
-    done : (case's key, repeat) of further iterations that need not be played
+    done : (case's key, repeat) of iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
+    out : where rows are appended as they come; what an interrupted replay left there is not played again
 
     Raises UserError as `launch` does.
     """
@@ -100,13 +85,11 @@ def replay(
     keys = [planned.case.key for planned in cases]
     limit_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
-        there = {*keep_complete(directory), *done}
-        turns = [
-            (r, n) for r in range(rounds) for n, key in enumerate(keys) if (key, r) not in there
-        ]
-        settings = ReplaySettings(scripts, turns, tries)
-        how: dict[str, Any] = {"join": JOIN, "timeout_s": limit_s, "out": directory}
-        launch(replay_job, settings, ranks=ranks, place=place, **how)
+        played = {*keep_complete(directory), *done}
+        every = product(range(rounds), range(len(keys)))
+        turns = [(repeat, n) for repeat, n in every if (keys[n], repeat) not in played]
+        how: Any = {"ranks": ranks, "place": place, "join": JOIN, "timeout_s": limit_s}
+        launch(replay_job, ReplaySettings(scripts, turns, tries), out=directory, **how)
         return read_replayed(directory, [planned.case for planned in cases])
 
 
@@ -118,18 +101,18 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
     messages = _Messages(me, settings.scripts)
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
-    said_s = time.monotonic()
+    progress_s = time.monotonic()
     while turns:
         repeat, script, tries = turns.popleft()
         seen_s, used = _iterate(me, script, messages)
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
-        everyone = [Recording.from_array(row) for row in peers.everyones(seen_s)]
+        everyone = peers.everyones(seen_s)
         if me.rank == 0:
             append_iteration(me.out, script, repeat, everyone, used)
-        if not turns or time.monotonic() - said_s >= SAY_S:
-            said_s = time.monotonic()
+        if not turns or time.monotonic() - progress_s >= SAY_S:
+            progress_s = time.monotonic()
             rest_s = sum(script.expected_s for _, script, _ in turns)
             me.say(f"replay: {len(turns)} iterations to come, at most {rest_s:.0f} s left")
     return ()
@@ -139,8 +122,7 @@ class _Messages:
     """A rank's messages: memory for those of any of the scripts, their sending and their checking.
 
     A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
-    waiting rank itself is. Not a callback on the collective: that would run in gloo's thread and hold up the
-    next one.
+    waiting rank itself is. A callback on the collective would hold up the next one in gloo's thread.
     """
 
     def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
@@ -150,7 +132,7 @@ class _Messages:
         self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
         self._gathered = [part.new_empty(kept * me.world_size) for part in self._kept]
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
-        self._complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
+        self.complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
         threading.Thread(target=self._note, daemon=True).start()
 
     def begin(self, script: Script) -> None:
@@ -185,10 +167,6 @@ class _Messages:
             work.wait()
         return time.perf_counter()
 
-    def complete_s(self) -> Floats:
-        """Return (G,) when each group was seen to be complete."""
-        return np.array([self._complete_s.get() for _ in self.script.elements])
-
     def check(self) -> None:
         """Raise RuntimeError unless every sum is right, and every gathered element where it belongs."""
         n = self._me.world_size
@@ -205,7 +183,7 @@ class _Messages:
     def _note(self) -> None:
         while True:
             self._last.get().wait()
-            self._complete_s.put(time.perf_counter())
+            self.complete_s.put(time.perf_counter())
 
 
 def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
@@ -215,10 +193,9 @@ def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[to
 
 
 def _iterate(me: Rank, script: Script, messages: _Messages) -> tuple[Floats, Usage]:
-    """Return one iteration, started by all ranks at once, as a `Recording`'s array; and how cores were used.
+    """Return one iteration, started by all ranks at once, as of `make_timeline`; and how cores were used.
 
-    They count as busy from the first message to the last, where the link should be at work. Over a whole
-    iteration, in which ranks mostly sleep, their limit would not show.
+    They count as busy from the first message to the last: over a whole iteration, ranks mostly sleep.
     """
     messages.begin(script.played_by(me.rank))
     watch = Watch(me.rank)
@@ -230,6 +207,7 @@ def _iterate(me: Rank, script: Script, messages: _Messages) -> tuple[Floats, Usa
 
 
 def _play(messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
+    """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
     script = messages.script
     awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
     spent_s = 0.0  # by the selections so far: all that follows is later by it
@@ -247,7 +225,7 @@ def _play(messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
     waited_s = messages.wait()
     sending = processor_usage(before, processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
-    done_s = np.minimum(messages.complete_s(), waited_s)
+    done_s = np.minimum([messages.complete_s.get() for _ in script.ready_s], waited_s)
     groups = (awake_s, selected_s, posted_s, done_s)
     return np.hstack([*groups, forward_end_s, wait_s, waited_s, end_s]) - start_s, sending
 

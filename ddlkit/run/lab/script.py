@@ -50,26 +50,18 @@ class PlannedCase(NamedTuple):
 
 
 def plan_case(
-    profile: LayerProfile,
-    spec: str,
-    cost: MessageCost,
-    place: Place,
-    *,
-    compute_s: float | None = None,
-    **axes: Any,
+    profile: LayerProfile, spec: str, cost: MessageCost, place: Place, **axes: Any
 ) -> PlannedCase:
     """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
 
     Time is dilated so that an iteration computes as long as one message of everything takes, where a model
-    of their overlap has most to lose; or for ``compute_s``, whatever it sends.
+    of their overlap has most to lose.
 
-    cost : of a group by its dense size; that of `ddlkit.core.sparse.SparseGather` at a density below 1. What
-        it knows of selecting is dilated, too, as a replay waits it out
+    cost : of a group by its dense size. What a `SparseGather` knows of selecting is dilated, too
     axes : further fields of the Case, such as density, straggler
     """
     workload = profile.workload()
-    wanted_s = float(cost(workload.bytes.sum())) if compute_s is None else compute_s
-    dilation = float(f"{wanted_s / workload.compute_s:.4g}")
+    dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
     if isinstance(cost, SparseGather) and (selecting := cost.selecting) is not None:
         cost = replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
     plan = make_plan(spec, workload.scaled(dilation), cost)
@@ -97,7 +89,6 @@ class Script:
 
     ready_s : when each group is ready, without the selections before it
     buffered_s : how long the first gradient of each group waits in the buffer for the last
-    bytes, elements : size of each group, and its float32 elements
     kept : how many elements of each group are sent, () where all are
     selection_s : how long each selection takes, () where there is none
     """
@@ -146,12 +137,12 @@ class Script:
 
     @property
     def sent_bytes(self) -> Sequence[int]:
-        """Return what a rank sends of each group: a value per element, and an index if not all are sent."""
+        """Return bytes that a rank sends of each group; beside values that are selected, their indices."""
         return [2 * ELEMENT_BYTES * k for k in self.kept] or self.bytes
 
     @property
     def expected_s(self) -> float:
-        """Return a generous guess of the iteration: no overlap, and twice the bytes in each direction."""
+        """Return generous seconds of the iteration: no overlap, and twice the bytes each way."""
         case = self.case
         byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
         wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
@@ -169,65 +160,41 @@ class Script:
 # -- what comes back -----------------------------------------------------------------------------
 
 
-class Recording(NamedTuple):
-    """One iteration of one rank, in seconds from the common start.
-
-    awake_s, selected_s, posted_s, done_s : (G,) when the rank woke with a group's gradients, had selected,
-        went on computing, and saw its messages complete
-    forward_end_s : when the rank woke at the end of forward
-    wait_s, waited_s, end_s : start and end of the wait for the last collective; end of the update
-    """
-
-    awake_s: Floats
-    selected_s: Floats
-    posted_s: Floats
-    done_s: Floats
-    forward_end_s: float
-    wait_s: float
-    waited_s: float
-    end_s: float
-
-    @classmethod
-    def from_array(cls, values: Floats) -> Recording:
-        """Make the recording whose fields follow one another in an array (4 G + 4,), as ranks exchange it."""
-        return cls(*values[:-4].reshape(4, -1), *values[-4:].tolist())
-
-
 class Replayed(NamedTuple):
-    """Frames of a replay. All times are as they passed: those of the dilated workload.
-
-    runs : rows of the ``runs`` schema, origin "replayed", one per iteration
-    timeline : rows of the ``timeline`` schema, of every rank, for the first round
-    """
+    """Tables of a replay: ``runs``, and of the first round ``timeline``; times are dilated."""
 
     runs: pd.DataFrame
     timeline: pd.DataFrame
 
 
-def make_timeline(script: Script, everyone: Sequence[Recording]) -> Timeline:
+def make_timeline(script: Script, everyone: Floats) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    A collective begins when it is posted and its predecessor has ended; "wait" begins with the last post. The
-    backward pass of several gradients is two spans: until the first is ready, and until the last.
+    everyone : (ranks, 4 G + 4) seconds: when a rank woke with each group's gradients, had selected, went on
+        computing, and saw its messages complete; ends of forward, of posting, of waiting and of the update
+
+    A collective begins when it is posted and its predecessor has ended. The backward pass of several
+    gradients is two spans: until the first is ready, and until the last.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
-        for rank, recording in enumerate(everyone)
-        for span in _spans(script.played_by(rank), recording)
+        for rank, seen_s in enumerate(everyone)
+        for span in _spans(script.played_by(rank), seen_s)
     )
 
 
-def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
+def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
+    forward_end_s, wait_s, waited_s, end_s = seen_s[-4:].tolist()
+
     def span(kind: str, group: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
         task = kind if group < 0 else f"{kind} {group}"
         times = {"start_s": start_s, "end_s": max(start_s, end_s)}
         return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
 
-    yield span("forward", -1, 0.0, seen.forward_end_s)
-    begin_s, free_s = seen.forward_end_s, 0.0
+    yield span("forward", -1, 0.0, forward_end_s)
+    begin_s, free_s = forward_end_s, 0.0
     for group, n_bytes in enumerate(script.bytes):
-        times = (seen.awake_s, seen.selected_s, seen.posted_s, seen.done_s)
-        awake_s, selected_s, posted_s, done_s = (float(time_s[group]) for time_s in times)
+        awake_s, selected_s, posted_s, done_s = seen_s[:-4].reshape(4, -1)[:, group].tolist()
         first_s = max(begin_s, awake_s - script.buffered_s[group])
         if first_s < awake_s:
             yield span("backward", group, begin_s, first_s, task=f"backward {group}, first")
@@ -238,19 +205,17 @@ def _spans(script: Script, seen: Recording) -> Iterable[dict[str, Any]]:
         sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
         yield span(script.case.collective, group, max(selected_s, free_s), done_s, **sent)
         begin_s, free_s = posted_s, done_s
-    yield span("wait", -1, seen.wait_s, seen.waited_s)
-    yield span("update", -1, seen.waited_s, seen.end_s)
+    yield span("wait", -1, wait_s, waited_s)
+    yield span("update", -1, waited_s, end_s)
 
 
 # -- the file ----------------------------------------------------------------------------------
 
 
-def append_iteration(
-    out: Path, script: Script, repeat: int, everyone: Sequence[Recording], used: Usage
-) -> None:
+def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, used: Usage) -> None:
     """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
-    iteration_s = max(seen.end_s for seen in everyone)
-    compute_s = max(script.played_by(rank).compute_s for rank in range(len(everyone)))
+    iteration_s = float(everyone[:, -1].max())
+    compute_s = script.played_by(len(everyone) - 1).compute_s  # of the straggler, if there is one
     row = {
         "case": script.case.key,
         "repeat": repeat,
@@ -269,32 +234,25 @@ def append_iteration(
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
     """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
-    text = _complete(out)
-    if (out / ITERATIONS).exists():
-        (out / ITERATIONS).write_text(text)
+    (out / ITERATIONS).write_text(text := _complete(out))
     return [(row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())]
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
-    """Read the iterations of ``cases`` that a replay into ``out`` has completed, be it still running or not.
-
-    Raises UserError where there is none.
-    """
+    """Read the iterations of ``cases`` that a replay into ``out`` completed. Raises UserError for none."""
     described = {case.key: asdict(case) for case in cases}
-    played = [(row, spans) for row, spans in map(json.loads, _complete(out).splitlines())]
-    played = [(row, spans) for row, spans in played if row["case"] in described]
-    if not played:
+    runs, shown = [], []
+    for row, spans in map(json.loads, _complete(out).splitlines()):
+        if case := described.get(row["case"]):
+            runs.append({**row, **case, "origin": "replayed"})
+            shown += [{"case": row["case"], "repeat": row["repeat"], **span} for span in spans]
+    if not runs:
         raise UserError(f"replay: no iteration was completed in {out}")
-    runs = [{**row, **described[row["case"]], "origin": "replayed"} for row, _ in played]
-    shown = [
-        {"case": row["case"], "repeat": row["repeat"], **span}
-        for row, spans in played
-        for span in spans
-    ]
     columns = ["case", "repeat", *TIMELINE_COLUMNS]
     return Replayed(pd.DataFrame(runs), pd.DataFrame(shown, columns=columns))
 
 
 def _complete(out: Path) -> str:
+    """Return the whole lines of the file in ``out``, without half a line that a kill has left."""
     text = (out / ITERATIONS).read_text() if (out / ITERATIONS).exists() else ""
     return text[: text.rfind("\n") + 1]

@@ -1,11 +1,9 @@
 """The process of an emulated link: every packet between ranks passes it, by one TUN device in each namespace.
 
-`ddlkit.run.lab.network` starts it, as root. Devices take and give packets of up to 64 KiB, whose check sums
-are still to be made (TSO), so that few of them cross between kernel and Python.
-
-A packet passes its sender's link, then its receiver's. It stands for the frames that the wire would carry:
-these follow one another through both links as on a real path (a switch need not have the last one to send
-the first), at each link's rate, and leave it after its delay. What chance takes is lost, frame by frame.
+Devices take and give packets of up to 64 KiB, whose check sums are still to be made (TSO), so that few of
+them cross between kernel and Python. A packet stands for the frames that the wire would carry: these follow
+one another through its sender's link, then its receiver's, as on a real path (a switch need not have the last
+one to send the first), at each link's rate, and leave it after its delay. Chance takes them frame by frame.
 """
 
 from __future__ import annotations
@@ -29,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit.core.link import FRAMING_BYTES
@@ -42,12 +41,10 @@ CROSSED = struct.Struct("=4d")
 """What has crossed: packets, late ones among them, and until the last, seconds and those of the processor."""
 LATE_S = 2e-4  # a packet that is written so much behind its due time, or not taken, is late
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
-NEVER_S = math.inf
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
-# Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what has been received, so
-# that over a delay a message's time would hang on the messages before it.
+# Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what came before.
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
-WINDOWS = ("/proc/sys/net/ipv4/tcp_rmem", "/proc/sys/net/ipv4/tcp_wmem")
+
 
 _TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
@@ -90,7 +87,7 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
 class Piece:
     """Frames of a packet on their way: those from ``start`` up to ``stop`` of ``load``.
 
-    first_s : when the first of them arrived; passed : whether they have passed their sender's link
+    first_s : when the first of them arrived; passed : whether they are through their sender's link
     """
 
     load: Any
@@ -143,7 +140,7 @@ class Line:
 class Shaper:
     """Packets on their way between ranks: give it what is sent, and take out what has arrived.
 
-    Times are seconds since a start that the caller chooses; ``rates_bits_per_s`` of each rank's link.
+    rates_bits_per_s : of each rank's link; all times are seconds since a start that the caller chooses
     """
 
     def __init__(self, rates_bits_per_s: Sequence[float], conditions: Conditions) -> None:
@@ -181,7 +178,7 @@ class Shaper:
     @property
     def next_s(self) -> float:
         """Return when `take` should be called next; infinite where nothing is under way."""
-        return self._events[0][0] if self._events else NEVER_S
+        return self._events[0][0] if self._events else math.inf
 
     def take(self, now_s: float) -> Iterator[tuple[float, Piece]]:
         """Yield (when it was due, piece) of all that has arrived by now, in order, one by one."""
@@ -247,44 +244,34 @@ def folded(octets: bytes | bytearray) -> int:
 def open_device(namespace: str, back: str) -> int:
     """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
     enter(namespace)
-    try:
-        for window in WINDOWS:
-            with open(window, "w") as setting:
-                setting.write(" ".join(map(str, WINDOW_BYTES)))
-        device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
-        flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
-        fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
-        fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
-        fcntl.ioctl(device, _TUNSETOFFLOAD, _CSUM | _TSO4)
-    finally:
-        enter(back)
+    for buffer in ("rmem", "wmem"):
+        Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(" ".join(map(str, WINDOW_BYTES)))
+    device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
+    flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
+    fcntl.ioctl(device, _TUNSETVNETHDRSZ, struct.pack("i", _HEADER.size))
+    fcntl.ioctl(device, _TUNSETOFFLOAD, _CSUM | _TSO4)
+    enter(back)
     return device
 
 
 class Tunnel:
-    """Devices joined by a shaper.
-
-    prefix : what addresses begin with: rank r has r + 1 behind it
-    crossed : memory that says what has crossed, as CROSSED
-    """
+    """Devices joined by a shaper; prefix : of addresses: rank r has r + 1 behind it; crossed : as CROSSED."""
 
     def __init__(
         self, devices: Sequence[int], shaper: Shaper, prefix: str, crossed: mmap.mmap
     ) -> None:
         self.devices, self.shaper, self._crossed = devices, shaper, crossed
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
-        self._ranks = {device: rank for rank, device in enumerate(devices)}
         self._packets = self._late = 0
         self._begun_s, self._heard_s = time.perf_counter(), 0.0
 
     def serve(self) -> None:
         """Carry packets for ever."""
         while True:
-            next_s = self.shaper.next_s
-            rest_s = None if next_s == NEVER_S else next_s - self.now_s()
-            if rest_s is not None and rest_s < SPIN_S:
-                rest_s = 0.0
-            ready = select.select(self.devices, (), (), rest_s)[0]
+            rest_s = self.shaper.next_s - self.now_s()
+            wait_s = None if math.isinf(rest_s) else rest_s if rest_s >= SPIN_S else 0.0
+            ready = select.select(self.devices, (), (), wait_s)[0]
             self._heard_s = self.now_s()
             for device in ready:
                 self.read(device)
@@ -303,7 +290,7 @@ class Tunnel:
             return
         target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
         if 0 <= target < len(self.devices):
-            source = self._ranks[device]
+            source = self.devices.index(device)
             self.shaper.send(self._heard_s, source, target, measured(packet), packet)
 
     def write(self) -> None:
@@ -315,7 +302,7 @@ class Tunnel:
                 packet = piece.load if whole else cut(piece.load, piece.start, piece.stop)
                 os.write(self.devices[piece.target], packet)
             except OSError:  # the device is down, or its memory is used up
-                late_s = NEVER_S
+                late_s = math.inf
             self._packets += 1
             self._late += late_s > LATE_S
             seconds = self.now_s(), time.process_time()
@@ -325,7 +312,7 @@ class Tunnel:
 def main(config: Mapping[str, Any]) -> None:
     """Make the devices, say so, and be the link.
 
-    config : namespaces (files, the switch's last), crossed (file), prefix, rates_bits_per_s, conditions, and
+    config : namespaces (files, the switch's last), crossed (file), prefix, rate_bits_per_s, conditions, and
         owned: whether to die with who started it
     """
     if config["owned"]:
@@ -334,7 +321,8 @@ def main(config: Mapping[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     devices = [open_device(rank, switch) for rank in ranks]
-    shaper = Shaper(config["rates_bits_per_s"], Conditions(**config["conditions"]))
+    rates = [config["rate_bits_per_s"]] * len(devices)
+    shaper = Shaper(rates, Conditions(**config["conditions"]))
     with suppress(PermissionError):  # without, it is late more often, and says so
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     gc.collect()

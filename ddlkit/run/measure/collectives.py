@@ -1,7 +1,4 @@
-"""How long collectives take by size, on real ranks, with every value checked.
-
-What ``bytes`` means for each is said in `ddlkit.core.link`.
-"""
+"""How long collectives take by size (``bytes`` as in `ddlkit.core.link`), with every value checked."""
 
 from __future__ import annotations
 
@@ -19,16 +16,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
-from ddlkit.run.jobs.rank import (
-    Floats,
-    Rank,
-    Tables,
-    agree_all,
-    gather_single,
-    job,
-    scatter_single,
-    slowest,
-)
+from ddlkit.run.jobs import rank as peers
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
 from ddlkit.run.vitals import Usage, Watch
 
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
@@ -46,8 +35,7 @@ class CollectivesSettings:
     """Which collectives to time at which sizes, and how; raises UserError for what there is not.
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
-    messages_per_sample : messages posted at once, as training does, SAMPLE_BYTES at most; a sample is their
-        mean, as of nccl-tests: one among others costs less than a lone one
+    messages_per_sample : posted at once, as training does, SAMPLE_BYTES at most; a sample is their mean
     tries : how often a size is measured, at most, while the machine's host disturbs it
     """
 
@@ -68,9 +56,7 @@ class CollectivesSettings:
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
     """Yield a row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
 
-    The ranks leave the barrier before a sample a little apart, and the slowest rank's time includes waiting
-    for the last: times below a few small messages are too long by a fraction of one.
-
+    Ranks leave the barrier before a sample a little apart: times of small messages are a fraction too long.
     Raises UserError when an element comes out wrong.
     """
     nccl = me.backend == "nccl"
@@ -103,10 +89,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             frames.append(sample_rows(labels, seconds))
             median_s = float(np.median(seconds))
             rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
-            me.say(
-                f"{collective} of {format_bytes(size)} on {me.world_size} ranks: "
-                f"{format_seconds(median_s)}, bus {rate:.3g} Gbit/s, {len(seconds)} samples"
-            )
+            what = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
+            me.say(f"{what}: {format_seconds(median_s)}, bus {rate:.3g} Gbit/s")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
@@ -117,12 +101,12 @@ def whole_size(size: int, world_size: int) -> int:
 
 
 def messages_at(size: int, messages_per_sample: int) -> int:
-    """Return how many messages of ``size`` bytes are posted at once: as many as asked for, if they fit."""
+    """Return how many messages of ``size`` bytes are posted at once: as many as wanted, if they fit."""
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
 def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
-    """Return seconds of a message by sample, of the slowest rank; the values of the last one are checked."""
+    """Return seconds of a message by sample, of the slowest rank; the last sample's values are checked."""
     synchronize = synchronizer(me.device)
 
     def together() -> None:
@@ -135,7 +119,9 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
         return timed(checked.run, me.device)()
 
     action = held if me.backend == "nccl" else checked.run
-    seconds = measure(action, budget, synchronize=synchronize, setup=together, agree=agree_all)
+    seconds = measure(
+        action, budget, synchronize=synchronize, setup=together, agree=peers.agree_all
+    )
     checked.check()
     return slowest(seconds) / len(checked.buffers)
 
@@ -143,8 +129,7 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
 class CheckedCollective:
     """One collective on one size, of random integers in float32 whose sums are exact.
 
-    mine : what this rank contributes; buffers : (count, n) results of ``count`` equal messages; expected :
-        what must stand in each afterwards
+    mine : what this rank contributes; buffers : (count, n) results, each of which must be ``expected``
     """
 
     def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
@@ -175,7 +160,8 @@ class CheckedCollective:
     def _post(self, buffer: torch.Tensor) -> dist.Work:
         if self.collective == "all_reduce":
             return dist.all_reduce(buffer, async_op=True)
-        post = scatter_single if self.collective == "reduce_scatter" else gather_single
+        scatters = self.collective == "reduce_scatter"
+        post = peers.scatter_single if scatters else peers.gather_single
         return post(buffer, self.mine, async_op=True)
 
     def check(self) -> None:
@@ -183,7 +169,5 @@ class CheckedCollective:
         wrong = int((self.buffers != self.expected).sum())
         if wrong:
             size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
-            raise UserError(
-                f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements came out "
-                "wrong: no time is recorded, mend the network or the library first"
-            )
+            what = f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements"
+            raise UserError(f"{what} came out wrong: mend the network or the library first")

@@ -1,8 +1,7 @@
 """How much kernels of a GPU slow down when communication shares it with them (sharing 4.2.2, Tab 1, Fig 3).
 
-Five kernels of the paper, a matrix product and attention, each alone and beside the stand-in or the copy
-engine. That both ran at the same time is proven for every row: ``overlap_share`` is the share of the kernel's
-time in which the communication ran too. Beside NCCL itself: `nccl_one_gpu`.
+Each kernel alone and beside the stand-in or the copy engine; beside NCCL itself: `nccl_one_gpu`.
+``overlap_share`` is the share of a kernel's time in which the communication ran, too.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import (
-    BLOCKS,
-    THREADS,
-    Compute,
-    Footprint,
-    GpuStandIn,
-    Passage,
-    Traffic,
-)
+from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
@@ -41,8 +32,7 @@ from ddlkit.run.sessions import Unavailable, all_or_partial
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of inputs: images and their side, side of the product's matrices, and of attention
-    (sequences, heads, tokens, width of a head)."""
+    """Sizes of inputs; attention : sequences, heads, tokens, width of a head."""
 
     images: int
     side: int
@@ -64,16 +54,15 @@ class Kernel:
     build: Callable[[torch.Tensor], Compute]
 
     def on(self, device: torch.device) -> Compute:
-        """Return the kernel on fresh random input there; forward only."""
+        """Return the kernel on random input there."""
         return self.build(torch.randn(self.shape, device=device).to(self.dtype))
 
 
 def kernels(scale: Scale) -> dict[str, Kernel]:
     """Return kernels by name. The first five are sharing Tab 1 at ``PAPER``.
 
-    Our choice where the paper or its text is silent: only the forward pass is timed, without recording
-    a graph; fp32 without TF32, which its GPUs did not have; average pooling, whose definition did not
-    survive in the text, is that of a ResNet's stem (3 x 3, stride 2, padding 1).
+    Our choice where the paper is silent: only the forward pass, in fp32 without TF32, which its GPUs did not
+    have; average pooling as in a ResNet's stem (3 x 3, stride 2, padding 1).
     """
     fp32, bf16 = torch.float32, torch.bfloat16
     image = (scale.images, 64, scale.side, scale.side)
@@ -107,19 +96,12 @@ _NONE: dict[str, Any] = {
 
 
 def kernel_rows(
-    name: str,
-    kernel: Kernel | None,
-    device: torch.device,
-    beside: Mapping[str, Any],
-    seconds: Floats,
+    name: str, kernel: Kernel | None, beside: Mapping[str, Any], seconds: Any
 ) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    labels = {
-        "kernel": name,
-        "shape": "x".join(map(str, kernel.shape)) if kernel else "none",
-        "dtype": str(kernel.dtype).removeprefix("torch.") if kernel else "none",
-        "device": device.type,
-    }
+    shape = "x".join(map(str, kernel.shape)) if kernel else "none"
+    dtype = str(kernel.dtype).removeprefix("torch.") if kernel else "none"
+    labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
     return sample_rows({**labels, **_NONE, **beside}, seconds)
 
 
@@ -143,7 +125,6 @@ def rounds(
     So drift meets all alike, and what has been measured when one fails is kept. Each way is tried first:
     from the first that fails, or whose neighbour does not run at the same time, none is measured.
 
-    neighbour : a stand-in or a copy engine
     budget : max_repeats rounds; those that start after max_s are only of what has fewer than min_repeats
         samples, or than QUICK_REPEATS if it takes less than QUICK_S
 
@@ -171,7 +152,7 @@ def rounds(
         for way in (way for way in tried_s if not late or sample < fewest[way]):
             seconds, seen = _passage(neighbour, way, compute)
             columns = seen if way is None else seen | neighbour.columns(way)
-            frames.append(kernel_rows(name, kernel, device, columns, np.array([seconds])))
+            frames.append(kernel_rows(name, kernel, columns, [seconds]))
         if not frames:
             break
         yield pd.concat(frames, ignore_index=True).assign(sample=sample)
@@ -182,11 +163,10 @@ def rounds(
 def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[str, Any]]:
     """Return seconds of one computation, and what was seen beside it, as columns."""
     torch.cuda.synchronize()
-    passage = neighbour.beside(way, compute)
+    marks, read = neighbour.beside(way, compute)
     torch.cuda.synchronize()
-    passed = passage.traffic()
-    seen = {"bytes_per_s": passed.bytes_per_s, "overlap_share": passed.overlap_share}
-    return float(passage.marks.seconds()[-1]), {"ranks": 1, **seen}
+    seen = {"bytes_per_s": read().bytes_per_s, "overlap_share": read().overlap_share}
+    return float(marks.seconds()[-1]), {"ranks": 1, **seen}
 
 
 def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
@@ -218,8 +198,7 @@ DIRECTIONS = ("h2d", "d2h")
 WAYS = (*DIRECTIONS, "both")
 
 CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
-# How long copies last, as nobody can stop them: over the computation's time, and at least, so that a host
-# that is away for a moment does not come too late.
+# How long copies last, as nobody can stop them: over the computation's time, and at least.
 AS_LONG, LEAST_COPIES_S = 4.0, 0.05
 HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the host has given it the computation
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
@@ -228,11 +207,10 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 class CopyEngine:
     """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
 
-    How many follows from the time of one, and of what was last computed. Where that is held up they end
-    too early, which a second chance may mend.
+    How many follows from the time of one, and of what was last computed.
     """
 
-    chances = 3
+    chances = 3  # where a computation was held up, copies end too early
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -247,7 +225,7 @@ class CopyEngine:
         self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
 
     def columns(self, way: str) -> dict[str, Any]:
-        """Return which way is copied, as columns of table ``contention``: no multiprocessor is taken."""
+        """Return which way is copied, as columns of table ``contention``."""
         return {"communication": f"copy_engine_{way}"}
 
     def idle(self) -> None:
@@ -280,7 +258,7 @@ class CopyEngine:
         line.mark()
         self._last = inside
         self._alone = self._alone if way else inside
-        return Passage(inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES))
+        return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
 
     def _copy(self, way: str) -> None:
         target, source = self._ends[way]
@@ -290,8 +268,8 @@ class CopyEngine:
 def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
     """Return what was copied while a computation ran.
 
-    seconds : from any moment on, of that moment itself; for each direction, of the copies' beginning and
-        of each one's end; of the computation's beginning and end
+    seconds : of any moment; for each direction, of the copies' beginning and of each one's end; of the
+        computation's beginning and end
     """
     opened_s, closed_s = map(float, window := seconds[-2:])
     lines: Sequence[Floats] = np.split(seconds[1:-2], directions) if directions else []
@@ -303,12 +281,12 @@ def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
 # -- cases -------------------------------------------------------------------------------------
 
 Case = tuple[str, Callable[[], pd.DataFrame], float]
-# As fast as it can; what a network adapter of 100 Gbit/s carries, which one block can, too; next to
-# nothing, so that only room is taken, no bandwidth.
+# As fast as it can; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
+BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
 FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
 FEW = ("convolution", "attention")
-# Kernels, their sizes, and what to spend on each.
+# Kernels, their sizes, and what to spend on each:
 _BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
 _LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
@@ -320,8 +298,7 @@ def measure_beside(
 
     names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
 
-    ``seconds`` are the GPU's own, from when its neighbour runs; ``bytes_per_s`` is what that moved. Raises
-    UserError where not even the first way can be measured; Partial where a later one cannot.
+    Raises UserError where not even the first way can be measured, Partial where a later one cannot.
     """
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
@@ -335,7 +312,7 @@ def measure_beside(
 def cases(device: str, brief: bool) -> Iterator[Case]:
     """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
     names, scale, budget = _BRIEF if brief else _LONG
-    on_gpu = device.startswith("cuda")
+    on_gpu = device == "cuda"
     for name in (*names, IDLE) if on_gpu else names[:1]:
         measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
         yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
@@ -346,7 +323,7 @@ def copy_case(device: str, brief: bool) -> Case:
     names, scale, budget = _BRIEF if brief else _LONG
     shorter = replace(budget, max_s=budget.max_s / 4)
     each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
-    estimate_s = 3.0 + len(names) * each_s if device.startswith("cuda") else 0.0
+    estimate_s = 3.0 + len(names) * each_s if device == "cuda" else 0.0
     return "copy-engine", partial(measure_beside, device, names, WAYS, scale, shorter), estimate_s
 
 
@@ -354,16 +331,15 @@ def footprints(brief: bool) -> list[Footprint]:
     """Return at full speed the whole grid; threads matter less where a rate is kept."""
     if brief:
         return [Footprint(1, 64), Footprint(4, 512, 1e9), Footprint(2, 128, fifo_bytes=FIFO_BYTES)]
-    few = THREADS[1], THREADS[-1]
     grid = [Footprint(*both) for both in itertools.product(BLOCKS, THREADS)]
-    paced = itertools.product(RATES[1:], BLOCKS, few)
-    grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in paced]
-    return grid + [Footprint(blocks, few[-1], 0.0, FIFO_BYTES) for blocks in BLOCKS]
+    limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
+    grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]
+    return grid + [Footprint(blocks, 512, 0.0, FIFO_BYTES) for blocks in BLOCKS]
 
 
 # -- by what communication can be given more or less ----------------------------------------------
 
-# Variables of the environment that NCCL reads, and options of a communicator, each since which version.
+# Variables that NCCL reads, and options of a communicator, each since which version.
 _CONTROLS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
     **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
@@ -381,21 +357,19 @@ def offered() -> pd.DataFrame:
     unused = "torch does not pass it on, and nothing here needs it"
     rows.append(("call", "nccl4py NCCLCollConfig", unused))  # as the paper gave NCCL one of its own
     table = pd.DataFrame(rows, columns=["level", "control", "reason"])
-    outcomes = ["absent" if why else "offered" for why in table["reason"]]
-    table = table.assign(outcome=outcomes, reason=table["reason"].replace("", "none"))
-    return table.assign(operation="none", asked_blocks=0, taken_blocks=0, taken_threads=0)
+    outcome = np.where(table["reason"] == "none", "offered", "absent")
+    no_call = {"asked_blocks": 0, "taken_blocks": 0, "taken_threads": 0}
+    return table.assign(outcome=outcome, operation="none", **no_call)
 
 
 def _lacking(control: str, since: tuple[int, int]) -> str:
-    """Return why a variable, or an option, is not there; "" if it is."""
+    """Return why a variable, or an option, is not there; "none" if it is."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} has no NCCL"
     version: tuple[int, ...] = torch.cuda.nccl.version()
     if version[:2] < since:
         there, needed = (".".join(map(str, numbers)) for numbers in (version, since))
         return f"NCCL {there} is older than {needed}"
-    if control.isupper():
-        return ""
     options: Any = dist.ProcessGroupNCCL.Options()
-    offers = hasattr(getattr(options, "config", None), control)
-    return "" if offers else f"torch {torch.__version__} does not pass it on"
+    offered = control.isupper() or hasattr(getattr(options, "config", None), control)
+    return "none" if offered else f"torch {torch.__version__} does not pass it on"

@@ -1,15 +1,13 @@
 """Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
 
-Two cores train them in minutes: they are an eighth as wide as published, or small, and see drawn pictures
-or sentences. Of one seed all but what is compared is the same: data and order, first weights, optimiser.
-
-Sparsified methods are fusion plans for one exchange, made for a network's layers as counted, with the costs
-of the authors' published code, so that every machine trains under the same ones, and equal ones once.
+Of one seed all but what is compared is the same: data and order, first weights, optimiser. Sparsified methods
+are fusion plans, made with the costs of the authors' published code, so that they are the same everywhere.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,8 +30,8 @@ from ddlkit.papers.omgs.cluster import published_cost
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn, zoo
+from ddlkit.run.sessions import say
 
-Say = Callable[[str], object]
 Examples = tuple[Tensor, ...]
 """Inputs and labels."""
 Score = tuple[float, float]
@@ -46,10 +44,9 @@ _CLASSES = len(drawn.CLASSES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How every network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
+    """How a network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
 
-    batch : of all ranks; decay : of weights, per step and rate; largest_gradient : norm to which a longer
-    gradient is cut; images : or sequences of a language model
+    batch : of all ranks; largest_gradient : norm to which a longer one is cut; images : or sequences
     """
 
     epochs: int = 40
@@ -73,8 +70,8 @@ class Recipe:
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Return SGD that cuts a gradient which is too long before a step, and changes its rate after it."""
-        how: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.decay}
-        sgd = torch.optim.SGD(model.parameters(), self.learning_rate, **how)
+        how = self.learning_rate, self.momentum, 0, self.decay
+        sgd = torch.optim.SGD(model.parameters(), *how)
         schedule = torch.optim.lr_scheduler.LambdaLR(sgd, self.rate_share)
 
         def cut(*_: object) -> None:
@@ -118,16 +115,12 @@ TASKS: dict[str, Task] = {
     "resnet20_half": Task(partial(zoo.resnet20_half, _CLASSES), False, 0.001, _RESNET),
     "lstm_sentences": Task(_LSTM, True, 0.005, _WORDS),
 }
-"""Densities are those of omgs Tab IV. Momentum, decay and rate of the LSTM are those of the paper and of its
-authors' code, but for the LSTM's momentum and largest gradient (there 0 and 0.25), with which nothing is
-learned in so few steps."""
+"""Densities are those of omgs Tab IV, other numbers those of its authors' code, but for the LSTM's momentum
+and largest gradient (there 0 and 0.25), with which nothing is learned in so few steps."""
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """Return a network with the first weights of that seed: torch's own, or for NETWORKS by He et al. (2015).
-
-    Without these 16 layers do not begin to learn; convolutions start alike in every network.
-    """
+    """Return a network with the first weights of a seed: torch's own, or of NETWORKS by He et al. (2015)."""
     if network in NETWORKS:
         model = NETWORKS[network]()
         random = torch.Generator().manual_seed(seed)
@@ -142,23 +135,30 @@ def started(network: str, seed: int) -> nn.Module:
 
 
 @lru_cache(maxsize=4)
-def _drawn(text: bool, count: int, held_out: bool) -> Any:
-    """Return the pictures, or the text, to train on, or those that no training sees."""
+def _drawn(text: bool, count: int, held_out: bool) -> tuple[Any, ...]:
+    """Return arrays of the pictures, or the text, to train on, or those that no training sees."""
     seed = int(held_out)
-    return drawn.draw_text(count * STEPS + 1, seed) if text else drawn.draw_pictures(count, seed)
+    if text:
+        return (drawn.draw_text(count * STEPS + 1, seed),)
+    return drawn.draw_pictures(count, seed)
+
+
+def _sha256(text: bool, count: int) -> str:
+    """Return the hash of what is trained on."""
+    return hashlib.sha256(b"".join(map(bytes, _drawn(text, count, False)))).hexdigest()
 
 
 def examples(network: str, count: int, held_out: bool) -> Examples:
-    """Return so many inputs and labels of a network, on the CPU."""
+    """Return so many inputs and labels of a network, on the CPU; of a text (n, STEPS) words, and the next."""
     text = network in TASKS and TASKS[network].text
-    data = _drawn(text, count, held_out)
+    data = [torch.from_numpy(array) for array in _drawn(text, count, held_out)]
     if text:
-        words, following = data.sequences(STEPS)
-        return torch.from_numpy(words), torch.from_numpy(following)
-    images = (torch.from_numpy(data.images).float() / 255 - _MEAN) / _SPREAD
+        words, following = data[0][:-1], data[0][1:]
+        return words.view(count, STEPS), following.reshape(count, STEPS)
+    images = (data[0].float() / 255 - _MEAN) / _SPREAD
     if network in TASKS:
         images = nn.functional.adaptive_avg_pool2d(images, SIDE)
-    return images.contiguous(memory_format=torch.channels_last), torch.from_numpy(data.labels)
+    return images.contiguous(memory_format=torch.channels_last), data[1]
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -186,11 +186,9 @@ class _Training:
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
         self.optimizer = recipe.optimizer(self.model)
-        counts = {False: recipe.training_images, True: recipe.held_out_images}
-        self.training, self.held_out = (
-            tuple(part.to(device) for part in examples(network, n, out))
-            for out, n in counts.items()
-        )
+        counts = (recipe.training_images, False), (recipe.held_out_images, True)
+        both = (examples(network, *count) for count in counts)
+        self.training, self.held_out = (tuple(part.to(device) for part in each) for each in both)
         self._orders = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> Score:
@@ -234,12 +232,11 @@ class _Training:
         return loss.item(), (logits.argmax(1) == labels).float().mean().item()
 
     def followed(
-        self, what: str, judged_on: Mapping[str, Examples], labels: Mapping[str, Any], say: Say
+        self, what: str, judged_on: Mapping[str, Examples], labels: Mapping[str, Any]
     ) -> pd.DataFrame:
         """Train all epochs; return rows of the scores before training and after every epoch.
 
-        Columns besides ``labels`` and the recipe's: epoch, measured_on ("running": all batches of the epoch,
-        while they train, or a key of ``judged_on``), loss, accuracy, seconds (of training the epoch).
+        measured_on : "running", all batches of the epoch while they train, or a key of ``judged_on``
         """
         rows: list[tuple[int, str, float, float, float]] = []
         recipe = self.recipe
@@ -268,19 +265,11 @@ class _Training:
         )
 
 
-def train(
-    network: str,
-    seed: int,
-    recipe: Recipe,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    say: Say = lambda line: None,
-) -> pd.DataFrame:
+def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) -> pd.DataFrame:
     """Return table ``convergence``: loss and accuracy of one of NETWORKS before and after every epoch.
 
-    ``measured_on`` is "running" (with dropout), "training" (as many training images as are held out, without
-    dropout) or "held_out". Raises UserError when the loss is no longer a number.
+    ``measured_on`` is "running" (with dropout), "training" (as many as are held out, without dropout) or
+    "held_out". Raises UserError when the loss is no longer a number.
     """
     what = f"{network}, seed {seed}"
     with computing(what, device, threads=threads) as place, torch.random.fork_rng():
@@ -292,10 +281,10 @@ def train(
             "seed": seed,
             "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
             "classes": _CLASSES,
-            "data_sha256": _drawn(False, recipe.training_images, False).sha256,
+            "data_sha256": _sha256(False, recipe.training_images),
         }
         judged_on = {"training": first, "held_out": training.held_out}
-        return training.followed(what, judged_on, labels, say)
+        return training.followed(what, judged_on, labels)
 
 
 # -- sparsified --------------------------------------------------------------------------------
@@ -303,8 +292,7 @@ def train(
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
 """Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""
 DENSE = "dense"
-PLANNED_BACKWARD_S = 0.1
-"""How long a network's backward pass takes where its plans are made: see `planned`."""
+PLANNED_BACKWARD_S = 0.1  # that a network's backward pass takes where its plans are made
 
 
 @cache
@@ -316,15 +304,14 @@ def workload(network: str) -> Workload:
         model.eval()(inputs)
     counts = counter.get_flop_counts()
     flops = {name.partition(".")[2]: sum(counts[name].values()) for name in counts}
-    sizes = {name: p.numel() for name, p in reversed([*model.named_parameters()])}
-    layers = [name.rpartition(".")[0] for name in sizes]
-    whole = dict.fromkeys(layers, 0)
-    for layer, size in zip(layers, sizes.values(), strict=True):
-        whole[layer] += size
-    shares = np.array([flops.get(layer, 0) / whole[layer] for layer in layers]) * [*sizes.values()]
+    sizes = pd.Series({name: p.numel() for name, p in reversed([*model.named_parameters()])})
+    layers = sizes.index.str.rpartition(".").get_level_values(0)
+    whole = sizes.groupby(layers).transform("sum").to_numpy()
+    shares = np.array([flops.get(layer, 0) for layer in layers]) / whole * sizes.to_numpy()
     backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
-    n_bytes = [ELEMENT_BYTES * size for size in sizes.values()]
-    return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
+    return Workload.from_arrays(
+        PLANNED_BACKWARD_S / 2, backward_s, ELEMENT_BYTES * sizes.to_numpy()
+    )
 
 
 def planned(network: str) -> dict[str, FusionPlan]:
@@ -348,19 +335,15 @@ class SparseTraining:
 
 
 def trainings(network: str, seed: int, epochs: int = 0) -> Iterator[SparseTraining]:
-    """Yield what is trained of a network and seed, dense and every plan; epochs : in place of its own."""
+    """Yield what is trained of a network and seed: dense, and every plan; epochs : in place of its own."""
     recipe = TASKS[network].recipe
     recipe = replace(recipe, epochs=epochs or recipe.epochs)
     for methods, plan in {DENSE: None, **planned(network)}.items():
         yield SparseTraining(network, methods, seed, recipe, plan)
 
 
-def train_sparse(settings: SparseTraining, *, say: Say = lambda line: None) -> pd.DataFrame:
-    """Return table ``sparse_convergence``: loss and accuracy before training and after every epoch.
-
-    All RANKS are played by this process on one thread of the CPU. ``measured_on`` is "running" or "held_out".
-    Raises UserError when the loss is no longer a number.
-    """
+def train_sparse(settings: SparseTraining) -> pd.DataFrame:
+    """Return table ``sparse_convergence`` of all RANKS, played on one thread, as of `train`."""
     network, seed, plan, recipe = settings.network, settings.seed, settings.plan, settings.recipe
     what = f"{network}, {settings.method}, seed {seed}"
     task = TASKS[network]
@@ -383,6 +366,6 @@ def train_sparse(settings: SparseTraining, *, say: Say = lambda line: None) -> p
             "ranks": RANKS,
             "backend": "played",
             "tensors": len(sizes),
-            "data_sha256": _drawn(task.text, recipe.training_images, False).sha256,
+            "data_sha256": _sha256(task.text, recipe.training_images),
         }
-        return training.followed(what, {"held_out": training.held_out}, labels, say)
+        return training.followed(what, {"held_out": training.held_out}, labels)

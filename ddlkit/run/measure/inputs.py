@@ -1,8 +1,7 @@
 """What a batch of pictures costs before training sees it: reading, decoding, copying.
 
-Pictures are drawn, and stored as JPEG. A cold read finds nothing in the kernel's page cache, which is asked
-to forget them and whose reads from the disk are counted; what lies below the kernel, as a virtual machine's
-host, may hold the file all the same.
+A cold read finds nothing in the kernel's page cache, which is asked to forget files, and whose reads from the
+disk are counted; what lies below the kernel, as a virtual machine's host, may hold them all the same.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ from ddlkit.store.files import scratch
 GRAIN = 8.0  # standard deviation of noise drawn on top, of 255: photographs are not smooth
 DISTINCT = 8  # pictures that are drawn; files repeat them
 BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
-
-
 QUALITY = 90  # of JPEG
 WidthHeight = tuple[int, int]
 
@@ -46,7 +43,7 @@ def pillow() -> Any:
 def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
     random, made = np.random.default_rng(0), []
-    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0).images:
+    for small in drawn.draw_pictures(min(count, DISTINCT), seed=0)[0]:
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
         grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
         made.append(pillow().fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
@@ -70,10 +67,8 @@ def measure_inputs(
 ) -> Tables:
     """Return table ``inputs``: seconds of a batch, each part with nothing else going on.
 
-    read : of a file a picture, cold; decode : from JPEG in memory to what a network takes, on one core
-    h2d : to the GPU, where ``device`` is one, from pinned memory
-
-    Raises Partial with the rest where nothing can be cold, UserError for no room in ``directory``.
+    Quantities are a cold "read", "decode" on one core, and to a GPU "h2d", from pinned memory. Raises Partial
+    with the rest where nothing can be cold, UserError for no room in ``directory``.
     """
     try:
         with scratch(directory) as place:
@@ -90,16 +85,24 @@ def _frames(
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
     labels = {"device": "cpu", "stored": "jpeg", "batch": len(paths), "bytes": n_bytes, "ranks": 1}
-    decoding = measure(lambda: [prepared(content, side) for content in contents], budget)
+    seconds = measure(lambda: [prepared(content, side) for content in contents], budget)
     what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
-    yield sample_rows(labels | what, decoding)
+    yield sample_rows(labels | what, seconds)
     if device.type == "cuda":
         images = torch.stack([prepared(content, side) for content in contents]).pin_memory()
         seconds = measure_on(device, partial(images.to, device, non_blocking=True), budget)
         what |= {"quantity": "h2d", "how": "pinned", "device": device.type, "stored": "float32"}
         yield sample_rows(labels | what | {"bytes": images.nbytes}, seconds)
     from_disk: list[int] = []
-    seconds = measure(partial(_read_all, paths, from_disk), budget, setup=partial(_forget, paths))
+
+    def read_all() -> None:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+        for path in paths:
+            path.read_bytes()
+        blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
+        from_disk.append(blocks * BLOCK_BYTES)
+
+    seconds = measure(read_all, budget, setup=partial(_forget, paths))
     share = np.array(from_disk[-len(seconds) :]) / n_bytes
     if share.min() < 1:
         raise Unavailable(f"no cold reads: {share.min():.0%} of a dropped file came from the disk")
@@ -114,12 +117,3 @@ def _forget(paths: Sequence[Path]) -> None:
     for path in paths:
         with open(path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _read_all(paths: Sequence[Path], from_disk: list[int]) -> None:
-    """Read files, and note how many bytes of them came from the disk."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
-    for path in paths:
-        path.read_bytes()
-    blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
-    from_disk.append(blocks * BLOCK_BYTES)

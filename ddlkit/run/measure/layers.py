@@ -1,13 +1,11 @@
 """What each parameter tensor of a network costs in one training iteration, measured without slowing it.
 
-Iterations with and without hooks are run in turn. Hooks take a mark (CPU: the clock; CUDA: an event,
-nobody waits) when a layer starts and when a gradient has been accumulated:
+Iterations with and without hooks are run in turn; hooks take marks, for which nobody waits:
 
-* forward: the time from a layer's start to the next layer's start belongs to the layer (activations, pooling
-  and the loss to the layer before them); its first tensor carries it all, and its FLOPs (2 per multiply-add).
-* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. The
-  profile's order is the reverse of that in which gradients became ready. Of gradients that one operation
-  makes together (a recurrent layer's) the first to be accumulated carries the time, the others none.
+* forward: the time from a layer's start to the next layer's start belongs to the layer's first tensor
+  (activations, pooling and the loss to the layer before them), and so do its FLOPs (2 per multiply-add).
+* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. Of
+  gradients that one operation makes together (a recurrent layer's) the first carries the time.
 * update: SGD with momentum, and clearing the gradients.
 """
 
@@ -80,9 +78,8 @@ class Training:
 class _Order:
     """What happens in an iteration, in which order, seen in one that also allocates the optimizer's state.
 
-    starts : (s) first tensor of each layer, as the layers start in the forward pass
-    flops : (s,) forward FLOP from each start to the next
-    ready : (n) tensors, as their gradients become ready in the backward pass
+    starts : (s) first tensor of each layer, as they start; flops : (s,) forward FLOP from each to the next
+    ready : (n) tensors, as their gradients become ready
     """
 
     def __init__(self, training: Training) -> None:
@@ -99,10 +96,7 @@ class _Order:
         self.flops = np.diff([*flops, borders[1]]).astype(float)
 
     def spans(self, seconds: Floats) -> Floats:
-        """Return (s + n,) times from each layer's start to the next, then from each gradient to the next.
-
-        seconds : the marks of a watched iteration. The first layer starts with the iteration.
-        """
+        """Return (s + n,) times from each layer's start to the next, then from each gradient to the next."""
         return np.diff(np.delete(seconds[: len(self.starts) + len(self.ready) + 2], 1))
 
     def by_tensor(self, by_start: Floats) -> Floats:
@@ -116,9 +110,9 @@ class _Order:
 def computing(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
-    """Compute on a device with this precision and this many CPU threads; afterwards as before.
+    """Compute ``what`` with this precision and this many CPU threads; afterwards as before.
 
-    Raises UserError for tf32 on a CPU, and where memory runs out while computing ``what``.
+    Raises UserError for tf32 on a CPU, and where memory runs out.
     """
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
@@ -139,10 +133,7 @@ def computing(
 
 
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
-    """Return (..., k) spans of the time line on which each point is that of the last rank to reach it.
-
-    The slowest time of each span by itself would add up to more than any rank takes.
-    """
+    """Return (..., k) spans of the time line on which each point is that of the last rank to reach it."""
     ends = np.cumsum(spans, axis=-1)
     return np.diff(slowest(ends.ravel()).reshape(ends.shape), prepend=0.0, axis=-1)
 
@@ -158,21 +149,21 @@ def profile_layers(
 ) -> tuple[LayerProfile, pd.DataFrame]:
     """Time forward, backward and update of one training iteration, tensor by tensor.
 
-    me : where all ranks of a job profile at this same time; the profile is then that of a step which
-        always waits for the slowest of them
+    me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
 
     Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
-    without hooks; and the samples as a table: a row per repeat and quantity (hooked_iteration,
-    unhooked_iteration, forward, backward, update; on a GPU also issue, after which the host had asked for
-    all of an unhooked iteration, and graph_iteration, as of `replay`). Raises UserError for an unknown
-    network, a batch below 1, and as `computing`.
+    without hooks; and the samples as a table. On a GPU quantity "issue" is when the host had asked for all of
+    an unhooked iteration, "graph_iteration" as of `_graph`.
+
+    Raises UserError for an unknown network, a batch below 1, and as `computing`.
     """
     slowest = peers.slowest if me else np.asarray
     with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
-        on_gpu = {"issue": issue, **_graph(training, me)} if place.type == "cuda" else {}
+        on_gpu = {"issue": issue} if place.type == "cuda" else {}
+        on_gpu |= _graph(training) if on_gpu and not me else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     quantities = {
@@ -199,8 +190,8 @@ def layer_tables(
     profile, samples = profile_layers(network, batch, device, precision, budget, threads, me)
     if (share := issue_share(samples)) > HOST_BOUND:
         say(f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration")
-    ranks, used = me.world_size if me else 1, threads or torch.get_num_threads()
-    return {"layers": store.profile_frame(profile, precision, ranks, used), "samples": samples}
+    how = precision, me.world_size if me else 1, threads or torch.get_num_threads()
+    return {"layers": store.profile_frame(profile, *how), "samples": samples}
 
 
 def _profile(
@@ -232,54 +223,51 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
     """
     device, issue_s = training.labels.device, list[float]()
-    runs: dict[str, list[Marks]] = {"plain": [], "watched": []}
+    plain, watched = list[Marks](), list[Marks]()
 
     def run_plain() -> None:
-        runs["plain"].append(Marks(device))
+        plain.append(Marks(device))
         start_s = perf_counter()
-        training.iterate(runs["plain"][-1].mark)
+        training.iterate(plain[-1].mark)
         issue_s.append(perf_counter() - start_s)
 
     def run_watched() -> None:
-        runs["watched"].append(marks := Marks(device))
+        watched.append(marks := Marks(device))
         with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
             training.iterate(marks.mark)
 
-    how: dict[str, Any] = {"synchronize": clock.synchronizer(device)}
-    how |= {"agree": peers.agree_all} if me else {}
+    how: Any = {"synchronize": clock.synchronizer(device), "agree": peers.agree_all if me else bool}
     actions = {"plain": run_plain, "watched": run_watched}
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
-    plain, watched = (np.array([m.seconds() for m in run[-repeats:]]) for run in runs.values())
-    return plain, watched, np.array(issue_s[-repeats:])
+    marks = [np.array([run.seconds() for run in runs[-repeats:]]) for runs in (plain, watched)]
+    return marks[0], marks[1], np.array(issue_s[-repeats:])
 
 
-def _graph(training: Training, me: Rank | None) -> dict[str, Floats]:
-    """Return seconds of a graph, for one process where one can be made."""
+def _graph(training: Training) -> dict[str, Floats]:
+    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
+
+    None can of a network that waits for the GPU within, or where its own memory is not there.
+    """
     try:
-        return {} if me else {"graph_iteration": replay(training)}
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(
+            stream
+        ):  # libraries make themselves at home in each stream they meet
+            training.iterate(lambda: None)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            training.iterate(lambda: None)
+        seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
     except RuntimeError as error:
         say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
         return {}
-
-
-def replay(training: Training) -> Floats:
-    """Return seconds of whole iterations as one CUDA graph: what the GPU needs where no host has to ask.
-
-    Raises RuntimeError for a network that waits for the GPU within, and out of memory: a graph has its own.
-    """
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # libraries make themselves at home in each stream they meet
-        training.iterate(lambda: None)
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        training.iterate(lambda: None)
-    return clock.measure_on(training.labels.device, graph.replay, GRAPH)
+    return {"graph_iteration": seconds}
 
 
 @dataclass(frozen=True)
 class LayersSettings:
-    """What CONFIG.json of the job ``layers`` may hold: batch by network, and how long for each."""
+    """What CONFIG.json of the job may hold: batch by network, and how long for each."""
 
     networks: Mapping[str, int]
     budget: Budget = Budget()

@@ -1,11 +1,8 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
-The same kernels beside the same blocks and threads as of the stand-in, in the same table ``contention``.
-Each rank runs a kernel of its own, so twice the blocks are taken. Nothing crosses a link.
-
-NCCL allows it from 2.30.3 on, as an experiment (NCCL_MULTI_RANK_GPU_ENABLE); where both kernels do not find
-room at the same time, it hangs. So every setting has a process of its own, which is ended when its time is
-up. The library is the one that DDLKIT_NCCL names, or else torch's, which may be too old.
+Rows as beside the stand-in; each rank runs a kernel of its own, so twice the blocks are taken. NCCL allows it
+from 2.30.3 on, as an experiment, and hangs where both kernels do not find room at the same time: every
+setting has a process of its own, which is ended when its time is up.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
 from ddlkit.run.measure.layers import computing
-from ddlkit.run.measure.standin import Compute, in_wheels
+from ddlkit.run.measure.standin import in_wheels
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
@@ -80,8 +77,8 @@ class Nccl:
 
 def library() -> str:
     """Return the library that DDLKIT_NCCL names, or else the one in torch's wheels, or its plain name."""
-    brought = map(str, in_wheels("nccl/lib/libnccl.so.2"))
-    return os.environ.get(LIBRARY) or next(brought, "libnccl.so.2")
+    in_torchs = map(str, in_wheels("nccl/lib/libnccl.so.2"))
+    return os.environ.get(LIBRARY) or next(in_torchs, "libnccl.so.2")
 
 
 def unavailable() -> str:
@@ -93,10 +90,8 @@ def unavailable() -> str:
         return str(error)
     if (version := number.value) >= OLDEST:
         return ""
-    named = ".".join(map(str, (version // 10000, version // 100 % 100, version % 100)))
-    return (
-        f"NCCL {named} has no two ranks on one GPU, 2.30.3 does: name its libnccl.so.2 by {LIBRARY}"
-    )
+    lacks = f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} has no two ranks on one GPU"
+    return f"{lacks}, 2.30.3 does: name its libnccl.so.2 by {LIBRARY}"
 
 
 class TwoRanks:
@@ -113,23 +108,28 @@ class TwoRanks:
         self._communicators = (c_void_p * RANKS)()
         devices = (c_int * RANKS)(*[device.index or 0] * RANKS)
         nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
-        self.post()()
+        self.post()
         self.wait()
         if not all(bool((message == 1 + RANKS).all()) for message in self.messages):
             raise UserError("two ranks of NCCL on one GPU: their sums are wrong")
 
-    def post(self) -> Compute:
-        """Put an all-reduce on its way, in both ranks' streams; return what makes the current one wait."""
+    def post(self, count: int = 1) -> None:
+        """Put all-reduces on their way, in both ranks' streams."""
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
         handles = [stream.cuda_stream for stream in self._streams] or [0] * RANKS
-        self._nccl.call("ncclGroupStart")
-        for message, *who in zip(self.messages, self._communicators, handles, strict=True):
-            place, count = c_void_p(message.data_ptr()), c_size_t(message.numel())
-            how = _FLOAT32, _SUM, *map(c_void_p, who)
-            self._nccl.call("ncclAllReduce", place, place, count, *how)
-        self._nccl.call("ncclGroupEnd")
-        return self._join
+        for _ in range(count):
+            self._nccl.call("ncclGroupStart")
+            for message, *who in zip(self.messages, self._communicators, handles, strict=True):
+                place, elements = c_void_p(message.data_ptr()), c_size_t(message.numel())
+                how = _FLOAT32, _SUM, *map(c_void_p, who)
+                self._nccl.call("ncclAllReduce", place, place, elements, *how)
+            self._nccl.call("ncclGroupEnd")
+
+    def join(self) -> None:
+        """Let the current stream go on only when all that was posted has ended."""
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def reset(self) -> None:
         """Begin anew: sums of sums grow."""
@@ -137,14 +137,10 @@ class TwoRanks:
             message.fill_(1.0)
         self.wait()
 
-    def _join(self) -> None:
-        for stream in self._streams:
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-
 
 @dataclass(frozen=True)
 class OneGpuSettings:
-    """What CONFIG.json of the job ``one_gpu`` may hold: a budget for each kernel of these names."""
+    """What CONFIG.json of the job may hold; names : of kernels, each of which has the budget."""
 
     scale: Scale
     budget: Budget
@@ -163,8 +159,7 @@ def measure_on_one_gpu(
 
     pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after ``limit_s``
 
-    Raises Unavailable where NCCL is too old; UserError when the first pair fails, or hangs; Partial with
-    what there is when a later one does.
+    Raises Unavailable where NCCL is too old, UserError where the first pair fails, Partial where a later one.
     """
     if reason := unavailable():
         raise Unavailable(reason)
@@ -184,22 +179,21 @@ def measure_on_one_gpu(
 def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
     """Yield one kernel after the other, in the one process that is both ranks.
 
-    Kernels that did not run at the same time as the messages are said and left out. Raises UserError where
-    none did.
+    Kernels that took turns with the messages are left out. Raises UserError where all did.
     """
-    measured = 0
+    measured = False
     with computing("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
         for name in settings.names:
             rows = beside(me.device, name, settings, ranks)
             alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
             share = float(rows["overlap_share"].max())
-            if share < LEAST_OVERLAP:
+            if share >= LEAST_OVERLAP:
+                measured = True
+                yield {"contention": rows}
+            else:
                 why = taking_turns(name, "two ranks", beside_s, alone_s, share)
                 me.say(str(why))
-            else:
-                measured += 1
-                yield {"contention": rows}
     if not measured:
         raise why
 
@@ -209,28 +203,29 @@ def beside(
 ) -> pd.DataFrame:
     """Measure rows of one kernel, alone and beside all-reduces that outlast it.
 
-    ``overlap_share`` and ``bytes_per_s`` (what each rank sends while messages are under way), and what NCCL
-    took, are seen once a kernel, by profiling one more repeat.
+    What ran at the same time, what each rank sent and what NCCL took are seen by profiling one more repeat.
     """
     kernel = contention.kernels(settings.scale)[name]
     compute = kernel.on(device)
     compute()
     alone = clock.timed(compute, device)
     measure = partial(clock.measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
-    once = {"kernel": alone, "message": lambda: ranks.post()()}
-    few = measure(once, Budget(warmup=1, min_repeats=3, max_repeats=3))
-    kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
-    count = 1 + math.ceil(AS_LONG * kernel_s / message_s)
+
+    def message() -> None:
+        ranks.post()
+        ranks.join()
 
     def both() -> Marks:
-        waits = [ranks.post() for _ in range(count)]
+        ranks.post(count)
         if device.type == "cuda":
             torch.cuda._sleep(contention.HOLD_CYCLES)
         marks = alone()
-        for wait in waits:
-            wait()
+        ranks.join()
         return marks
 
+    few = measure({"kernel": alone, "message": message}, Budget(1, 3, 3))
+    kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
+    count = 1 + math.ceil(AS_LONG * kernel_s / message_s)
     samples = measure({"none": alone, "both": both}, settings.budget)
     ranks.reset()
     seen = read_trace(json.loads(clock.chrome_trace(both, device)))
@@ -239,14 +234,14 @@ def beside(
     blocks, threads = (int(os.environ[name]) for name in ("NCCL_MAX_CTAS", "NCCL_NTHREADS"))
     asked = {"ranks": RANKS, "blocks": blocks, "threads": threads}
     each = {"none": asked, "both": asked | seen}
-    frames = [kernel_rows(name, kernel, device, each[who], samples[who]) for who in each]
+    frames = [kernel_rows(name, kernel, each[who], samples[who]) for who in each]
     return pd.concat(frames, ignore_index=True)
 
 
 def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns of ``contention`` from a Chrome trace of a computation and NCCL's kernels beside it.
 
-    Also messages_s, from the first one's start to the last one's end. Raises UserError without either.
+    And messages_s, from the first one's start to the last one's end. Raises UserError without either.
     """
     seen = [event for event in kineto.spans(trace) if event.category == "kernel"]
     messages = [event for event in seen if event.collective]
@@ -272,8 +267,8 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 def case(brief: bool) -> tuple[Sequence[tuple[int, int]], OneGpuSettings]:
     """Return arguments of `measure_on_one_gpu`: kernels at the paper's sizes, as beside the stand-in."""
-    scale = contention.TINY if brief else contention.PAPER
-    names = contention.FEW if brief else tuple(contention.kernels(scale))
     budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.1 if brief else 1.0)
-    settings = OneGpuSettings(scale, budget, names, (4 if brief else 256) * MIB)
-    return SETTINGS[: 1 if brief else None], settings
+    if brief:
+        return SETTINGS[:1], OneGpuSettings(contention.TINY, budget, contention.FEW, 4 * MIB)
+    names = tuple(contention.kernels(contention.PAPER))
+    return SETTINGS, OneGpuSettings(contention.PAPER, budget, names, 256 * MIB)

@@ -1,12 +1,7 @@
 """Keep only the largest gradients: selecting exactly k of d, what it costs, and training's exchange of them.
 
-Beside torch.topk stands a way of our own to find the same set, `tournament`: the maxima of groups play
-first. The k largest elements lie in the k groups with the largest maxima, whatever the data are (the
-delegates of Gaihre et al., Dr. Top-k, SC 2021), so torch.topk sees only few. Each element is read once, in a
-way that every machine does fast, and nothing depends on the values: nobody waits for the GPU until the end.
-
-`PlayedExchange` is omgs Algorithm 2 in real training, by ranks that one process plays: where it matters what
-is learned, and not how fast, nobody needs to wait for messages.
+Beside torch.topk stands `tournament`, which finds the same set: the k largest elements lie in the k groups
+with the largest maxima (the delegates of Gaihre et al., Dr. Top-k, SC 2021), so torch.topk sees only few.
 """
 
 from __future__ import annotations
@@ -14,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,54 +74,48 @@ def measure_selection(
     """Return table ``selection``: seconds to select from ``elements`` normal numbers (fp32), by density.
 
     Operations are WAYS, of k = density x elements, at least 1. Each sample is the mean over a few tensors in
-    turn, with the caches flushed before it; on CUDA by the GPU's clock, launches included, since training
-    launches them too. budget : for all ways at one density. Raises as `all_or_partial`, out of memory.
+    turn, the caches flushed before it. Raises as `all_or_partial`, out of memory.
+
+    budget : for all ways at one density
     """
 
     def frames() -> Iterator[pd.DataFrame]:
         with computing(f"selecting from {elements} elements on {device}", device) as place:
             count = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
             random = torch.Generator(place).manual_seed(0)
-            normal = torch.randn(count, elements, generator=random, device=place)
-            magnitudes = list(normal.abs_())
+            magnitudes = torch.randn(count, elements, generator=random, device=place).abs_()
             labels = {"device": place.type, "dtype": "float32", "elements": elements}
             labels |= {"threads": torch.get_num_threads() if place.type == "cpu" else 0}
+
+            def on_each(way: Callable[[Tensor, int], object], k: int) -> None:
+                for tensor in magnitudes:
+                    way(tensor, k)
+
+            how: Any = {"synchronize": clock.synchronizer(place), "setup": clock.flusher(place)}
             for density in densities:
-                samples = _seconds(magnitudes, selected(elements, density), budget)
+                k = selected(elements, density)
+                actions = {
+                    name: clock.timed(partial(on_each, way, k), place) for name, way in WAYS.items()
+                }
+                samples = clock.measure_interleaved(actions, budget, **how)
+                each = {name: seconds / count for name, seconds in samples.items()}
                 named = {**labels, "density": density, "distribution": "normal"}
-                yield clock.rows_by("operation", samples, named)
+                yield clock.rows_by("operation", each, named)
 
     return all_or_partial("selection", frames())
 
 
-def _seconds(magnitudes: Sequence[Tensor], k: int, budget: Budget) -> dict[str, clock.Floats]:
-    """Return seconds of each way, taken in turn, each sample the mean over the tensors."""
-    device = magnitudes[0].device
-
-    def on_each(way: Callable[[Tensor, int], object]) -> None:
-        for tensor in magnitudes:
-            way(tensor, k)
-
-    samples = clock.measure_interleaved(
-        {name: clock.timed(partial(on_each, way), device) for name, way in WAYS.items()},
-        budget,
-        synchronize=clock.synchronizer(device),
-        setup=clock.flusher(device),
-    )
-    return {name: seconds / len(magnitudes) for name, seconds in samples.items()}
-
-
 def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
     """Yield (name, measurement, seconds that it takes) of each size, smallest first; ``brief``: few."""
-    on_gpu = device.startswith("cuda")
-    densities = (1e-3, 0.1) if brief else DENSITIES
-    most_s = 0.1 if brief else 2.0 if on_gpu else 5.0
     # Kernels of a GPU take milliseconds, so it can afford a median that is known well.
-    least, most = (2, 15) if brief else (20, 20) if on_gpu else (6, 15)
-    budget = Budget(warmup=1, min_repeats=least, max_repeats=most, max_s=most_s)
-    for size in (1_000, 8 * SMALL) if brief else ELEMENTS:
+    budget = Budget(1, 20, 20, 2.0) if device == "cuda" else Budget(1, 6, 15, 5.0)
+    sizes, densities = ELEMENTS, DENSITIES
+    if brief:
+        budget, sizes, densities = Budget(1, 2, 15, 0.1), (1_000, 8 * SMALL), (1e-3, 0.1)
+    for size in sizes:
         # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
-        estimate_s = len(densities) * most_s / 2 if on_gpu else 2 + size * 1e-6
+        on_gpu_s = len(densities) * budget.max_s / 2
+        estimate_s = on_gpu_s if device == "cuda" else 2 + size * 1e-6
         yield f"d{size}", partial(measure_selection, device, size, densities, budget), estimate_s
 
 
@@ -134,10 +124,7 @@ def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataF
 
 @dataclass
 class Group:
-    """The tensors of one message, of one rank.
-
-    residual : (n,) float32 of all of them: what was not sent yet; positions, values : (k,) sent last
-    """
+    """The tensors of a rank's message; residual : (n,) not sent yet; positions, values : (k,) sent last."""
 
     parameters: dict[str, nn.Parameter]
     residual: Tensor
@@ -153,10 +140,7 @@ class Group:
 
     @torch.no_grad()
     def choose(self) -> None:
-        """Add the gradients to the residual, and take out of it what is to be sent: positions and values.
-
-        Raises UserError for gradients that are no number.
-        """
+        """Add gradients to the residual, and take out what to send. Raises UserError for infinite ones."""
         for name, parameter, part in self.parts(self.residual):
             if parameter.grad is not None:
                 part.add_(parameter.grad)
@@ -170,31 +154,21 @@ class Group:
 class PlayedExchange:
     """Exchange a module's gradients, sparsified, under a plan (omgs Algorithm 2, with error feedback).
 
-    ::
-
-        exchange = PlayedExchange(network, plan, density=0.001, ranks=4)
-        for rank in range(4):
-            loss(rank).backward()
-            exchange.take(rank)
-        exchange.finish()                   # .grad is now the mean of what all ranks sent
+    One process plays all ranks: each goes backward and is taken; then `finish` leaves the mean in ``.grad``.
 
     plan : over the module's tensors in ready order, `named_parameters` from the last to the first
     density : share of each group's elements that is sent; what is not, each group of each rank keeps
-
-    A tensor without a gradient in a pass counts as zero.
     """
 
     def __init__(self, module: nn.Module, plan: FusionPlan, density: float, ranks: int) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][::-1]
         groups = [dict(named[part]) for part in plan.slices]
         sizes = [sum(p.numel() for p in group.values()) for group in groups]
-        self.ranks = [
-            [
-                Group(group, torch.zeros(size), selected(size, density))
-                for group, size in zip(groups, sizes, strict=True)
-            ]
-            for _ in range(ranks)
-        ]
+
+        def group(parameters: dict[str, nn.Parameter], size: int) -> Group:
+            return Group(parameters, torch.zeros(size), selected(size, density))
+
+        self.ranks = [[*map(group, groups, sizes)] for _ in range(ranks)]
 
     def take(self, rank: int) -> None:
         """Select from the gradients as that rank, and clear them. Raises UserError as `Group.choose`."""

@@ -1,12 +1,9 @@
 """Training iterations of one process beside communication for its own gradients (sharing Fig 4 to 8, Tab 2).
 
 Gradients travel as DistributedDataParallel sends them: in buckets by its rule, each once its last gradient
-is ready and all before it have left, one after the other in a stream of their own; the update waits for
-them. What travels is the stand-in's kernel: for every bucket it moves what each rank of an all-reduce
-sends, bucket bytes x 2 (n - 1) / n of n ranks that are not there. Nothing waits for a peer, and nothing is
-copied into buckets.
-
-The paper's proposal, to give the last message more (5 Future work), is a policy here.
+is ready and all before it have left; the update waits for them. For every bucket the stand-in's kernel moves
+what each rank of an all-reduce sends: bucket bytes x 2 (n - 1) / n of n ranks that are not there. The paper's
+proposal, to give the last message more (5 Future work), is a policy here.
 """
 
 from __future__ import annotations
@@ -38,10 +35,7 @@ COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
 
 @dataclass(frozen=True)
 class Setting:
-    """How gradients are sent.
-
-    footprint : of every message, but the last one where ``last`` says more; ranks : that are emulated
-    """
+    """How gradients are sent: footprint : of every message, or all but the ``last``; ranks : emulated."""
 
     footprint: Footprint
     last: Footprint | None = None
@@ -49,7 +43,7 @@ class Setting:
 
     @property
     def policy(self) -> str:
-        """Return it as it appears in tables."""
+        """Return its name in tables."""
         return f"last_{self.last.blocks}x{self.last.threads}" if self.last else "same"
 
     def footprints(self, messages: int) -> list[Footprint]:
@@ -57,15 +51,15 @@ class Setting:
         return [self.footprint] * (messages - 1) + [self.last or self.footprint]
 
 
+# Messages of no chunks: what the host spends on each is not what sharing costs.
 EMPTY = Setting(Footprint(1, 64), ranks=1)
-"""How messages of no chunks leave: what the host spends on each is not what sharing costs."""
 RATES = (0.0, 10e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
 GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 
 
 def settings(brief: bool) -> list[Setting]:
-    """Return equal footprints at full speed and paced, the last with more, and more ranks; ``brief``: few."""
+    """Return equal footprints, the last with more, and more ranks; ``brief``: few."""
     least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
     equal = itertools.product(RATES, GRID[: 1 if brief else None])
     return [
@@ -78,8 +72,7 @@ def settings(brief: bool) -> list[Setting]:
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
     """Return how many chunks each block sends of each message: every byte travels with its message, once.
 
-    sizes : bytes of each; round_bytes : that the blocks send with one chunk each. What they send beyond the
-        end of a message is credited to the next
+    round_bytes : that the blocks send with one chunk each; what exceeds a message is credited to the next
 
     >>> chunks_of_messages([25, 4, 31], [10, 10, 10])
     [3, 0, 3]
@@ -95,8 +88,7 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
 class Run(NamedTuple):
     """One repeat, and what each message's kernel wrote down.
 
-    marks : start, and end of forward, of backward, of waiting for messages, and of the update; of
-        messages alone, start and end
+    marks : start, ends of forward, backward, waiting and update; of messages alone, start and end
     """
 
     marks: Marks
@@ -145,7 +137,7 @@ class SendingTraining:
         return run
 
     def chunks(self, setting: Setting) -> tuple[list[int], list[int]]:
-        """Return (buckets,) chunks that each block sends, and bytes of one chunk of all blocks together."""
+        """Return (buckets,) chunks that each block sends, and bytes of a chunk of all blocks together."""
         footprints = setting.footprints(len(self.sizes))
         each = [at.blocks * self.stand_in.chunk_bytes(at.threads) for at in footprints]
         factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
@@ -154,8 +146,10 @@ class SendingTraining:
     def _start(self, setting: Setting) -> Run:
         """Prepare whatever must be there before the clock starts."""
         self._missing, self._next = list(self._tensors), 0
-        self._footprints = setting.footprints(len(self.sizes))
-        self._chunks, _ = self.chunks(setting)
+        self._footprints, (self._chunks, _) = (
+            setting.footprints(len(self.sizes)),
+            self.chunks(setting),
+        )
         records = [self.stand_in.record(footprint.blocks) for footprint in self._footprints]
         self._run = Run(Marks(self.training.labels.device), records)
         return self._run
@@ -182,9 +176,9 @@ def measure_sharing(
     """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
 
     ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
-    host issues the same), of "iteration" with them, of "communication" the messages alone. bytes : that
-    were sent; communication_s : the time in which they were under way; exposed_communication_s : from the
-    end of backward to the update; overlap_share : of communication_s, what is not exposed
+    host issues the same), of "iteration" with them, of "communication" the messages alone.
+    communication_s : in which messages were under way; exposed_communication_s : from the end of backward to
+        the update; overlap_share : of communication_s, what is not exposed
 
     Raises UserError as `profile_layers`, for a stand-in that does not compile, or did not send all.
     """
@@ -199,7 +193,7 @@ def measure_sharing(
 def measure_sending(
     sending: SendingTraining, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return the same of a training that is ready, which it does not name."""
+    """Return the same rows of a training that is ready, which they do not name."""
     runs: dict[tuple[str, Setting], list[Run]] = {(COMPUTE, EMPTY): []}
     runs |= {(what, way): [] for way in compared for what in (ITERATION, COMMUNICATION)}
 
@@ -232,21 +226,20 @@ def _columns(sending: SendingTraining, setting: Setting, runs: Sequence[Run]) ->
     if setting == EMPTY:
         return columns
     taken = sending.stand_in.columns(setting.footprint)
-    columns |= {name: taken[name] for name in taken if name in columns}
-    seen = [_seen(sending, setting, run) for run in runs]
+    columns |= {name: taken[name] for name in taken.keys() & columns}
     columns |= {"policy": setting.policy, "buckets": len(sending.sizes)}
-    return columns | {name: [row[name] for row in seen] for name in seen[0]}
+    seen = pd.DataFrame([_seen(sending, setting, run) for run in runs])
+    return columns | seen.to_dict("list")
 
 
 def _seen(sending: SendingTraining, setting: Setting, run: Run) -> dict[str, float]:
     """Return what a run's marks and records say. Raises UserError where a message is not whole."""
     chunks, round_bytes = sending.chunks(setting)
     spans_s, sent = zip(*map(read_message, run.records), strict=True)
-    footprints = setting.footprints(len(chunks))
-    asked = [n * footprint.blocks for n, footprint in zip(chunks, footprints, strict=True)]
-    if list(sent) != asked:
+    whole = np.multiply(chunks, [at.blocks for at in setting.footprints(len(chunks))])
+    if list(sent) != whole.tolist():
         raise UserError(
-            f"stand-in as {setting.policy} {setting.footprint}: sent {sum(sent)} of {sum(asked)} chunks "
+            f"stand-in as {setting.policy} {setting.footprint}: sent {sum(sent)} of {whole.sum()} chunks "
             "in the time that a message may take; ask for a higher rate"
         )
     n_bytes = int(np.dot(chunks, round_bytes))

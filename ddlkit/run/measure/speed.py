@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.clock import (
-    Budget,
-    Floats,
-    flusher,
-    measure_on,
-    rows_by,
-    sample_rows,
-)
+from ddlkit.run.clock import Action, Budget, Floats, flusher, measure_on, rows_by, sample_rows
 from ddlkit.run.measure.layers import computing
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
@@ -26,8 +19,7 @@ SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
 CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
-_AT_ONCE_BYTES = 64 * MIB
-_MOST_IN_A_ROW = 32
+_AT_ONCE_BYTES, _MOST_IN_A_ROW = 64 * MIB, 32
 _MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
 
 Pool = Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
@@ -38,8 +30,7 @@ def measure_peaks(
 ) -> pd.DataFrame:
     """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
 
-    Each sample is the mean of products of several sets of matrices in a row, so that the operands have
-    left the caches; on CUDA by the device's own clock. Raises UserError as `computing`.
+    Each sample is the mean over several sets of matrices in a row, so that the operands have left the caches.
     """
     frames = []
     for precision, side in itertools.product(precisions, sides):
@@ -65,10 +56,7 @@ def product_s(device: torch.device, precision: str, side: int, budget: Budget) -
 
 
 def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
-    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
-
-    Taken at the start and at the end of a session: where the two differ, so may what lies between.
-    """
+    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``."""
     place = torch.device(device)
     source = torch.randn(copy_bytes // 4, device=place)
     target = torch.empty_like(source)
@@ -82,11 +70,8 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    Kinds are those of `_pools`; on CUDA by the GPU's own clock, d2d replayed as a graph. Source and target
-    move through pools as large as the largest size, so that small copies find nothing in the caches.
-
-    Raises Partial where sizes above an eighth of the host's free memory are left out, or where a later copy
-    fails, with those before it; UserError where nothing fits.
+    Source and target move through pools as large as the largest size, past all caches. Raises Partial without
+    sizes above an eighth of the host's free memory, or what fails later; UserError where nothing fits.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]
@@ -137,17 +122,19 @@ def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) ->
     device = (target if target.is_cuda else source).device
 
     def move_on() -> None:
-        places = [next(place) for _ in range(copies_per_sample)]
-        # A target elsewhere than its source: the two pools are walked in opposite directions.
-        pairs[:] = [
-            (target[(slots - 1 - at) * size :][:size], source[at * size :][:size]) for at in places
-        ]
+        pairs.clear()
+        for at in itertools.islice(place, copies_per_sample):
+            # A target elsewhere than its source: the two pools are walked in opposite directions.
+            into = target[(slots - 1 - at) * size :][:size]
+            pairs.append((into, source[at * size :][:size]))
 
     def copy() -> None:
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
     move_on()
+    action: Action = copy
+    setup: Action = move_on
     if kind == "d2d":
         # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
         # Its places are fixed, so something else must be in the cache before each replay.
@@ -156,7 +143,6 @@ def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) ->
         torch.cuda.synchronize(device)
         with torch.cuda.graph(graph):
             copy()
-        seconds = measure_on(device, graph.replay, budget, setup=flusher(device))
-    else:
-        seconds = measure_on(device, copy, budget, setup=move_on)
+        action, setup = graph.replay, flusher(device)
+    seconds = measure_on(device, action, budget, setup=setup)
     return copies_per_sample, seconds / copies_per_sample

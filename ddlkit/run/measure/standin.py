@@ -5,10 +5,8 @@ It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 
 does: it reads two buffers and writes their sum to a third. The rate counts the sums written, as a
 message's bytes would be; memory moves three times as many.
 
-Not faithful: NCCL's buffers live largely in the L2 cache, while these stream from and to the GPU's memory
-(unless ``fifo_bytes`` keeps them small); and nobody waits for a peer. So at full speed it is an upper bound
-of what a communication kernel can do to its neighbour, and at the rate of a link it is a fair one.
-`CopyEngine` is the other extreme: it takes bandwidth, and no multiprocessor.
+Not faithful: NCCL's buffers live largely in the L2 cache (as these do with ``fifo_bytes``), and nobody waits
+for a peer: at full speed an upper bound of what communication does to its neighbour, at a link's rate fair.
 """
 
 from __future__ import annotations
@@ -40,13 +38,10 @@ BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
 PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
-# Meanwhile the host gives the GPU all that is to follow, so that no gap is timed. A slow host in a virtual
-# machine needs some 100 us for each launch.
-HOLD_S = 1e-3
+HOLD_S = 1e-3  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
 IDLE_S = 2e-3
 
-# 16 bytes a load, 2 x 10 loads under way: the compiler keeps these 80 words and little else, 94 registers
-# on sm_90 (nvcc and NVRTC 13.0), handed out by eights. What it gives is read back and recorded.
+# 16 bytes a load, 2 x 10 loads under way: 94 registers on sm_90 (NVRTC 13.0), as NCCL's kernel has 96.
 UNROLL = 10
 OPTIONS = ("--maxrregcount=96", f"-DUNROLL={UNROLL}", f"-DMOST_THREADS={MOST_THREADS}")
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
@@ -55,22 +50,19 @@ TICK_S = 1e-6  # the GPU's timer may not see what is shorter
 _OPENED, _CLOSED, _HEAD = 2, 4, 6  # as in the source
 _NS = 1e9
 
-BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)
-"""What NCCL is asked for, wherever a grid of both is measured."""
-
 
 def nccl_threads(asked: int) -> int:
     """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
 
-    >>> [nccl_threads(asked) for asked in (64, 128, 256, 512)]
-    [128, 160, 288, 544]
+    >>> nccl_threads(64), nccl_threads(256)
+    (128, 288)
     """
     return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much communicates: blocks, threads of each, bytes per second of all together (0: unlimited).
+    """How much communicates, and how fast all blocks together (0: unlimited).
 
     fifo_bytes : that each buffer may take, so that it stays in a cache; 0: as many as there are
     """
@@ -83,10 +75,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent from ``opened_s`` to ``closed_s``, which enclose a computation, on one clock.
-
-    begins_s, ends_s : of each block of the communication kernel; none if there was none
-    """
+    """What was sent from ``opened_s`` to ``closed_s``, around a computation; begins_s, ends_s : of blocks."""
 
     begins_s: Sequence[float]
     ends_s: Sequence[float]
@@ -108,20 +97,14 @@ class Traffic:
         return self.sent_bytes / (self.closed_s - self.opened_s)
 
 
-@dataclass(frozen=True)
-class Passage:
-    """One computation: its time by the device's clock, and, once it is over, what ran beside it."""
-
-    marks: Marks
-    traffic: Callable[[], Traffic]
+Passage = tuple[Marks, Callable[[], Traffic]]
+"""One computation: its time by the device's clock, and, once it is over, what ran beside it."""
 
 
 class GpuStandIn:
     """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own."""
 
-    chances = (
-        1  # kernels given to the GPU together run together, unless something has it take turns
-    )
+    chances = 1  # kernels given to the GPU together run together, or never do
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
@@ -136,10 +119,7 @@ class GpuStandIn:
         self._stream = torch.cuda.Stream()
 
     def columns(self, footprint: Footprint) -> dict[str, Any]:
-        """Return what the kernel takes, as columns of table ``contention``.
-
-        cluster : as NCCL does it, 4 where that divides the blocks, from Hopper on
-        """
+        """Return what the kernel takes, as columns of table ``contention``."""
         return {
             "communication": "standin",
             "blocks": footprint.blocks,
@@ -150,6 +130,7 @@ class GpuStandIn:
             "fifo_bytes": footprint.fifo_bytes,
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
+            # As NCCL does it, from Hopper on.
             "cluster": CLUSTER if self._clusters and footprint.blocks % CLUSTER == 0 else 1,
         }
 
@@ -174,8 +155,7 @@ class GpuStandIn:
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
         """Start communicating, then compute, then stop; without a footprint, compute alone.
 
-        ``compute`` must have run once before: what it loads or allocates may wait for an idle GPU. Nothing
-        waits for the GPU here: synchronise before looking at the traffic.
+        ``compute`` must have run before: what it loads may wait for an idle GPU. Nothing here waits for it.
         """
         blocks = footprint.blocks if footprint else 0
         chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
@@ -188,7 +168,7 @@ class GpuStandIn:
         compute()
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
-        return Passage(marks, functools.partial(_read, record, chunk_bytes))
+        return marks, functools.partial(_read, record, chunk_bytes)
 
     def idle(self) -> None:
         """Compute nothing for IDLE_S, to see the communication by itself."""
@@ -199,7 +179,7 @@ class GpuStandIn:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, blocks: int) -> torch.Tensor:
-        """Return what the kernel writes down, as in the source: (6 + 3 blocks,) zeros."""
+        """Return (6 + 3 blocks,) zeros for what the kernel writes down, as in the source."""
         return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64, device="cuda")
 
 
@@ -220,8 +200,7 @@ def read_message(record: torch.Tensor) -> tuple[float, int]:
     return int(ends_ns.max() - begins_ns.min()) / _NS, int(chunks.sum())
 
 
-# -- CUDA compiled while the program runs, launched through the driver ---------------------------
-# torch's own ``torch.cuda._compile_kernel`` insists on a toolkit, and cannot ask for a cluster.
+# -- CUDA compiled while the program runs: torch's own way insists on a toolkit, and has no clusters --
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
 _CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
@@ -247,10 +226,7 @@ class _Launch(ctypes.Structure):
 
 
 class CudaFunction:
-    """A function that runs on the current GPU.
-
-    shared_bytes : dynamic shared memory of a block; registers : that the compiler gave to each thread
-    """
+    """A function of the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
 
     def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
         self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
@@ -267,10 +243,10 @@ class CudaFunction:
         arguments: Sequence[torch.Tensor | int | float],
         cluster: int = 1,
     ) -> None:
-        """Put ``blocks`` blocks of ``threads`` threads into torch's current stream.
+        """Put the function into torch's current stream.
 
-        arguments : a tensor goes as its address, an int as 64 bits without sign, a float as double; tensors
-            must live until the kernel has ended; cluster : blocks that run near each other, yet spread
+        arguments : tensors go as addresses, and live until it has ended; ints as 64 bits without sign
+        cluster : blocks that run near each other, yet spread
         """
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
@@ -283,14 +259,11 @@ class CudaFunction:
             attributes=attributes,
             n_attributes=len(attributes) if cluster > 1 else 0,
         )
-        values: list[Any] = []
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                values.append(c_void_p(argument.data_ptr()))
-            elif isinstance(argument, int):
-                values.append(c_uint64(argument))
-            else:
-                values.append(c_double(argument))
+        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
+        values: list[Any] = [
+            c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else kinds[type(x)](x)
+            for x in arguments
+        ]
         places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
 
@@ -331,7 +304,7 @@ def in_wheels(pattern: str) -> list[Path]:
 def _nvrtc() -> ctypes.CDLL:
     """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
 
-    From CUDA 13 on its second half, which it does not look for beside itself, must be there before.
+    From CUDA 13 on, its second half must be loaded before: it does not look beside itself.
     """
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")

@@ -1,8 +1,4 @@
-"""Real data-parallel training under an imposed bucket plan: iteration times, buckets, a timeline.
-
-DistributedDataParallel is told where its buckets end (``bucket_cap_mb_list``), and asked afterwards
-where they did end.
-"""
+"""Real data-parallel training under an imposed bucket plan: iteration times, buckets, a timeline."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import copy
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,17 +34,17 @@ COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
 
 _OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = (  # the later name where both exist
-    "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
-)
+_SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
+_SYNC_BUFFERS = _SYNC_BUFFERS if _SYNC_BUFFERS in _OPTIONS else "broadcast_buffers"
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training of ``network`` with ``batch`` samples per rank under each plan, ``iterations`` in each round.
+    """Training with ``batch`` samples per rank under each plan, ``iterations`` in each round.
 
-    plans : spec -> bytes of each bucket in the order in which gradients become ready; none for "ddp",
-        by which nothing is imposed. Raises UserError where torch cannot impose one.
+    plans : spec -> bytes of each bucket in ready order, none for "ddp", by which nothing is imposed
+
+    Raises UserError where torch cannot impose one.
     """
 
     network: str
@@ -60,18 +56,15 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
-            raise UserError(
-                f"torch {torch.__version__} cannot impose a bucket plan: install torch 2.11 or later, "
-                f"or measure the plan {OWN_PLAN!r} only"
-            )
+            advice = f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
+            raise UserError(f"torch {torch.__version__} cannot impose a bucket plan: {advice}")
 
 
 @job(TrainingSettings, "runs", "buckets", "timeline")
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train by every plan once per round, without those whose buckets came out otherwise in the first.
 
-    runs : one row per iteration. ``iteration_s`` is that of the slowest rank; ranks start each round
-        together, not each iteration. ``compute_s`` is the median iteration of the same round without
+    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of the same round without
         exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
         into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
     buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
@@ -177,11 +170,10 @@ class _Block:
                 "stolen": used.stolen,
             }
         )
-        self.me.say(
-            f"{self.settings.network}, plan {self.spec}, {len(self.buckets)} buckets, round "
-            f"{repeat + 1} of {self.settings.repeats}: {format_seconds(float(np.median(seconds)))} an "
-            f"iteration, compute alone {format_seconds(compute_s)}"
-        )
+        iteration, alone = map(format_seconds, (float(np.median(seconds)), compute_s))
+        times = f"{iteration} an iteration, compute alone {alone}"
+        turn = f"round {repeat + 1} of {self.settings.repeats}"
+        self.me.say(f"{self.settings.network}, plan {self.spec}, {turn}: {times}")
         return tables
 
     def _profile(self) -> pd.DataFrame:
@@ -195,8 +187,8 @@ class _Block:
         return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
     def _bucket_rows(self) -> pd.DataFrame:
-        made = {"asked": self.asked, "rebuilt": self.buckets}
-        rows = [(n, size, source) for source, sizes in made.items() for n, size in enumerate(sizes)]
+        sizes = {"asked": self.asked, "rebuilt": self.buckets}
+        rows = [(n, size, source) for source in sizes for n, size in enumerate(sizes[source])]
         return pd.DataFrame(rows, columns=["bucket", "bytes", "source"]).assign(case=self.case.key)
 
     def _timed(self) -> tuple[Floats, Usage]:
@@ -207,7 +199,7 @@ class _Block:
         watch = processor_times()
         seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
         used = processor_usage(watch, processor_times())
-        return slowest(seconds), Usage(*slowest([used.busy, used.stolen]).tolist())
+        return slowest(seconds), Usage(*slowest(astuple(used)).tolist())
 
     def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:
         """Do one iteration; ``settle`` ends each phase when the device has done its work."""
@@ -224,10 +216,7 @@ class _Block:
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UserError unless all ranks have trained with the same gradients.
-
-    The optimizer's momentum is a sum of averaged gradients: equal on all ranks to the last bit.
-    """
+    """Raise UserError unless momentum, a sum of averaged gradients, is the same on all ranks, to the bit."""
     momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
     sums = everyones([float(momentum.double().sum()) for momentum in momenta])
     if not np.isfinite(sums).all() or (sums != sums[0]).any():

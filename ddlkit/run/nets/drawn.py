@@ -1,19 +1,13 @@
 """Two small data sets that are drawn, not downloaded; the same seed draws the same.
 
-Pictures are of 24 classes: one of six shapes filled with one of four textures. Everything else is chance:
-place, size and angle of the shape, angle, phase and width of the texture, colours, a tilted background, a
-small shape of another kind that disturbs, and noise.
-
-A text is of sentences about a topic, which lasts for some of them: a subject, a verb, mostly an object, some
-with a clause inside. What can be learned: which word may follow; number, over a relative clause if there is
-one; the topic; and which verb a noun prefers.
+Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance. Of a text
+can be learned: which word may follow; number, over a relative clause if there is one; the topic, which lasts
+for some sentences; and which verb a noun prefers.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,24 +42,15 @@ TEXTURES: dict[str, Pattern] = {
 CLASSES = tuple(f"{shape}, {texture}" for shape in SHAPES for texture in TEXTURES)
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """images : (n, 3, SIDE, SIDE) bytes; labels : (n,) index into CLASSES."""
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-
-    @property
-    def sha256(self) -> str:
-        """Return the hash of all images and labels."""
-        return hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()
+Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
+"""(n, 3, SIDE, SIDE) bytes, and (n,) indexes into CLASSES."""
 
 
 def draw_pictures(count: int, seed: int) -> Pictures:
     """Return ``count`` pictures in random order, equally many of each class, give or take one."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
-    return Pictures(np.stack([_picture(int(label), random) for label in labels]), labels)
+    return np.stack([_picture(int(label), random) for label in labels]), labels
 
 
 def _picture(label: int, random: Random) -> NDArray[np.uint8]:
@@ -130,26 +115,8 @@ _NOUN, _VERB = _PLACE["noun0.0"], _PLACE["verb0.0s"]
 _ZIPF = 1 / np.arange(1, NOUNS + 1)
 
 
-@dataclass(frozen=True)
-class Text:
-    """words : (n,) places in WORDS."""
-
-    words: NDArray[np.int64]
-
-    @property
-    def sha256(self) -> str:
-        """Return the hash of all words."""
-        return hashlib.sha256(self.words.tobytes()).hexdigest()
-
-    def sequences(self, steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (n, steps) words, one sequence after the other, and the word after each."""
-        count = (len(self.words) - 1) // steps
-        words, following = self.words[: count * steps], self.words[1 : count * steps + 1]
-        return words.reshape(count, steps), following.reshape(count, steps)
-
-
-def draw_text(count: int, seed: int) -> Text:
-    """Return the first ``count`` words of the text of that seed."""
+def draw_text(count: int, seed: int) -> NDArray[np.int64]:
+    """Return the first ``count`` words, as places in WORDS, of the text of that seed."""
     random = np.random.default_rng(seed)
     words: list[int] = []
     topic = int(random.integers(TOPICS))
@@ -157,7 +124,7 @@ def draw_text(count: int, seed: int) -> Text:
         if random.random() > STAYS:
             topic = int(random.integers(TOPICS))
         words += [*_clause(topic, random), _PLACE["."]]
-    return Text(np.array(words[:count], dtype=np.int64))
+    return np.array(words[:count], dtype=np.int64)
 
 
 def _clause(topic: int, random: Random) -> Iterator[int]:

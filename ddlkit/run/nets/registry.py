@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +30,15 @@ class Network:
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its CUDA wheel stands beside a CPU torch. Raises UserError.
-
-    There the import dies while describing operators that it has no kernels for, and no network needs.
-    """
+    """Return torchvision, also where its CUDA wheel stands beside a CPU torch. Raises UserError."""
     try:
         return importlib.import_module("torchvision")
     except ImportError as error:
-        raise UserError(
-            f"torchvision cannot be imported ({error}); install it with: pip install --no-deps torchvision"
-        ) from None
-    except RuntimeError as error:
+        advice = "install it with: pip install --no-deps torchvision"
+        raise UserError(f"torchvision cannot be imported ({error}); {advice}") from None
+    except (
+        RuntimeError
+    ) as error:  # while describing operators without a kernel, which no network needs
         if "operator torchvision::nms does not exist" not in str(error):
             raise
         absent = "torchvision._meta_registrations"
@@ -59,16 +57,16 @@ def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Gene
 _IMAGENET = _images(channels=3, side=224, classes=1000)
 
 
-def _torchvision(name: str, side: int = 224, **options: Any) -> Network:
+def _torchvision(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
         network: nn.Module = import_torchvision().models.get_model(name, weights=None, **options)
         return network
 
-    return Network(build, _images(3, side, 1000))
+    return Network(build, _IMAGENET)
 
 
 def _words(batch: int, generator: torch.Generator) -> Batch:
-    """(batch, steps) words, and the word after each, as (batch x steps) labels."""
+    """Return (batch, steps) words, and the word after each, as (batch x steps) labels."""
     text = torch.randint(zoo.VOCABULARY, (batch, zoo.STEPS + 1), generator=generator)
     return text[:, :-1].contiguous(), text[:, 1:].flatten()
 
@@ -81,23 +79,17 @@ def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
 _GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
 NETWORKS: dict[str, Network] = {
     "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
-    "alexnet_caffe": Network(zoo.alexnet_caffe, _images(channels=3, side=227, classes=1000)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
     # With both, as in the published training: twice the bytes to exchange.
     "googlenet_aux": Network(lambda: zoo.AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
-    "inception_v4": Network(zoo.inception_v4, _images(channels=3, side=299, classes=1000)),
     "lstm_ptb": Network(zoo.LanguageModel, _words),
     "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
     "vgg16_replaced": Network(zoo.vgg16_replaced, _IMAGENET),
     # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
     **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
-    **{name: _torchvision(name) for name in ("alexnet", "vit_b_16")},
+    **{name: _torchvision(name) for name in ("alexnet", "vit_b_16", "squeezenet1_1")},
     **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
-    "squeezenet1_1": _torchvision("squeezenet1_1"),
-    # Small pictures: two cores then compute about as long as they decode, as GPUs do with large ones.
-    **{f"{name}_64": _torchvision(name, side=64) for name in ("resnet18", "resnet50")},
-    "googlenet_64": _torchvision("googlenet", side=64, aux_logits=False, init_weights=False),
 }
 
 
@@ -105,31 +97,15 @@ def find(name: str) -> Network:
     """Return the network of that name. Raises UserError for an unknown one, with what it may stand for."""
     if name in NETWORKS:
         return NETWORKS[name]
-    raise UserError(f"unknown network {name!r}: did you mean {network_named(name)!r}?")
+    near = network_named(name)
+    if near in NETWORKS:
+        raise UserError(f"unknown network {name!r}: did you mean {near!r}?")
+    raise UserError(f"{name} is not built here: its profiles were measured with v0.2-studies")
 
 
 def build(name: str) -> nn.Module:
-    """The network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
+    """Return the network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
     return find(name).build().train()
-
-
-class Size(NamedTuple):
-    """How large a network is; FLOP of the forward pass on one sample, 2 per multiply-add."""
-
-    parameters: int
-    tensors: int
-    forward_flops: int
-
-
-def size(name: str) -> Size:
-    """Count on shapes alone, so also for a network that memory would not hold. Raises UserError as `find`."""
-    with torch.device("meta"):
-        network = build(name)
-    inputs, _ = sample_batch(name, 1, "meta")
-    with torch.no_grad(), flop_counter() as counter:
-        network(inputs)
-    tensors = [parameter.numel() for parameter in network.parameters()]
-    return Size(sum(tensors), len(tensors), counter.get_total_flops())
 
 
 def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> Batch:
@@ -147,7 +123,7 @@ Shape = tuple[int, ...]
 
 
 def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
-    """Each weight matrix is applied once to every sample of every time step."""
+    """Return FLOP of weight matrices that are applied once to every sample of every time step."""
     return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
 
 
@@ -164,5 +140,5 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
 
 
 def flop_counter() -> Any:
-    """A context in which the FLOP of every operation add up; ask it with ``get_total_flops``."""
+    """Return a context in which the FLOP of every operation add up."""
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)

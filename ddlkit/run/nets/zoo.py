@@ -6,14 +6,10 @@ Layers carry the names that the publication or its tables give them; weights are
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from ddlkit.papers.networks import inception_v4_stages
 
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width and number of convolutions
@@ -24,7 +20,7 @@ def _named(**layers: nn.Module) -> nn.Sequential:
 
 
 def lenet5() -> nn.Module:
-    """LeNet-5 with ReLU and max pooling, for 28x28 images: small enough to try anything in milliseconds."""
+    """Return LeNet-5 with ReLU and max pooling, for 28x28 images: small enough to try anything."""
     return _named(
         conv1=nn.Conv2d(1, 6, 5, padding=2),
         relu1=nn.ReLU(),
@@ -39,36 +35,6 @@ def lenet5() -> nn.Module:
         relu4=nn.ReLU(),
         fc3=nn.Linear(84, 10),
     )
-
-
-def alexnet_caffe() -> nn.Module:
-    """AlexNet with the two-fold groups of Krizhevsky et al. (2012), for 227x227 images.
-
-    Its layers are those of dag Tab VI by name and size; as there, without response normalisation.
-    """
-    convolutions = (
-        nn.Conv2d(3, 96, 11, stride=4),
-        nn.Conv2d(96, 256, 5, padding=2, groups=2),
-        nn.Conv2d(256, 384, 3, padding=1),
-        nn.Conv2d(384, 384, 3, padding=1, groups=2),
-        nn.Conv2d(384, 256, 3, padding=1, groups=2),
-    )
-    layers: dict[str, nn.Module] = {}
-    for number, convolution in enumerate(convolutions, start=1):
-        layers |= {f"conv{number}": convolution, f"relu{number}": nn.ReLU()}
-        if number in (1, 2, 5):
-            layers[f"pool{number}"] = nn.MaxPool2d(3, stride=2)
-    return _named(**layers, **_dense(256 * 6 * 6, 4096, 4096, 1000, first=6))
-
-
-def _dense(*widths: int, first: int = 1, dropout: float = 0.5) -> dict[str, nn.Module]:
-    """Linear layers, numbered from ``first``, with ReLU and dropout in between."""
-    layers: dict[str, nn.Module] = {"flatten": nn.Flatten()}
-    for number, (inputs, outputs) in enumerate(pairwise(widths), start=first):
-        if number > first:
-            layers |= {f"relu{number - 1}": nn.ReLU(), f"drop{number - 1}": nn.Dropout(dropout)}
-        layers[f"fc{number}"] = nn.Linear(inputs, outputs)
-    return layers
 
 
 # -- VGG-16 ------------------------------------------------------------------------------------
@@ -100,10 +66,7 @@ def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
 
 
 def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
-    """Return VGG-16 with two 1x1 convolutions and an average in place of its three linear layers (osf Tab 3).
-
-    The paper names no activations: as in the layers replaced, ReLU stands between, not behind.
-    """
+    """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3)."""
     width = 512 // narrower
     return _named(
         features=_vgg16_features(norm=False, narrower=narrower, poolings=poolings),
@@ -116,13 +79,19 @@ def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) ->
 
 
 def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
-    """Return VGG-16 with an eighth of its channels and units, for 56x56 images.
-
-    dropout : after both hidden linear layers; 0.5 as published by Simonyan and Zisserman, none in Keras
-    """
-    inputs, units = 512 // EIGHTH * 7**2, 4096 // EIGHTH
-    features = _vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS)
-    return _named(features=features, **_dense(inputs, units, units, classes, dropout=dropout))
+    """Return VGG-16 with an eighth of its channels and units, for 56x56 images."""
+    units = 4096 // EIGHTH
+    return _named(
+        features=_vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(512 // EIGHTH * 7**2, units),
+        relu1=nn.ReLU(),
+        drop1=nn.Dropout(dropout),
+        fc2=nn.Linear(units, units),
+        relu2=nn.ReLU(),
+        drop2=nn.Dropout(dropout),
+        fc3=nn.Linear(units, classes),
+    )
 
 
 # -- ResNet-20 ---------------------------------------------------------------------------------
@@ -147,7 +116,7 @@ class _Residual(nn.Module):
 
 
 def resnet20_half(classes: int) -> nn.Module:
-    """ResNet-20 of He et al. (2016) for small images, half as wide."""
+    """Return ResNet-20 of He et al. (2016) for small images, half as wide."""
     widths = (8, 8, 8, 8, 16, 16, 16, 32, 32, 32)
     return _named(
         conv=nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
@@ -157,73 +126,6 @@ def resnet20_half(classes: int) -> nn.Module:
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
         fc=nn.Linear(widths[-1], classes),
-    )
-
-
-# -- Inception-v4 ------------------------------------------------------------------------------
-
-
-class _Concat(nn.ModuleList):
-    """Branches of one input, their channels put together."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self], dim=1)
-
-
-def _chain(inputs: int, *units: Sequence[Any]) -> nn.Sequential:
-    """Return convolutions in a row, each with batch normalisation and ReLU.
-
-    units : (channels, kernel) keep the image's size; (channels, kernel, stride) use valid padding
-    """
-    layers: list[nn.Module] = []
-    for outputs, kernel, *valid in units:
-        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        padding, stride = ((0, 0), valid[0]) if valid else ((height // 2, width // 2), 1)
-        convolution = nn.Conv2d(inputs, outputs, (height, width), stride, padding, bias=False)
-        layers += [convolution, nn.BatchNorm2d(outputs, eps=1e-3), nn.ReLU()]
-        inputs = outputs
-    return nn.Sequential(*layers)
-
-
-def _branch(inputs: int, units: list[Any]) -> tuple[nn.Module, int]:
-    """Return a row of units, and the number of channels that it puts out."""
-    if units == ["halve"]:
-        return nn.MaxPool2d(3, stride=2), inputs
-    if units[0] == "mean":
-        mean = nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
-        chain, outputs = _branch(inputs, units[1:])
-        return nn.Sequential(mean, chain), outputs
-    if isinstance(units[-1], dict):
-        fork, outputs = _block(units[-2][0], units[-1]["side_by_side"])
-        return nn.Sequential(_chain(inputs, *units[:-1]), fork), outputs
-    return _chain(inputs, *units), units[-1][0]
-
-
-def _block(inputs: int, branches: list[Any]) -> tuple[nn.Module, int]:
-    """Return branches side by side, and the number of channels that they put out together."""
-    modules, outputs = zip(*(_branch(inputs, units) for units in branches), strict=True)
-    return modules[0] if len(modules) == 1 else _Concat(modules), sum(outputs)
-
-
-def inception_v4() -> nn.Module:
-    """Inception-v4 of Szegedy et al. (2017), Figures 3 to 9, for 299x299 images: 149 convolutions.
-
-    Its blocks are those of `ddlkit.papers.networks.inception_v4_stages`.
-    """
-    channels = 3
-    stages: dict[str, nn.Module] = {}
-    for name, blocks in inception_v4_stages().items():
-        built = []
-        for branches in blocks:
-            block, channels = _block(channels, branches)
-            built.append(block)
-        stages[name] = nn.Sequential(*built) if len(built) > 1 else built[0]
-    return _named(
-        **stages,
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-        drop=nn.Dropout(0.2),
-        fc=nn.Linear(channels, 1000),
     )
 
 

@@ -40,7 +40,7 @@ from ddlkit.run.lab import ENGINES, Conditions
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
-from ddlkit.run.measure.collectives import messages_at, whole_size
+from ddlkit.run.measure.collectives import CollectivesSettings, messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
@@ -89,7 +89,7 @@ class Grid:
     """Cases of a campaign: the product of its lists. Raises UserError for what cannot be.
 
     networks, plans, density, stragglers : of a case, as its fields are
-    workers, rates, ranks_per_node, intra_rates : of a lab
+    workers, rates : of a lab
     engines : tbf, or emulated links, which alone have delays, jitters, losses and backgrounds
     rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
     name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
@@ -99,8 +99,7 @@ class Grid:
     workers: Sequence[int]
     rates: Sequence[float]
     plans: Sequence[str]
-    ranks_per_node: Sequence[int] = (1,)
-    intra_rates: Sequence[float] = (0.0,)
+
     engines: Sequence[str] = (ENGINES[0],)
     delays: Sequence[float] = (0.0,)
     jitters: Sequence[float] = (0.0,)
@@ -130,14 +129,11 @@ class Grid:
         every: list[Any] = list(itertools.starmap(Conditions, itertools.product(*emulated)))
         if ENGINES[0] in self.engines and every != [Conditions()]:
             raise UserError("delays and the like: only links of engines: emulated have these")
-        labs = itertools.product(self.workers, self.rates, self.ranks_per_node, self.engines)
-        for workers, rate, per_node, engine in labs:
+        for workers, rate, engine in itertools.product(self.workers, self.rates, self.engines):
             if workers < 2:
                 raise UserError("workers: one worker alone sends nothing: use at least 2")
-            intra_rates = self.intra_rates if per_node > 1 else (0.0,)
-            links = every if engine != ENGINES[0] else [None]
-            for intra, conditions in itertools.product(intra_rates, links):
-                yield LabShape(workers, rate, per_node, intra, conditions)
+            for conditions in every if engine != ENGINES[0] else [None]:
+                yield LabShape(workers, rate, conditions)
 
     def requests(self) -> Iterator[Request]:
         """Yield what it asks of each of its labs."""
@@ -306,10 +302,9 @@ class LabPoints:
         estimate_s = sum(max(least * seconds, budget.max_s) for seconds in samples_s)
 
         def measure() -> pd.DataFrame:
-            how: dict[str, Any] = {"messages_per_sample": each, "tries": vitals.TRIES}
-            how |= {"timeout_s": 120 + 3 * vitals.TRIES * estimate_s}
+            settings = CollectivesSettings([collective], missing(), budget, each, vitals.TRIES)
             with Lab(self.shape) as lab:
-                rows = calibrate(lab, missing(), [collective], budget=budget, **how)
+                rows = calibrate(lab, settings, 120 + 3 * vitals.TRIES * estimate_s)
             return rows.assign(session=session)
 
         estimate_s += LAUNCH_S * bool(samples_s)

@@ -30,7 +30,7 @@ from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, Place, launch
 from ddlkit.run.lab import network as lab
 from ddlkit.run.lab import parse as parse_conditions
-from ddlkit.run.sessions import CAMPAIGN, Kind, Point, Tables, Unavailable, say, table_path
+from ddlkit.run.sessions import CAMPAIGN, Kind, Point, Tables, Unavailable, table_path
 from ddlkit.run.sessions.campaigns import Grid, table_cost
 
 OWN_PLAN = "ddp"  # DDP's own rule for buckets
@@ -291,7 +291,7 @@ def training_beside_messages(
 def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Point]:
     """All networks of one seed before the next seed."""
     convergence = measuring("convergence")
-    how: dict[str, Any] = {"device": here.device, "threads": machine.cores(), "say": say}
+    how = {"device": here.device, "threads": machine.cores()}
     for seed, name in product(seeds, convergence.NETWORKS):
         measure = partial(convergence.train, name, seed, convergence.Recipe(epochs), **how)
         yield Point("convergence", f"{name}-e{epochs}-s{seed}", measure, 5.0 * epochs)
@@ -305,7 +305,7 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
         for settings in convergence.trainings(name, seed, epochs):
             method, lasts = settings.method.replace("+", "-"), settings.recipe.epochs
             key = f"{name}-{method}-e{lasts}-s{seed}"
-            measure = partial(convergence.train_sparse, settings, say=say)
+            measure = partial(convergence.train_sparse, settings)
             yield Point("convergence", key, measure, 4.0 * lasts, ["sparse_convergence"])
 
 

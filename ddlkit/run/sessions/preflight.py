@@ -171,9 +171,9 @@ def stand_in(device: str, out: Path) -> str:
     standin, a = GpuStandIn(), torch.randn(2048, 2048, device="cuda")
     standin.beside(None, lambda: a @ a)
     for _ in range(OVERLAP_TRIES):  # the first one loads the kernel
-        passage = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
+        _, read = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
         torch.cuda.synchronize()
-        traffic = passage.traffic()
+        traffic = read()
         if traffic.overlap_share > OVERLAP:
             break
     share = f"{size} for {architecture}, runs beside {traffic.overlap_share:.1%} of a product"
