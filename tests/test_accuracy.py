@@ -85,9 +85,9 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
 
 def test_every_model_on_trial_is_right_where_it_is_the_truth() -> None:
     """Lines where the truth is one, tables where it is that; one whose cost is not known says nothing."""
-    costs = calibration(rate_bits_per_s=RATE_BITS_PER_S).without_credit()
+    costs = calibration(rate_bits_per_s=RATE_BITS_PER_S).without_burst_tokens()
     lines = [name for name, (cost, _) in TRIALS.items() if cost and name != "osf_line"]
-    tables = ["no_credit", "osf_repaired_table"]
+    tables = ["no_burst_tokens", "osf_repaired_table"]
     for cost, names in ((AlphaBeta(1e-3, 8e-9, workers=4), lines), (COST, tables)):
         cases = validate(runs(cost=cost), {"abc": WORKLOAD}, costs)
         covered = cases["plan"].isin(["none", "single", "buffer:25MB"])
@@ -112,7 +112,7 @@ def test_tokens_lanes_and_copies_are_known_too(in_flight: int) -> None:
     cases = validate(truth, {"abc": WORKLOAD}, costs)
     for quantity in ("model", "model_exposed", "rescaled", "rescaled_exposed"):
         assert cases[f"{quantity}_error"].abs().max() < 1e-9
-    bare = validate(truth, {"abc": WORKLOAD}, costs.without_credit())
+    bare = validate(truth, {"abc": WORKLOAD}, costs.without_burst_tokens())
     assert bare["model_error"].abs().max() > 1e-6
     uncopied = validate(truth.assign(copy_s_per_byte=0.0), {"abc": WORKLOAD}, costs)
     assert (uncopied["model_error"] < -1e-6).all()

@@ -317,7 +317,7 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(
     ("arguments", "message"),
     [
         (["--layer", "conv9=0.5"], "no layer or tensor 'conv9': use one of the profile's, as"),
-        (["--gpus", "8"], "an alpha_beta cost can be carried to another number of workers only if"),
+        (["--gpus", "8"], "an alpha_beta cost can be taken to another number of workers only if"),
         (["--gpus", "0"], "--gpus 0: there must be at least one"),
         (["--straggler", "4:1.2"], "use layer:NUMBER to 5, rank:NUMBER to 3"),
         (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),

@@ -217,7 +217,7 @@ def test_inverted_compute_meets_what_it_is_shown() -> None:
 
 def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
     parts, truth = rows("cs336-serial"), 0.37
-    longer_s = [3 * alone_s for alone_s in cs336.computing(parts, "", 0.0).values()]
+    longer_s = [3 * alone_s for alone_s in cs336.compute_times(parts, "", 0.0).values()]
     alone = parts.compute.assign(iteration_s=parts.compute["iteration_s"] + longer_s)
     parts = parts._replace(compute=alone)
     by_free = partial(cs336.predicted_s, parts, parts.calibrate, "workbook_shared")

@@ -149,14 +149,14 @@ def test_labs_that_follow_the_law_are_told_by_it() -> None:
 def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
     """The table that twelve labs met, with wake-up latency: what messages cost."""
     many, again = source.open_labs(""), source.open_labs("", "labs-fresh-again")
-    woken = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
-    said = again.table("predicted").query("model == 'woken'")
+    wake_up = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
+    said = again.table("predicted").query("model == 'with_wake_up'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)
     known = ring_labs(many.table("collectives"))
     for (link, ranks), own in said.query("quantity == 'message'").groupby(["link", "ranks"]):
         named = read_link(str(link))
         kind = named.engine, named.delay_s > 0
-        law = woken if kind == ("emulated", True) else None
+        law = wake_up if kind == ("emulated", True) else None
         alike = [lab for lab in known if lab.kind == kind]
         ring = ring_of(fit_rings(alike, many.cores("collectives"), law), named, int(ranks), law)
         sizes = own["bytes"].to_numpy(float)

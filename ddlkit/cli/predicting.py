@@ -321,7 +321,9 @@ _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "d
         )
     ),
     arg("--strategy", default="Caffe-MPI", help="or CNTK, MXNet, TensorFlow [Caffe-MPI]"),
-    arg("--gpus", type=int, help="so many GPUs afterwards, by a cost that can be carried there"),
+    arg(
+        "--gpus", type=int, help="so many GPUs afterwards, by a cost that can be transferred there"
+    ),
     arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
     arg("--inputs", type=Path, help="table of ddlkit measure input: reading, decoding [nothing]"),
 )
@@ -343,8 +345,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     gpus = there if arguments.gpus is None else arguments.gpus
     if gpus < 1:
         raise UserError(f"--gpus {gpus}: there must be at least one")
-    carried = cost if gpus == there else cost.at_workers(gpus)
-    after = Iteration(other.workload().scaled(arguments.dilation), plan, carried)
+    moved = cost if gpus == there else cost.at_workers(gpus)
+    after = Iteration(other.workload().scaled(arguments.dilation), plan, moved)
     graph, grown = _graph(arguments, before, profile), _graph(arguments, after, other)
     compared = described(schedule(graph), schedule(changed(grown, changes)))
     result = {"tasks": graph.n, "longest_path_s": graph.longest_path_s, **compared}

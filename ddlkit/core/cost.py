@@ -181,7 +181,7 @@ class MessageCost(Form):
         """Return a ring's cost with 2(n-1) steps of latency, 2(n-1)/n of the bytes; gathers alike."""
         if not isinstance(self, AlphaBeta) or self.algorithm != "ring" or not self.workers:
             raise UserError(
-                "an alpha_beta cost can be carried to another number of workers only if it names "
+                "an alpha_beta cost can be taken to another number of workers only if it names "
                 "algorithm 'ring' and its workers; no other form can"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")

@@ -118,7 +118,7 @@ class Link:
         starts_s, ends_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
         wire: dict[int, float] = {}  # what messages under way still need of the link
         software: dict[int, float] = {}  # and of the processor
-        now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
+        now_s, worked_s, tokens_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
         shares = self.slowdown, self.message_slowdown
         slowed, dragged = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
@@ -128,8 +128,8 @@ class Link:
                 del wire[done], software[done]
             free = admitted < len(ready_s) and len(wire) < self.in_flight
             if free and ready_s[admitted] <= worked_s:
-                saved_s = min(credit_s, wire_s[admitted])
-                credit_s -= saved_s
+                saved_s = min(tokens_s, wire_s[admitted])
+                tokens_s -= saved_s
                 starts_s[admitted] = now_s
                 wire[admitted] = wire_s[admitted] - saved_s
                 software[admitted] = software_s[admitted]
@@ -138,14 +138,14 @@ class Link:
             moving = [k for k in wire if wire[k]]
             working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
             stretch = 1.0 + max((slowed[k] for k in wire), default=0.0)
-            computing = worked_s < last_s and any(dragged[k] for k in wire)
-            drag = {k: 1.0 + dragged[k] if computing else 1.0 for k in wire}
+            computes = worked_s < last_s and any(dragged[k] for k in wire)
+            drag = {k: 1.0 + dragged[k] if computes else 1.0 for k in wire}
             turns = max(1.0, len(working) / self.software)
             needs = [(wire, k, len(moving) * (1.0 if self.burst_s else drag[k])) for k in moving]
             needs += [(software, k, turns * drag[k]) for k in working]
             moments_s = [of[k] * times for of, k, times in needs]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
-            if computing:
+            if computes:
                 moments_s.append((last_s - worked_s) * stretch)
             passed_s = min([*moments_s, left_s])
             if math.isinf(passed_s):
@@ -153,9 +153,9 @@ class Link:
             for of, k, times in needs:
                 of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
             if not moving:
-                credit_s = min(self.burst_s, credit_s + passed_s)
+                tokens_s = min(self.burst_s, tokens_s + passed_s)
             now_s += passed_s
-            if computing and (last_s - worked_s) * stretch <= passed_s:
+            if computes and (last_s - worked_s) * stretch <= passed_s:
                 worked_s = last_s
             else:
                 done = left_s <= passed_s
@@ -173,7 +173,7 @@ def one_by_one(
 ) -> tuple[Floats, Floats]:
     """Return (..., G) begin and end of (..., G) messages, one under way at a time; else as `Link`."""
     starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
-    free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
+    free_s, tokens_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
     late_s = np.zeros(ready_s.shape[:-1])
     last_s = ready_s.max(axis=-1, initial=0.0)
     slower, drag = (np.broadcast_to(by, ready_s.shape) for by in (slowdown, message_slowdown))
@@ -183,11 +183,11 @@ def one_by_one(
         work_s = np.maximum(0.0, last_s - (start_s - late_s))  # of computing that is left
         took_s = alone_s[..., k]
         if burst_s:
-            credit_s = np.minimum(burst_s, credit_s + start_s - free_s)
-            on_link_s = np.maximum(0.0, wire_s[..., k] - credit_s)
+            tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
+            on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
             on_processor_s = _dragged(software_s[..., k], work_s, slower[..., k], drag[..., k])
             took_s = np.maximum(on_link_s, on_processor_s)
-            credit_s = np.minimum(burst_s, credit_s + took_s - wire_s[..., k])
+            tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k])
         elif drags:
             took_s = _dragged(took_s, work_s, slower[..., k], drag[..., k])
         if slows:

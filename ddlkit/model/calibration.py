@@ -97,7 +97,7 @@ class Calibration:
             known[key] = Communication(fitted.cost, fitted.draws, shared_link(every), noise, others)
         return cls(known)
 
-    def without_credit(self) -> Calibration:
+    def without_burst_tokens(self) -> Calibration:
         """Return the same for links that save nothing while they rest."""
         items = self.known.items()
         return Calibration({k: replace(c, link=Link(software=c.link.software)) for k, c in items})

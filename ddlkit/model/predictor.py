@@ -165,7 +165,7 @@ _REPAIRED = partial(predict_osf, literal=False)
 TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
     "no_overlap": (OWN, no_overlap),
     "perfect_overlap": (OWN, perfect_overlap),
-    "no_credit": (OWN, recursion),
+    "no_burst_tokens": (OWN, recursion),
     "line_medians": ("alpha_beta:medians", recursion),
     "line_least_squares": ("alpha_beta:least_squares", recursion),
     "line_unfitted": (UNFITTED, recursion),
@@ -181,7 +181,7 @@ TRIAL_COSTS = tuple(dict.fromkeys(cost for cost, _ in TRIALS.values() if cost))
 OURS = "model"
 MODELS = (OURS, *TRIALS)
 MEASURED = "table"  # ours with a lab's medians, where ours has gloo's law fitted to them
-CARRIED = "carried"  # ours with a cost from other labs' calibrations
+TRANSFERRED = "transferred"  # ours with a cost from other labs' calibrations
 
 
 def predicted_times(

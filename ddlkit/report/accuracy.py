@@ -25,11 +25,11 @@ from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import (
-    CARRIED,
     MEASURED,
     MODELS,
     OURS,
     STEADY,
+    TRANSFERRED,
     TRIAL_COSTS,
     Forecast,
     forecast_case,
@@ -40,7 +40,7 @@ from ddlkit.report.source import Source
 RESCALED = "rescaled"
 """Our model with compute stretched to what the same run measured without communication: a machine's speed
 drifts after its profile was taken, and the error that remains here is communication's alone."""
-PREDICTED = (*MODELS, MEASURED, CARRIED)
+PREDICTED = (*MODELS, MEASURED, TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 WITHIN = 0.05
 
@@ -239,7 +239,7 @@ def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "median_error": lambda cases: cases[f"{OURS}_error"].abs().median(),
     "median_exposed_error": lambda cases: cases[f"{OURS}_exposed_error"].abs().median(),
-    "median_transferred_error": lambda cases: cases[f"{CARRIED}_error"].abs().median(),
+    "median_transferred_error": lambda cases: cases[f"{TRANSFERRED}_error"].abs().median(),
     "largest_error_over_repeatability": lambda cases: (
         cases[f"{OURS}_error"].abs() / (2 * cases["repeatability"])
     ).max(),

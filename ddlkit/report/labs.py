@@ -55,13 +55,13 @@ def waking(echoes: pd.DataFrame) -> float:
     return float(np.polyfit(delay_s[delay_s > 0], beyond_s[delay_s > 0], 1)[0])
 
 
-def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFrame:
+def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFrame:
     """Return one row per lab of equal links and size, each lab predicted from all others of its kind.
 
-    Links without delay are of no kind. woken : `waking`
+    Links without delay are of no kind. wake_up : `waking`
     """
     labs, frames = ring_labs(collectives), []
-    for kind, law in (("tbf", None), ("emulated", woken)):
+    for kind, law in (("tbf", None), ("emulated", wake_up)):
         alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
         for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
             link, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)

@@ -229,17 +229,17 @@ def gpu_in_use() -> str:
     """
     give_up = time.monotonic() + PATIENCE_S
     with _resident_smi(PERIOD_S):
-        used = _computing_gpus()
+        used = _gpus_at_work()
         while used and time.monotonic() < give_up:
             time.sleep(LOOK_PERIOD_S)
-            again = _computing_gpus()
+            again = _gpus_at_work()
             used = {gpu: min(load, again[gpu]) for gpu, load in used.items() if gpu in again}
     for gpu, load in used.items():
         return f"{gpu} is in use by others: utilisation {load:.0%} or more for {PATIENCE_S:g} s"
     return ""
 
 
-def _computing_gpus() -> dict[str, float]:
+def _gpus_at_work() -> dict[str, float]:
     """Return the utilisation of each GPU that is busy and on which others have memory or a process."""
     vitals = {(gpu, quantity): value for gpu, quantity, value in gpu_vitals()}
     busy = {gpu: x for (gpu, what), x in vitals.items() if what == "utilisation" and x >= BUSY}

@@ -145,12 +145,12 @@ class Setting:
         whole_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
         sent_s = exposed_s if strategy.sends_during_backward else whole_s
         reads_s = self.reads_s(cluster, network, framework, gpus)
-        computing_s = 1.5 * self.backward_s(cluster, network, gpus.n)
+        compute_s = 1.5 * self.backward_s(cluster, network, gpus.n)
         return steady_s(
             0.0 * reads_s if without == "reading" else reads_s,
             gpus.per_machine * self.decode_s(cluster, network),
             batch * self.copy_s,
-            computing_s + (0.0 if without == "sending" else sent_s),
+            compute_s + (0.0 if without == "sending" else sent_s),
             strategy,
         )
 

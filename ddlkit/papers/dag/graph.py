@@ -77,8 +77,8 @@ class TaskGraph:
     @cached_property
     def computes(self) -> Bools:
         """Return (n,) whether a task computes; the others communicate (dag IV-A)."""
-        computing = ("decode", "forward", "backward", "update")
-        return np.isin(self.kind, [KINDS.index(kind) for kind in computing])
+        compute_kinds = ("decode", "forward", "backward", "update")
+        return np.isin(self.kind, [KINDS.index(kind) for kind in compute_kinds])
 
     def to_networkx(self) -> Any:
         """Return it as a networkx.DiGraph: an edge weighs what its first task takes."""
@@ -379,7 +379,7 @@ def of_iteration(
 
 
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """Return (n,) tasks of a kind ("all_reduce"), resource ("disk"), "layer 2", or "rank 3" computing."""
+    """Return (n,) tasks of a kind ("all_reduce"), resource ("disk"), "layer 2", or "rank 3" compute_kinds."""
     head, _, number = what.replace(":", " ").partition(" ")
     present = {KINDS[code] for code in np.unique(graph.kind)}
     kind = {name.replace("_", ""): name for name in present}.get(head.replace("_", ""))

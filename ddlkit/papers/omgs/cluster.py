@@ -114,9 +114,11 @@ def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1
 
 def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
     """Yield every setting of a network under both rules; compute times up to ``topk_s``, evenly spaced."""
-    computing = np.linspace(topk_s / 16, topk_s, 16).tolist()
+    compute_each_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
     units = UNITS if network == LSTM else (0,)
-    for compute_s, backward, even, of in product(computing, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
+    for compute_s, backward, even, of in product(
+        compute_each_s, (0.5, 2 / 3, 0.75), (0.0, 0.5), units
+    ):
         setting = Setting(network, compute_s, backward, even, of)
         workload = setting.workload()
         topk, mgs, *by_rules = (

@@ -117,7 +117,7 @@ def iteration_s(
     return float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1]) + update_s
 
 
-def computing(parts: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
+def compute_times(parts: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
     """Return seconds of forward and backward alone, by batch and sequence.
 
     Where the rule has iterations whose all-reduces come after backward, those less all-reduces and update;
@@ -138,7 +138,7 @@ def computing(parts: Rows, name: str, free: float) -> dict[tuple[int, int], floa
 
 def predicted_s(parts: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:
     """Return (target rows,) iterations by a model."""
-    alone_s = computing(parts, name, free)
+    alone_s = compute_times(parts, name, free)
     at = target[CONFIGURATION].itertuples(index=False)
     return np.array([iteration_s(name, t, b, alone_s[n, t], free) for n, t, b in at])
 

@@ -46,7 +46,7 @@ MODELS = (
 """Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
 osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
 LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}  # by the look of their points
-EXPENSIVE = ", dear start-ups"  # behind a network's name in tables
+EXPENSIVE = ", expensive start-ups"  # behind a network's name in tables
 ADAFUSION = "adafusion:repaired"
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
 LINK = ["link", "ranks"]

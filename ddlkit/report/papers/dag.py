@@ -140,10 +140,10 @@ def _periods(framework: str, gpu: str, network: str) -> tuple[float, float, floa
     times, _, _ = dag_clusters.central().times(gpu, network, framework, WHOLE)
     # GPUs are equal: one is scheduled, with the messages of sixteen.
     times = replace(times, io_s=0.0)
-    unsent = replace(times, communication_s=0.0 * times.communication_s)
+    baseline = replace(times, communication_s=0.0 * times.communication_s)
     taken_s = [
         schedule(s_sgd(changed, dag.strategy(framework), iterations=4)).period_s
-        for changed in (times, unsent, replace(times, h2d_s=2 * times.h2d_s))
+        for changed in (times, baseline, replace(times, h2d_s=2 * times.h2d_s))
     ]
     return taken_s[0], float(times.communication_s.sum()), taken_s[1], taken_s[2]
 
@@ -151,7 +151,7 @@ def _periods(framework: str, gpu: str, network: str) -> tuple[float, float, floa
 @check("dag-cntk-exposed")
 def _cntk_exposed() -> Result:
     periods = [_periods("CNTK", *case) for case in product(CLUSTERS, NETWORKS)]
-    shares = [100 * (taken_s - unsent_s) / sent_s for taken_s, sent_s, unsent_s, _ in periods]
+    shares = [100 * (taken_s - baseline_s) / sent_s for taken_s, sent_s, baseline_s, _ in periods]
     return modelled(shares, "CNTK's graph, scheduled; three networks, both clusters")
 
 

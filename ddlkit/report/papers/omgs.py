@@ -143,7 +143,7 @@ def _scanned(
 
 
 @check("omgs-computing")
-def _computing() -> Result:
+def _compute_times() -> Result:
     topk_s, off = figures.printed().loc["ResNet-50", "topk_s"], figures.TOLERANCE
     parts = planned(Setting("ResNet-50", 1.0), "single", figures.cost_of("ResNet-50"))
     note = f"TopK-SGD's iteration in Table VI, give or take {off:.0%}, less selecting and sending (Eq 4)"

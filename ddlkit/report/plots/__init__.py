@@ -307,7 +307,7 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         corner = panel.grid.columns.get_loc(column), first
         ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
     inches = ax.bbox.width / ax.figure.dpi / grid.shape[1]
-    side = (30, "right") if max(map(len, grid)) > 13 * inches else (0, "center")
+    side = (30, "right") if max(map(len, grid)) > 11 * inches else (0, "center")
     plt.setp(ax.get_xticklabels(), rotation=side[0], ha=side[1], rotation_mode="anchor")
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")

@@ -166,7 +166,7 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
 
 def name_bars(ax: Axes, places: Sequence[float], names: Sequence[str], share: float) -> None:
     """Name groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
-    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / 0.06))  # inches
+    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / 0.075))  # inches
     if any(len(word) > letters for name in names for word in name.split()):
         ax.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
     else:

@@ -23,7 +23,7 @@ from torch import nn
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
@@ -236,8 +236,8 @@ class CopyEngine:
         """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
         current = torch.cuda.current_stream(self._device)
         directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
-        computing_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
-        copying_s = max(LEAST_COPIES_S, AS_LONG * computing_s)
+        compute_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
+        copying_s = max(LEAST_COPIES_S, AS_LONG * compute_s)
         line, inside = Marks(self._device), Marks(self._device)
         line.mark()
         for direction in directions:
@@ -303,7 +303,7 @@ def measure_beside(
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
     what = f"{', '.join(names)} beside communication"
-    with computing(what, device) as place, torch.no_grad():
+    with compute_on(what, device) as place, torch.no_grad():
         neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
         each = (rounds(name, scale, place, neighbour, ways, budget) for name in names)
         return all_or_partial("contention", itertools.chain.from_iterable(each))

@@ -27,7 +27,7 @@ from ddlkit.core.sparse import ELEMENT_BYTES, selected
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers.omgs.cluster import published_cost
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn, zoo
 from ddlkit.run.sessions import say
@@ -272,7 +272,7 @@ def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) ->
     "held_out". Raises UserError when the loss is no longer a number.
     """
     what = f"{network}, seed {seed}"
-    with computing(what, device, threads=threads) as place, torch.random.fork_rng():
+    with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, ranks=1)
         first = tuple(part[: recipe.held_out_images] for part in training.training)
         dense = [layer for layer in training.model.modules() if isinstance(layer, nn.Linear)]
@@ -349,7 +349,7 @@ def train_sparse(settings: SparseTraining) -> pd.DataFrame:
     task = TASKS[network]
     density = task.density if plan else 1.0
     exchange = partial(PlayedExchange, plan=plan, density=density, ranks=RANKS) if plan else None
-    with computing(what, "cpu", threads=1) as place, torch.random.fork_rng():
+    with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, RANKS, exchange)
         sizes = [p.numel() for p in training.model.parameters()]
         ends = plan.ends if plan else ()

@@ -107,7 +107,7 @@ class _Order:
 
 
 @contextmanager
-def computing(
+def compute_on(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
     """Compute ``what`` with this precision and this many CPU threads; afterwards as before.
@@ -155,10 +155,10 @@ def profile_layers(
     without hooks; and the samples as a table. On a GPU quantity "issue" is when the host had asked for all of
     an unhooked iteration, "graph_iteration" as of `_graph`.
 
-    Raises UserError for an unknown network, a batch below 1, and as `computing`.
+    Raises UserError for an unknown network, a batch below 1, and as `compute_on`.
     """
     slowest = peers.slowest if me else np.asarray
-    with computing(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
+    with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)

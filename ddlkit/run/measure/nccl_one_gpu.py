@@ -33,7 +33,7 @@ from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
 from ddlkit.run.measure.contention import Scale, kernel_rows, taking_turns
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import in_wheels
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
@@ -182,7 +182,7 @@ def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
     Kernels that took turns with the messages are left out. Raises UserError where all did.
     """
     measured = False
-    with computing("two ranks of NCCL", me.device), torch.no_grad():
+    with compute_on("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
         for name in settings.names:
             rows = beside(me.device, name, settings, ranks)

@@ -21,7 +21,7 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import selected
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.sessions import all_or_partial
 
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
@@ -80,7 +80,7 @@ def measure_selection(
     """
 
     def frames() -> Iterator[pd.DataFrame]:
-        with computing(f"selecting from {elements} elements on {device}", device) as place:
+        with compute_on(f"selecting from {elements} elements on {device}", device) as place:
             count = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
             random = torch.Generator(place).manual_seed(0)
             magnitudes = torch.randn(count, elements, generator=random, device=place).abs_()

@@ -25,7 +25,7 @@ from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.measure.layers import Training, computing
+from ddlkit.run.measure.layers import Training, compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.sessions import Unavailable
 
@@ -184,7 +184,7 @@ def measure_sharing(
     """
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
-    with computing(f"{network} at batch {batch} beside the stand-in", device) as place:
+    with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
         sending = SendingTraining(Training(network, batch, place, "fp32"), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
     return rows.assign(network=network, device=place.type, batch=batch, precision="fp32")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddlkit.core.units import KIB, MIB, format_bytes
 from ddlkit.run.clock import Action, Budget, Floats, flusher, measure_on, rows_by, sample_rows
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
@@ -44,7 +44,7 @@ def product_s(device: torch.device, precision: str, side: int, budget: Budget) -
     """Return (repeats,) seconds of one product of two side x side matrices."""
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
-    with computing(f"{count} x 3 matrices of {side} x {side} on {device}", device, precision):
+    with compute_on(f"{count} x 3 matrices of {side} x {side} on {device}", device, precision):
         shape = (count, 3, side, side)
         sets = [each.unbind() for each in torch.randn(shape, device=device, dtype=kind)]
 
@@ -89,7 +89,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         if large:
             raise Unavailable(reason)
 
-    with computing(f"pools of {format_bytes(max(fitting))} to copy between", device) as place:
+    with compute_on(f"pools of {format_bytes(max(fitting))} to copy between", device) as place:
         return all_or_partial("copies", frames())
 
 

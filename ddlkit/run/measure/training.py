@@ -23,7 +23,7 @@ from ddlkit.core.units import MIB, format_seconds
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run.clock import Budget, chrome_trace, measure, measure_on, synchronizer
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
-from ddlkit.run.measure.layers import computing
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.vitals import Usage, processor_times, processor_usage
 
@@ -71,7 +71,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
     Raises UserError where DDP follows no plan, for ranks that hold other gradients, and out of memory.
     """
-    with computing(f"training of {settings.network}", me.device, PRECISION):
+    with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}

@@ -131,17 +131,17 @@ def many(check: Check) -> Check:
     return check_all
 
 
-class _Told(UserError):
+class _Stated(UserError):
     """A wrong value that is named already."""
 
 
 def _checked(value: Any, check: Check) -> Any:
     try:
         return check(value)
-    except _Told:
+    except _Stated:
         raise
     except (ValueError, UserError) as error:
-        raise _Told(f"{shown(value)}: {error}") from None
+        raise _Stated(f"{shown(value)}: {error}") from None
 
 
 def network_of(value: Any) -> tuple[str, int]:
