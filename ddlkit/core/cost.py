@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -42,11 +42,14 @@ class Form(ABC):
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-            real = isinstance(value, (int, float, np.number)) or (
-                kind != "float" and isinstance(value, np.ndarray)
-            )
-            finite = real and not isinstance(value, bool) and np.all(np.abs(value) <= MOST)
-            self.check(finite, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}")
+            if isinstance(value, np.ndarray) and kind != "float":
+                right = bool(np.all(np.abs(value) <= MOST))
+            else:
+                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                right = number and abs(value) <= MOST
+            if not right:
+                wrong = f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
+                raise UserError(f"{self.form} cost: {wrong}")
 
     def check(self, right: Any, what: str) -> None:
         """Raise a UserError that says ``what`` must be, unless that is right."""
@@ -68,6 +71,7 @@ def described(kind: type[Form]) -> tuple[str, ...]:
 F = TypeVar("F", bound=Form)
 
 
+@cache
 def parameters(kind: type[Form]) -> dict[str, Any]:
     """Return a form's parameters and what each is annotated as, without what it holds for."""
     return {f.name: f.type for f in fields(kind) if not f.kw_only}
