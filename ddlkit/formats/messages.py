@@ -60,13 +60,6 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     return frame.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
-def device_of(path: Path) -> str | None:
-    """Return the name of the GPUs between which a log was taken; None where it, or they, do not say."""
-    text = "" if is_stamped(path) else files.read_text(path)
-    devices = set(read_log(text, str(path)).devices) if is_log(text) else set()
-    return devices.pop() if len(devices) == 1 else None
-
-
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
     """Return where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
