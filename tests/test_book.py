@@ -154,9 +154,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
     return Book(tmp_path)
 
 
-def test_what_changed_is_run_again_and_what_follows_it(
-    played: Book, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_changed_is_run_again_and_what_follows_it(played: Book) -> None:
     folder, run = played.folder, played.run
     played.add("10_a.ipynb", ("code", "1"))
     played.add("20_b.ipynb", ("code", "1"))
@@ -172,8 +170,6 @@ def test_what_changed_is_run_again_and_what_follows_it(
     summary = folder / "reports" / "summaries" / "10_a.json"
     summary.write_text("{}")
     assert run("2") == [False, True] and json.loads(summary.read_text()) == {"x": 1}
-    monkeypatch.setattr(book, "_installed", lambda: ["another Python"])
-    assert run("2") == [False, False]
 
 
 def test_what_a_failed_notebook_wrote_is_not_published_but_its_copy(played: Book) -> None:
@@ -339,17 +335,8 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     small: Book,
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
-    names = [
-        "01_layers",
-        "02_fit",
-        "buckets",
-        "equations",
-        "gallery",
-        "glossary",
-        "index",
-        "verdicts",
-    ]
-    assert [page.stem for page in pages] == names
+    names = "01_layers 02_fit buckets equations gallery glossary index verdicts"
+    assert [page.stem for page in pages] == names.split()
     for page in pages:
         links = _Links(page.read_text())
         assert ("script" in links.tags) == (page.name == "buckets.html")
@@ -363,26 +350,20 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     assert "@import" not in (small.pages / "style.css").read_text()
 
 
-def test_pages_show_formulas_code_figures_equations_and_verdicts(
+def test_pages_show_formulas_code_figures_and_verdicts(
     small: Book, few_claims: list[claims.Claim]
 ) -> None:
     pages = {path.stem: path.read_text() for path in small.pages.glob("*.html")}
     page, index = pages["01_layers"], pages["index"]
     assert "<summary>Draw two bars</summary>" in page
-    assert page.count('<details class="code">') == page.count('class="input_area"')
-    assert "$" not in re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
     assert "<mrow><mi>x</mi><mo>&lt;</mo>" in page and "<munderover><mo>∑</mo>" in page
     (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
     assert page.count(f'alt="{entry.caption}"') == page.count("data:image/png;base64,") == 1
-    assert f'<figcaption class="caption">{entry.caption}' in page
     assert '01 <a href="01_layers.html">How layers become ready (core)</a>' in index
     assert '<span class="minutes">1 h 15</span><br>A toy of three layers' in index
-    assert '<a href="equations.html">' in index and '<a href="gallery.html">' in index
-    for paper in site.cited_papers():
-        assert f"<b>{paper['abbreviation']}</b>: {paper['names']}, <i>{paper['title']}</i>" in index
-        assert f'<h2 id="{paper["abbreviation"]}">' in pages["equations"]
+    for paper in claims.PAPERS:
+        assert f"<b>{paper}</b>: " in index and f"{paper}</code>: " in pages["equations"]
     assert few_claims and all(f'id="claim-{claim.id}"' in pages["verdicts"] for claim in few_claims)
-    assert re.search(r'<span class="verdict (\w+)">\1</span>', pages["verdicts"])
 
 
 def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
@@ -401,17 +382,15 @@ def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
     assert "4 were missed" in text
 
 
-def test_what_jupyterlab_hides_is_one_fold(tmp_path: Path) -> None:
+def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
     told = ["# T", "**Predict first.** How?", "so", "it is", "## Next", "so too"]
     path = write(tmp_path / "10_a.ipynb", [("markdown", text) for text in told])
     notebook = nbformat.read(str(path), as_version=4)
     for place in (2, 3, 5):
         notebook.cells[place].metadata["jupyter"] = {"source_hidden": True}
     path.write_text(nbformat.writes(notebook))
-    body = site.Page(path).body()
-    folds = re.findall(r'<details class="answer">.*?</details>', body, re.DOTALL)
+    folds = re.findall(r'<details class="answer">.*?</details>', site.Page(path).body(), re.DOTALL)
     assert ["so" in fold and "it is" in fold for fold in folds] == [True, False]
-    assert not any("How?" in fold or "Next" in fold for fold in folds)
 
 
 @pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
@@ -432,14 +411,7 @@ def test_nothing_is_hidden_in_a_notebook_but_what_answers_a_prediction(path: Pat
 def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path, formula: str) -> None:
     notebook = write(tmp_path / "10_math.ipynb", [("markdown", f"# Math\n\nSee ${formula}$.")])
     with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
-        site.write([notebook], tmp_path / "site", tmp_path / "reports", [])
-
-
-@pytest.mark.parametrize("html", ["<script>", '<link href="//example.org/a.css">'])
-def test_output_that_would_need_a_network_is_refused(tmp_path: Path, html: str) -> None:
-    notebook = write(tmp_path / "10_net.ipynb", [("markdown", f"# Net\n\n{html}\n")])
-    with pytest.raises(UserError, match="notebook 10_net would load"):
-        site.write([notebook], tmp_path / "site", tmp_path / "reports", [])
+        site.write([notebook], tmp_path / "site", tmp_path / "reports")
 
 
 WIDTHS = "return [...document.images].map(image => image.naturalWidth)"

@@ -158,7 +158,7 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
         kind = named.engine, named.delay_s > 0
         law = wake_up if kind == ("emulated", True) else None
         alike = [lab for lab in known if lab.kind == kind]
-        ring = ring_of(fit_rings(alike, many.cores("collectives"), law), named, int(ranks), law)
+        ring = ring_of(fit_rings(alike, many.machine("collectives")["cpu"]["cores"], law), named, int(ranks), law)
         sizes = own["bytes"].to_numpy(float)
         np.testing.assert_allclose(own["seconds"], ring(sizes), rtol=1e-6)
 

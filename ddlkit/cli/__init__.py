@@ -198,13 +198,10 @@ def book(arguments: argparse.Namespace) -> None:
 @command(
     "list or check the catalog of figures and tables",
     flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md and docs/commands.md"),
+    flag("--write", "write reports/FIGURES.md and docs/EQUATIONS.md"),
     arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
 )
 def figures(arguments: argparse.Namespace) -> int:
-    from ddlkit import store
-    from ddlkit.report import catalog, manual
+    from ddlkit.report import catalog
 
-    if arguments.write:
-        store.atomic_write_text(manual.PAGE, manual.page(_parser()))
     return catalog.command(check=arguments.check, write=arguments.write, reports=arguments.reports)

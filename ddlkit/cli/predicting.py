@@ -101,7 +101,7 @@ def fit(arguments: argparse.Namespace) -> None:
 
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
-    from ddlkit.report.doubts import Measured
+    from ddlkit.report.fits import Measured
 
     wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks", "place")}
     sizes, seconds, said = messages.read_bytes_seconds(arguments.file, **wanted)
@@ -173,7 +173,7 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
     from ddlkit import formats, store
     from ddlkit.model import forecast, make_plan
-    from ddlkit.report.doubts import doubts
+    from ddlkit.report.fits import doubts
 
     if bool(arguments.cost) == bool(arguments.collectives):
         raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
@@ -222,7 +222,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
-    from ddlkit.report.doubts import Measured
+    from ddlkit.report.fits import Measured
     from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
@@ -249,7 +249,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     from ddlkit import store
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
-    from ddlkit.report.doubts import Measured
+    from ddlkit.report.fits import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}

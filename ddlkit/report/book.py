@@ -19,11 +19,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import psutil
 
 import ddlkit
 from ddlkit import store
@@ -106,29 +106,30 @@ def run(
         few = f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
         raise UserError(f"{few}: ulimit -n {FILES}")
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
-    common = [*_installed(), _digest(package, *map(_files, inputs)), data]
+    common = [sys.version, *sorted({f"{p.name} {p.version}" for p in metadata.distributions()})]
+    common += [_digest(*package, *chain(*map(_files, inputs))), data]
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
-            cells = [cell.source for cell in nbformat.read(str(notebook), as_version=4).cells]
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
-            others = _digest([*earlier, exercises.SOLUTIONS / notebook.name])
-            state = hashlib.sha256(json.dumps([*common, others, *cells]).encode()).hexdigest()
+            others = _digest(*earlier, exercises.SOLUTIONS / notebook.name)
+            state = hashlib.sha256(json.dumps([*common, others]).encode()).hexdigest()
             name = f"book: [{number}/{len(chosen)}] {notebook.stem}"
-            runs.append(_Run(notebook, data, executed, reports, state, name, folder / str(number)))
+            runs.append(_Run(notebook, executed, reports, state, name, folder / str(number)))
         kept = [run.is_kept() for run in runs]
         waiting = [run for run, is_there in zip(runs, kept, strict=True) if not is_there]
         working: list[_Run] = []
         try:
             while waiting or working:
                 while waiting and len(working) < at_once:
+                    waiting[0].start(data)
                     working.append(waiting.pop(0))
-                    working[-1].start()
                 time.sleep(POLL_S)
                 working = [run for run in working if not run.is_done(timeout_s)]
         finally:
             for run in working:
-                run.end()
+                run.process.kill()  # a kernel ends when its parent has
+                run.process.communicate()
     return kept
 
 
@@ -140,86 +141,70 @@ class _Run:
     """
 
     notebook: Path
-    data: str
     executed: Path
     reports: Path
     state: str
     name: str
     place: Path
-    process: subprocess.Popen[bytes] | None = None
-    begun_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._note = self.executed / f"{self.notebook.stem}.json"
+        self.copy = self.executed / self.notebook.name
+        self.note = self.copy.with_suffix(".json")
 
     def _tell(self, words: str) -> None:
         print(f"{self.name} {words}", file=sys.stderr, flush=True)
 
-    def _path(self, name: str) -> Path:
-        return (self.executed if name == self.notebook.name else self.reports) / name
+    def _made(self, names: Iterable[str]) -> dict[str, str]:
+        paths = {name: self.reports / name if name else self.copy for name in names}
+        return {name: store.sha256_file(path) for name, path in paths.items() if path.is_file()}
 
     def is_kept(self) -> bool:
         """Return whether all that an earlier run of the same made is there."""
-        note = json.loads(self._note.read_text(encoding="utf-8")) if self._note.is_file() else {}
-        made = {name: _digest([self._path(name)], names=False) for name in note.get("made", ())}
-        if note.get("state") != self.state or note["made"] != made:
+        note = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
+        if note.get("state") != self.state or note["made"] != self._made(note["made"]):
             return False
         self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
-    def start(self) -> None:
+    def start(self, data: str) -> None:
         """Begin a process that runs it by `execute`, and ends when this one does."""
         self._tell("...")
-        atomic_write(self._note, b"{}")
+        atomic_write(self.note, b"{}")
         (self.place / "reports").mkdir(parents=True)
         paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
-        switches = {
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
             outputs.REPORTS_VARIABLE: f"{self.place}/reports",
             exercises.SOLVED_VARIABLE: "1",
         }
-        environment = {**os.environ, **switches, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), self.data]
-        pipe, self.begun_s = subprocess.PIPE, time.monotonic()
+        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), data]
+        self.begun_s = time.monotonic()
         with open(self.place / "log", "wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=self.place, env=environment, stdin=pipe, stdout=log, stderr=log
-            )
+            how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
+            self.process = subprocess.Popen(command, cwd=self.place, env=environment, **how)
 
     def is_done(self, timeout_s: float) -> bool:
         """Return whether it has ended; all it wrote is then in place. Raises UserError where it failed."""
-        assert self.process is not None
         seconds, status = time.monotonic() - self.begun_s, self.process.poll()
         if status is None and seconds <= timeout_s:
             return False
-        written, name = self.place / "reports", self.notebook.name
-        files = {path.relative_to(written).as_posix(): path for path in _files(written)}
-        files = files if status == 0 else {}  # of what failed only the copy is of use
-        if (copy := self.place / COPY).is_file():
-            files[name] = copy
-        made = {path: _digest([source], names=False) for path, source in files.items()}
-        for path, source in files.items():
-            if _digest([self._path(path)], names=False) != made[path]:
-                atomic_write(self._path(path), source.read_bytes())
+        if (copied := self.place / COPY).is_file():
+            atomic_write(self.copy, copied.read_bytes())
         if status != 0:
             log = (self.place / "log").read_text(encoding="utf-8", errors="replace").split("\n")
             what = next((line for line in reversed(log) if line.strip()), _ending(status))
             if status is None:
                 what = f"took longer than {units.format_seconds(timeout_s)}: it was ended"
-            raise UserError(f"notebook {name}: {what} (see {self._path(name)})")
-        note = {"state": self.state, "seconds": seconds, "made": made}
-        store.atomic_write_text(self._note, json.dumps(note, indent=1) + "\n")
+            raise UserError(f"notebook {self.notebook.name}: {what} (see {self.copy})")
+        written = self.place / "reports"
+        files = {path.relative_to(written).as_posix(): path for path in _files(written)}
+        for name, path in files.items():
+            atomic_write(self.reports / name, path.read_bytes())
+        note = {"state": self.state, "seconds": seconds, "made": self._made(["", *files])}
+        store.atomic_write_text(self.note, json.dumps(note, indent=1) + "\n")
         self._tell(f"done in {units.format_seconds(seconds)}")
         return True
-
-    def end(self) -> None:
-        """End its process and its kernel, if they are there."""
-        if self.process is None:
-            return
-        with suppress(psutil.NoSuchProcess):
-            for kernel in psutil.Process(self.process.pid).children(recursive=True):
-                kernel.kill()
-        self.process.kill()
-        self.process.communicate()
 
 
 def execute(notebook: str, data: str) -> str:
@@ -270,18 +255,10 @@ def _files(path: Path) -> Iterable[Path]:
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
-def _digest(*groups: Iterable[Path], names: bool = True) -> str:
+def _digest(*paths: Path) -> str:
     """Return the SHA-256 over the contents of files, and their names."""
-    digest = hashlib.sha256()
-    for group in groups:
-        for path in sorted(p for p in group if p.is_file()):
-            digest.update(f"{path if names else ''} {store.sha256_file(path)}\n".encode())
-    return digest.hexdigest()
-
-
-def _installed() -> list[str]:
-    """Return this Python, and every package that it finds with its version."""
-    return [sys.version, *sorted({f"{p.name} {p.version}" for p in metadata.distributions()})]
+    lines = [f"{path} {store.sha256_file(path)}" for path in sorted(paths) if path.is_file()]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 if __name__ == "__main__":

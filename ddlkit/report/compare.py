@@ -42,10 +42,11 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
     for machine, source in sources.items():
         timed = pd.concat([_products(source), _copies(source)]).assign(machine=machine)
         fastest = timed.groupby(place)["rate"].max().rename("peak").reset_index()
+        model = next((gpu["model"] for gpu in source.machine("peaks").get("gpus", ())), "")
         for row in fastest.query("device == 'cuda'").itertuples():
             copies = row.unit == "B/s"
             name = "memory_bytes_per_s" if copies else f"{row.precision}_flops_per_s"
-            if (sheet := store.datasheet(source.gpu("peaks"), name)) > 0:
+            if (sheet := store.datasheet(model, name)) > 0:
                 fastest.loc[row.Index, "peak"] = sheet
         run = steps(source).query("ranks == 1 and network in @networks")
         titles = "step of " + run["network"].map(store.network_title)

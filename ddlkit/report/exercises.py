@@ -7,7 +7,6 @@ runs in a copy of the notebook's names and sets
 ``answer_1``    a number, a list of numbers, a function, or three points, a line each (readers compare)
 ``expected_1``  of a function: another one, mostly the package's, that gives what it should
 ``cases_1``     of a function: the arguments with which both are called
-``tolerance_1`` the relative difference that is right, 2% where it is not said
 ``fault_1``     where many answers are right: a function that says what is wrong with one, "" of a right one
 ``wrong_1``     at least three plausible wrong answers, but of a text
 
@@ -19,8 +18,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +32,8 @@ SOLVED_VARIABLE = "DDLKIT_EXERCISES_SOLVED"
 """Set where exercises are answered by their own solutions."""
 WRONG = 3
 """Wrong answers that a checker is tried with, at least."""
-HINT_AFTER = 2
-"""Wrong tries before the hint."""
-_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%?)", re.IGNORECASE)
+TOLERANCE = 0.02
+"""Relative difference within which a number is right."""
 
 
 class Solution(NamedTuple):
@@ -58,16 +54,11 @@ def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
     return {number: Solution(*map(sources.__getitem__, kinds)) for number, kinds in tags.items()}
 
 
-class Malformed(str):
-    """The end of a sentence: why something is no answer, which is not counted as a try."""
-
-
 class Judge:
-    """Says whether answers to a notebook's exercises are right; counts the wrong ones."""
+    """Says whether answers to a notebook's exercises are right."""
 
     def __init__(self, notebook: str, names: dict[str, Any], folder: Path = SOLUTIONS) -> None:
-        self.notebook, self.names = notebook, names
-        self.solutions, self.wrong = read(notebook, folder), Counter[int]()
+        self.notebook, self.names, self.solutions = notebook, names, read(notebook, folder)
 
     def __call__(self, number: int, answer: Any) -> None:
         """Print what to say to ``answer``; None asks for one. Raises UserError for an unknown exercise."""
@@ -78,28 +69,19 @@ class Judge:
         if answer is None and not by_solution:
             print(f"Exercise {number}: replace None by your answer and run this cell again.")
             return
+        hint, solution, explanation = self.solutions[number]
         names = dict(self.names)
-        exec(self.solutions[number].solution, names)
+        exec(solution, names)
         key = Key(**{n: names[f"{n}_{number}"] for n in Key._fields if f"{n}_{number}" in names})
-        fault = key.refusal(key.answer if answer is None else answer)
-        if by_solution and (why := f"the solution {fault}" if fault else key.weakness()):
+        wrong = key.refusal(key.answer if answer is None else answer)
+        if by_solution and (why := f"the solution {wrong}" if wrong else key.weakness()):
             raise UserError(f"{self.notebook}: exercise {number}: {why}")
-        print(f"Exercise {number}: {self._reply(number, key, fault)}")
-
-    def _reply(self, number: int, key: Key, fault: str) -> str:
-        solution = self.solutions[number]
-        if isinstance(fault, Malformed):
-            return f"your answer {fault}."
-        if fault:
-            self.wrong[number] += 1
-            hint = f"\nHint: {solution.hint}" if self.wrong[number] >= HINT_AFTER else ""
-            return f"your answer {fault}; try again.{hint}"
-        if isinstance(key.answer, str):
-            return f"does yours say these three things?\n{key.answer.strip()}"
-        if callable(key.answer) or key.fault is not None:  # one of many that are right
-            return f"right. {solution.explanation}"
-        values = ", ".join(f"{value:.4g}" for value in np.atleast_1d(key.answer))
-        return f"right ({values}). {solution.explanation}"
+        reply = f"right. {explanation}"
+        if wrong:
+            reply = f"your answer {wrong}; try again.\nHint: {hint}"
+        elif isinstance(key.answer, str):
+            reply = f"does yours say these three things?\n{key.answer.strip()}"
+        print(f"Exercise {number}: {reply}")
 
 
 class Key(NamedTuple):
@@ -108,15 +90,13 @@ class Key(NamedTuple):
     answer: Any
     expected: Any = None
     cases: Any = ()
-    tolerance: float = 0.02
     wrong: Any = ()
     fault: Any = None
 
     def weakness(self) -> str:
         """Return why the solution judges too little: a wrong answer is accepted, or too few are tried."""
         if isinstance(self.answer, str):
-            points = [line for line in self.answer.splitlines() if line.strip()]
-            return "" if len(points) == WRONG else "give three points to compare with, a line each"
+            return ""
         if len(self.wrong) < WRONG:
             return f"wrong has fewer than {WRONG} wrong answers"
         accepted = [place for place, answer in enumerate(self.wrong, 1) if not self.refusal(answer)]
@@ -124,64 +104,43 @@ class Key(NamedTuple):
 
     def refusal(self, given: Any) -> str:
         """Return what is wrong with an answer, as the end of a sentence; empty where it is right."""
-        if callable(self.answer) and not callable(given):
-            return Malformed("is not a function: write one, and give its name")
-        if isinstance(self.answer, str) and self.fault is None:
-            return "" if str(given).strip() else Malformed("is not a text")
         try:
             if self.fault is not None:
                 return str(self.fault(copy.deepcopy(given)))
-            if callable(self.answer):
-                return self._fault_function(given)
+            if isinstance(self.answer, str):
+                return "" if str(given).strip() else "is empty"
+            if not callable(self.answer):
+                return _difference(numbers(given), numbers(self.answer), TOLERANCE)
+            for case in self.cases:
+                wanted, values = _flat(self.expected(*case)), _flat(given(*copy.deepcopy(case)))
+                if difference := _difference(values, wanted, 1e-9):
+                    return f"{difference} for {', '.join(map(str, case))[:200]}"
         except Exception as error:  # whatever a reader's answer does is said to the reader
             return f"raises {type(error).__name__} ({error})"
-        return self._fault_numbers(given)
-
-    def _fault_numbers(self, given: Any) -> str:
-        try:
-            values = numbers(given)
-        except ValueError as error:
-            return Malformed(error)
-        right = np.atleast_1d(np.asarray(self.answer, float))
-        if values.shape != right.shape:
-            return Malformed(f"has {values.size} of {right.size} numbers")
-        near = np.isclose(values, right, rtol=self.tolerance, atol=1e-12)
-        if near.all():
-            return ""
-        place = int(np.argmin(near))
-        side = "high" if values[place] > right[place] else "low"
-        where = "" if near.size == 1 else f", at place {place + 1},"
-        return f"{values[place]:.4g}{where} is too {side}"
-
-    def _fault_function(self, given: Any) -> str:
-        for case in self.cases:
-            wanted, values = _flat(self.expected(*case)), _flat(given(*copy.deepcopy(case)))
-            if values.shape != wanted.shape or not np.allclose(values, wanted, rtol=1e-9):
-                with np.printoptions(precision=4, threshold=8):
-                    what = f"gives {values} instead of {wanted} for "
-                    return what + ", ".join(map(str, case))[:200]
         return ""
 
 
-def numbers(given: Any) -> Any:
-    """Return (k,) floats of a number, of text as "74%", or of a list of those.
+def _difference(values: Any, wanted: Any, tolerance: float) -> str:
+    """Return where numbers (k,) differ from those (n,) that are wanted, as the end of a sentence."""
+    if values.shape != wanted.shape:
+        return f"has {values.size} of {wanted.size} numbers"
+    (far,) = np.nonzero(~np.isclose(values, wanted, rtol=tolerance, atol=1e-12))
+    if not far.size:
+        return ""
+    side = "high" if values[far[0]] > wanted[far[0]] else "low"
+    return f"has {values[far[0]]:.4g} at place {far[0] + 1}, which is too {side}"
 
-    Raises ValueError with the end of a sentence that says what is wrong.
+
+def numbers(given: Any) -> Any:
+    """Return (k,) floats of a number, of text as "74%", or of a list of those. Raises ValueError.
 
     >>> numbers("74%").tolist(), numbers([1, "2.5"]).tolist()
     ([0.74], [1.0, 2.5])
     """
-    values = []
-    many = given if isinstance(given, list | tuple | np.ndarray) else [given]
-    for value in np.asarray(many, object).ravel():
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number | str):
-            raise ValueError(f"is a {type(value).__name__}: give a number")
-        match = _NUMBER.fullmatch(str(value).strip())
-        number = float(match[1]) / (100 if match[2] else 1) if match else np.nan
-        if not np.isfinite(number):
-            text = repr(value).strip()[:40]
-            raise ValueError(f"{text} is not a finite number: write 0.74 or 74%, without a unit")
-        values.append(number)
+    texts = [str(value).strip() for value in np.asarray(given, object).ravel()]
+    values = [float(text.removesuffix("%")) / (100 if "%" in text else 1) for text in texts]
+    if not np.isfinite(values).all():
+        raise ValueError(f"{', '.join(texts)[:40]} is not finite")
     return np.array(values)
 
 

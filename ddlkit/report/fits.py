@@ -1,22 +1,25 @@
-"""How well forms of a message cost hold on measured times, at sizes held out of their fits."""
+"""What should be known of a message cost: how well forms hold at sizes held out, and what it lacks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
+from ddlkit.core.cost import MessageCost, Table
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import SIMPLE_FIRST, Fit, Unseen, chosen_because, fit, unseen_by_form
-from ddlkit.core.units import MIB
+from ddlkit.core.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 SMALL_TO = 25 * MIB
 """Below it are the messages that DistributedDataParallel sends of itself."""
+_BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
+"""What the programs that time messages send them between."""
 
 
 class Comparison(NamedTuple):
@@ -65,3 +68,61 @@ def page(table: DataFrame) -> str:
     heads = ("held out", "median", "worst", "< 25 MiB", ">= 1 MiB")
     named = table.set_axis(heads, axis=1).rename_axis(None)
     return named.to_string(float_format="{:.2%}".format, na_rep="-") + "\n"
+
+
+class Measured(NamedTuple):
+    """What is known of the messages that a cost was fitted to; ``between`` is "GPUs" or "processors"."""
+
+    from_bytes: float | None = None
+    to_bytes: float | None = None
+    between: str | None = None
+
+    @classmethod
+    def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
+        """Return what is known of messages of those sizes (n,), timed by those backends or programs.
+
+        >>> Measured.of([1024, 4096], "nccl")
+        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
+        """
+        between = {_BETWEEN[name] for name in programs if name in _BETWEEN}
+        where = between.pop() if len(between) == 1 else None
+        return cls(float(np.min(sizes)), float(np.max(sizes)), where)
+
+    @classmethod
+    def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
+        """Return what ``ddlkit fit --json`` wrote; of a table by hand, its own sizes; else nothing."""
+        given = cls(*(description.get("fit", {}).get(name) for name in cls._fields))
+        are_sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
+        if not are_sizes or not isinstance(given.between, str | None):
+            raise UserError(
+                f"the cost's fit says {shown(tuple(given))}: sizes and a name: fit again"
+            )
+        if given.from_bytes is None and isinstance(cost, Table):
+            return cls.of(cost.bytes)._replace(between=given.between)
+        return given
+
+
+def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
+    """Yield where profile and cost do not fit together, a line each.
+
+    device : of the profile, "cpu" or a GPU's name; n_bytes : (G,) sizes of the messages that are predicted
+    """
+    if cost.collective != "all_reduce" and not cost.selects:
+        yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
+    computed = "processors" if device == "cpu" else "GPUs"
+    if device not in ("", "unknown") and measured.between not in (None, computed):
+        yield (
+            f"the profile is of {computed} ({device}), the messages were timed between "
+            f"{measured.between}: measure both on the same devices"
+        )
+    if measured.from_bytes is None or measured.to_bytes is None:
+        return
+    sizes = np.asarray(n_bytes, dtype=float)
+    outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
+    if outside.size:
+        sent = " to ".join(dict.fromkeys(map(format_bytes, (outside.min(), outside.max()))))
+        fitted = f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
+        yield (
+            f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "
+            f"measured ({fitted}): their time is extrapolated, measure such sizes too"
+        )

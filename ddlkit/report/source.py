@@ -7,18 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
-from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.core.workload import Floats, LayerProfile, Workload
 from ddlkit.model.predictor import scatter_of
-
-Floats = NDArray[np.float64]
 
 # Directories of campaigns beside a machine's other recordings.
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
@@ -26,8 +22,7 @@ REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campa
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
-LABS, STEPPED_LABS, ECHOES = "labs-open", "labs", "labs-echo"
-SHARING, QUICK = "sharing", "campaign-quick"
+LABS, ECHOES = "labs-open", "labs-echo"
 ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded
 
@@ -120,24 +115,16 @@ class Source:
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
 
-    def _machine(self, kind: str) -> dict[str, Any]:
+    def machine(self, kind: str) -> dict[str, Any]:
+        """Return the machine that the first table of ``kind`` was measured on, as its stamp has it."""
         return dict(store.load_stamp(self._files(kind)[0])["machine"])
-
-    def cores(self, kind: str) -> int:
-        """Return the cores of the machine that the first table of ``kind`` was measured on."""
-        return int(self._machine(kind)["cpu"]["cores"])
-
-    def gpu(self, kind: str) -> str:
-        """Return the GPU's model where the first table of ``kind`` was measured; "" without one."""
-        gpus = self._machine(kind).get("gpus", [])
-        return str(gpus[0]["model"]) if gpus else ""
 
     def begun(self, kind: str) -> datetime:
         """Return when the first table of ``kind`` was saved: what was decided later may have seen it."""
         return min(datetime.fromisoformat(store.load_stamp(p)["time"]) for p in self._files(kind))
 
     def profile(self, network: str) -> LayerProfile:
-        """Return the fp32 profile of a network on one rank alone: the first by directory, then file name."""
+        """Return the first fp32 profile of a network on one rank alone."""
         for path in self._files("layers"):
             rows = store.load_table(path, "layers").query(f"network == @network and {ALONE}")
             if len(rows):
@@ -148,23 +135,25 @@ class Source:
         """Return the names of those that `profile` finds, sorted."""
         return sorted(self.table("layers").query(ALONE)["network"].unique())
 
-    def profiles(self) -> dict[Path, LayerProfile]:
-        """Return every profile in any directory, also of a name that an earlier directory has."""
+    def _profiles(self) -> dict[Path, LayerProfile]:
         paths = [store.list_tables(directory, "layers-*.csv") for directory in self.directories]
         return {path: store.read_profile(path) for those in paths for path in those}
 
     def workloads(self) -> dict[str, Workload]:
-        """Return every profile as a workload, by the hash that a Case carries."""
-        return {profile.sha256: profile.workload() for profile in self.profiles().values()}
+        """Return every profile in any directory as a workload, by the hash that a Case carries."""
+        return {profile.sha256: profile.workload() for profile in self._profiles().values()}
 
     def compute_scatter(self) -> dict[str, Floats]:
         """Return iterations over their median by profile's hash, of every profile whose samples were kept."""
-        scatter = {}
-        for path, profile in self.profiles().items():
-            samples = path.with_name(path.name.replace("layers-", "samples-", 1))
-            if store.has_table(samples):
-                scatter[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
-        return scatter
+        pairs = {
+            path.with_name(path.name.replace("layers-", "samples-", 1)): profile.sha256
+            for path, profile in self._profiles().items()
+        }
+        return {
+            sha256: scatter_of(store.load_table(path, "samples"))
+            for path, sha256 in pairs.items()
+            if store.has_table(path)
+        }
 
     @property
     def alone(self) -> Source:
@@ -177,11 +166,8 @@ class Source:
         return {times.sha256: times for times in map(store.read_selection_times, paths)}
 
     def timeline(self, case: str) -> Timeline:
-        """Return the measured or replayed timeline of a case. Raises UserError when none was kept."""
-        rows = self.table("timeline")
-        rows = rows[rows["case"] == case]
-        if rows.empty:
-            raise UserError(f"no timeline of case {case} was recorded")
+        """Return the measured or replayed timeline of a case; of one that none was kept of, an empty one."""
+        rows = self.table("timeline").query("case == @case")
         return Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
 
 
@@ -225,28 +211,23 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name.
-
-    With LABS come those of STEPPED_LABS.
-    """
+    """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name."""
     place = _place(data, name, "collectives", "echoes")
-    return Source((place, *([place.with_name(STEPPED_LABS)] if place.name == LABS else [])))
+    return Source((place, *([place.with_name("labs")] if place.name == LABS else [])))
 
 
 def open_sharing(data: str = "") -> Source | None:
     """Return training beside its messages on one machine: in ``data``, else the first recorded, or None."""
     named = store.RECORDED / data if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob("*/"))
-    places = [named / SHARING, named] if data else []
-    sources = [Source((at,)) for at in [*places, *recorded, *(at / SHARING for at in recorded)]]
+    roots = [*([named / "sharing", named] if data else []), *recorded]
+    sources = [Source((at,)) for at in [*roots, *(at / "sharing" for at in recorded)]]
     return next((source for source in sources if source.has("sharing_iterations")), None)
 
 
 def live_campaign(data: str = "") -> Source | None:
     """Return the quick campaign measured here, in ``data`` or build/measured; None without one."""
-    if data in {path.name for path in store.list_recorded()}:
-        return None
-    place = (Path(data) if data else store.BUILD / "measured") / QUICK
+    place = (Path(data) if data else store.BUILD / "measured") / "campaign-quick"
     return open_campaign(str(place)) if Source((place,)).has("runs") else None
 
 

@@ -22,7 +22,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, equations, exercises, outputs, papers
+from ddlkit.report import catalog, exercises, outputs, papers
 from ddlkit.report.plots.style import look
 from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
@@ -33,53 +33,35 @@ GLOSSARY = store.ROOT / "docs" / "GLOSSARY.md"
 LINKED = "(../docs/GLOSSARY.md"
 """How a notebook links to the glossary, which works in JupyterLab too."""
 
-_REMOTE = re.compile(
-    r"<script\b|<(?:img|link|iframe|source|video|audio)\b[^>]*?(?:src|href)\s*=\s*[\"']?(?:https?:)?//[^\s\"'>]*"
-    r"|@import|url\(\s*[\"']?(?:https?:)?//[^\s\"')]*",
-    re.IGNORECASE,
-)
-
 _NUMBERS = re.compile(r'(<a href=")[^"]*(figures/[a-z0-9_-]+\.csv">)')
 """A link from where a notebook works to what was plotted, which lies beside the pages too."""
 
-COMMENT = r"\A\s*#+ *(.+)$"
-"""What a folded cell is called by: its leading comment."""
 FOLD = '<details class="answer"><summary>Your prediction is written down? What came out</summary>'
 
 
-def write(
-    executed: Sequence[Path],
-    folder: Path,
-    reports: Path,
-    entries: Sequence[catalog.Entry] | None = None,
-) -> Path:
+def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     """Write the pages, and the figures of ``reports`` beside them; return the start page.
 
-    Raises UserError naming the notebook for a formula that cannot be shown offline and for output that would
-    load something from a network.
+    Raises UserError naming the notebook for a formula that cannot be shown offline.
     """
-    entries = catalog.load() if entries is None else entries
-    pages = [Page(path) for path in executed]
+    entries, pages = catalog.load(), [Page(path) for path in executed]
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     for entry in figures:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
-    listed = equations.index()
-    coded, total = equations.counts(listed)
+    citation = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     values = {
         **_outcomes(reports),
         "pages": pages,
         "entries": entries,
         "figures": figures,
         "planned": [entry for entry in entries if entry not in figures],
-        "papers": cited_papers(),
-        "equations": listed.to_dict("records"),
-        "coded": coded,
-        "total": total,
+        "papers": yaml.safe_load(citation)["references"],
     }
-    names = ("index.html", "gallery.html", "equations.html", "verdicts.html", "style.css")
+    names = ("index.html", "gallery.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **values) for name in names}
-    texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
+    texts |= {"buckets.html": bucket_page(), "glossary.html": document_page(GLOSSARY)}
+    texts["equations.html"] = document_page(catalog.EQUATIONS)
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(), **around)
@@ -94,10 +76,10 @@ def bucket_page() -> str:
     return _render("buckets.html", cases=buckets.cases(), colours=colours)
 
 
-def glossary_page() -> str:
-    """Return docs/GLOSSARY.md as a page, with a place to link to at each of its headings."""
-    body = _to_html(GLOSSARY.read_text(encoding="utf-8"))
-    return _render("page.html", title="Glossary", body=body)
+def document_page(path: Path) -> str:
+    """Return a page of docs/; what is not on the site is not linked to."""
+    text = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+    return _render("page.html", title=_first(r"^# (.+)$", text), body=_to_html(text))
 
 
 def reproduction(reports: Path) -> str:
@@ -115,19 +97,6 @@ def _outcomes(reports: Path) -> dict[str, Any]:
     return {"summaries": outputs.read_summaries(reports), "verdicts": verdicts, "counts": counts}
 
 
-def cited_papers() -> list[dict[str, Any]]:
-    """Return the papers that CITATION.cff lists: abbreviation, title, year, names, venue, doi."""
-    text = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    listed = yaml.safe_load(text)["references"]
-    for paper in listed:
-        families = [author["family-names"] for author in paper["authors"]]
-        paper["names"] = " and ".join(families) if len(families) < 3 else f"{families[0]} et al."
-        paper["venue"] = paper.get("conference", {}).get("name", "")
-        paper.setdefault("year", "")
-        paper.setdefault("doi", "")
-    return list(listed)
-
-
 def _render(template: str, **values: Any) -> str:
     """Return a rendered template; a page escapes every value that it does not mark safe."""
     environment = jinja2.Environment(
@@ -135,9 +104,7 @@ def _render(template: str, **values: Any) -> str:
     )
     environment.filters |= {
         "number": outputs.format_number,
-        "quantity": outputs.format_quantity,
         "percent": "{:.1%}".format,
-        "signed": "{:+.1%}".format,
         "duration": format_minutes,
     }
     return environment.get_template(template).render(
@@ -146,15 +113,9 @@ def _render(template: str, **values: Any) -> str:
 
 
 def format_minutes(minutes: int) -> str:
-    """Return minutes for readers.
-
-    >>> format_minutes(45), format_minutes(150), format_minutes(180)
-    ('45 min', '2 h 30', '3 h')
-    """
+    """Return minutes for readers, as in "45 min", "2 h 30" and "3 h"."""
     hours, rest = divmod(minutes, 60)
-    if not hours:
-        return f"{rest} min"
-    return f"{hours} h {rest:02}" if rest else f"{hours} h"
+    return f"{hours} h {rest:02}".removesuffix(" 00") if hours else f"{rest} min"
 
 
 class Page:
@@ -176,7 +137,7 @@ class Page:
     def body(self) -> str:
         """Return the cells; exercises are hint and solution, folded as what answers a prediction.
 
-        Raises UserError for a formula that cannot be shown offline and for what would load from a network.
+        Raises UserError for a formula that cannot be shown offline.
         """
         folded = [bool(cell.metadata.get("jupyter")) for cell in self.notebook.cells]
         around = zip([False, *folded], folded, [*folded[1:], False], strict=False)
@@ -193,24 +154,21 @@ class Page:
             exclude_input_prompt=True,
             exclude_output_prompt=True,
         )
+        comment = r"\A\s*#+ *(.+)$"
         exporter.register_filter(
-            "first_comment", lambda source: escape(_first(COMMENT, source) or "code")
+            "first_comment", lambda source: escape(_first(comment, source) or "code")
         )
         exporter.register_filter("markdown2html", self._markdown)
-        body = _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(self.notebook)[0]))
-        if remote := _REMOTE.search(body):
-            what = f"would load {remote[0][:80]!r}: pages must work offline"
-            raise UserError(f"notebook {self.name} {what}")
-        return body
+        return _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(self.notebook)[0]))
 
     def _exercise(self, cell: Any) -> dict[str, str] | None:
         """Return hint, solution and explanation for a cell tagged "exercise-1"."""
         for tag in cell.metadata.get("tags", ()):
-            if number := re.fullmatch(r"exercise-(\d+)", tag):
-                solution = exercises.read(self.name)[int(number[1])]
-                kinds = ("hint", "explanation")
-                prose = {kind: self._markdown(getattr(solution, kind)) for kind in kinds}
-                return {"name": tag.replace("-", " "), **prose, "solution": solution.solution}
+            kind, _, number = tag.partition("-")
+            if kind == "exercise":
+                solution = exercises.read(self.name)[int(number)]
+                prose = {k: self._markdown(getattr(solution, k)) for k in ("hint", "explanation")}
+                return {"name": f"exercise {number}", **prose, "solution": solution.solution}
         return None
 
     def _markdown(self, source: str) -> str:
@@ -245,24 +203,20 @@ class _MathML(IPythonRenderer):
         words = re.sub(r"<[^>]*>|[^\w -]", "", text).strip().lower().replace(" ", "-")
         return f'<h{level} id="{words}">{text}</h{level}>\n'
 
-    def block_math(self, body: str) -> str:
-        return _mathml(body, "block")
+    def block_math(self, body: str, display: str = "block") -> str:
+        """Return a formula as MathML. Raises ValueError for what the converter does not know."""
+        text = " ".join(body.split())
+        try:
+            math = str(latex2mathml.convert(text, xmlns="", display=display))
+        except Exception as error:  # its many exceptions have no common base
+            raise ValueError(f"{text!r} ({type(error).__name__})") from error
+        # What it does not know it passes on as a name.
+        if unknown := re.search(r"<mi>([\\{}&](?!#)[^<]*)", math):
+            raise ValueError(f"{text!r} (unknown: {unknown[1]})")
+        return math
 
     def inline_math(self, body: str) -> str:
-        return _mathml(body, "inline")
+        return self.block_math(body, "inline")
 
     def latex_environment(self, name: str, body: str) -> str:
-        return _mathml(f"\\begin{{{name}}}{body}\\end{{{name}}}", "block")
-
-
-def _mathml(formula: str, display: str) -> str:
-    """Return a formula as MathML. Raises ValueError for what the converter does not know."""
-    text = " ".join(formula.split())
-    try:
-        math = latex2mathml.convert(text, xmlns="", display=display)
-    except Exception as error:  # its many exceptions have no common base
-        raise ValueError(f"{text!r} ({type(error).__name__})") from error
-    # What it does not know it passes on as a name.
-    if unknown := re.search(r"<mi>([\\{}&](?!#)[^<]*)", math):
-        raise ValueError(f"{text!r} (unknown: {unknown[1]})")
-    return str(math)
+        return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
