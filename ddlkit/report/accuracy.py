@@ -1,4 +1,4 @@
-"""Predicted meets measured: the one judge, of predictions made before their runs and of those made after.
+"""Predicted meets measured: the one judge of predictions, made before their runs or after.
 
 A prediction takes a layer profile and a cost fitted to collectives measured on their own, no row of the runs.
 A case's truth is the median of its iterations; errors are relative; an interval is of a single iteration.
@@ -19,7 +19,6 @@ import yaml
 
 from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
-from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Floats, Workload
@@ -31,9 +30,9 @@ from ddlkit.model.predictor import (
     STEADY,
     TRANSFERRED,
     TRIAL_COSTS,
-    Forecast,
     forecast_case,
     predicted_times,
+    times,
 )
 from ddlkit.report.source import Source
 
@@ -55,15 +54,12 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
-    spread = repeats.agg(mean_difference) / repeats.median()
     cases = repeats.median().add_prefix("measured_")
-    cases["repeats"] = repeats.size()
-    cases["repeatability"] = spread["iteration_s"]
-    cases["repeatability_exposed"] = spread["exposed_communication_s"]
-    how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
-    cases = cases.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
+    spread = repeats["iteration_s"].agg(mean_difference)
+    cases["repeatability"] = spread / cases["measured_iteration_s"]
+    rest = runs.groupby("case").agg({"copy_s_per_byte": "median", "processor_limited": "any"})
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
-    return keys.join(cases).reset_index()
+    return keys.join(cases).join(rest).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
@@ -78,25 +74,6 @@ def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200)
     return Calibration.of(collectives, form, draws, also=TRIAL_COSTS)
 
 
-def by_every_model(
-    ours: Forecast, compute_s: float, others: Mapping[str, MessageCost]
-) -> dict[str, float]:
-    """Return ``<model>_iteration_s`` and ``<model>_exposed_s``, and the interval of an iteration.
-
-    compute_s : measured in the same run; only the RESCALED model uses it
-    others : costs by the form that a model on trial names; one without its cost is NaN
-    """
-    row: dict[str, float] = {}
-    iteration, workload = ours.iteration, ours.iteration.workload
-    stretched = replace(iteration, workload=workload.scaled(compute_s / workload.compute_s))
-    rescaled_s = stretched.prediction.iteration_s
-    seconds = predicted_times(ours, others) | {RESCALED: (rescaled_s, rescaled_s - compute_s)}
-    for name, (iteration_s, exposed_s) in seconds.items():
-        row |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
-    row["lower_s"], row["upper_s"] = ours.interval_s or (math.nan, math.nan)
-    return {**row, "predicted_compute_s": workload.compute_s}
-
-
 def validate(
     runs: pd.DataFrame,
     workloads: Mapping[str, Workload],
@@ -104,7 +81,7 @@ def validate(
     selections: Mapping[str, Selecting] | None = None,
     compute_scatter: Mapping[str, Floats] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per case: measured, predicted, and for MODELS the errors on iteration and exposed.
+    """Return one row per case: measured, predicted in seconds by MODELS and RESCALED, and their errors.
 
     workloads, compute_scatter : by a profile's hash; the scatter counts for cases that really train
     selections : selection times by the hash that a sparse case carries
@@ -117,8 +94,16 @@ def validate(
         ours = forecast_case(
             case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
         )
-        others = calibration.of_case(case).others
-        predicted.append(by_every_model(ours, row["measured_compute_s"], others))
+        workload = ours.iteration.workload
+        scaled = workload.scaled(row["measured_compute_s"] / workload.compute_s)
+        rescaled = replace(ours.iteration, workload=scaled).prediction
+        seconds = predicted_times(ours, calibration.of_case(case).others)
+        seconds[RESCALED] = times(rescaled)
+        values = {"predicted_compute_s": workload.compute_s}
+        values["lower_s"], values["upper_s"] = ours.interval_s or (math.nan, math.nan)
+        for name, (iteration_s, exposed_s) in seconds.items():
+            values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
+        predicted.append(values)
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
 
 
@@ -171,8 +156,6 @@ def joined(campaign: Source) -> pd.DataFrame:
         raise UserError(f"runs predicted by {sorted(others)}, not by the predictions {digest}")
     wide = predicted.pivot(index="case", columns=["model", "quantity"], values="seconds")
     cases = measured(runs).set_index("case")
-    if missing := [*cases.index.difference(wide.index)]:
-        raise UserError(f"case {missing[0]} was run, and nothing predicted")
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
         cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
@@ -191,8 +174,7 @@ class Preregistered(NamedTuple):
 
 def preregistered(campaign: Source) -> Preregistered:
     """Return the campaign, joined and judged by LINKS_GOALS."""
-    everything = labelled(joined(campaign))
-    cases = everything[~everything["processor_limited"]]
+    cases = labelled(joined(campaign)).query("not processor_limited")
     return Preregistered(cases, pd.DataFrame(goal.judged(cases) for goal in LINKS_GOALS))
 
 
@@ -201,18 +183,17 @@ def preregistered(campaign: Source) -> Preregistered:
 
 def summary(cases: pd.DataFrame) -> dict[str, float]:
     """Return what a reader asks for first of `labelled` cases; errors are absolute and relative."""
-    size = {name: cases[f"{name}_error"].abs() for name in (OURS, "no_overlap", "perfect_overlap")}
-    result = {
-        "cases": len(cases),
-        "median_error": size[OURS].median(),
-        "max_error": size[OURS].max(),
+    off = {name: cases[f"{name}_error"].abs() for name in (OURS, "no_overlap", "perfect_overlap")}
+    return {
+        "cases": float(len(cases)),
+        "median_error": off[OURS].median(),
+        "max_error": off[OURS].max(),
         "median_exposed_error": cases["model_exposed_error"].abs().median(),
         "median_repeatability": cases["repeatability"].median(),
         "interval_coverage": cases["inside"].mean(),
-        "no_overlap_median_error": size["no_overlap"].median(),
-        "perfect_overlap_median_error": size["perfect_overlap"].median(),
+        "no_overlap_median_error": off["no_overlap"].median(),
+        "perfect_overlap_median_error": off["perfect_overlap"].median(),
     }
-    return {name: float(value) for name, value in result.items()}
 
 
 def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
@@ -237,13 +218,13 @@ def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
 
 
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
-    "median_error": lambda cases: cases[f"{OURS}_error"].abs().median(),
-    "median_exposed_error": lambda cases: cases[f"{OURS}_exposed_error"].abs().median(),
-    "median_transferred_error": lambda cases: cases[f"{TRANSFERRED}_error"].abs().median(),
+    "median_error": lambda cases: cases["model_error"].abs().median(),
+    "median_exposed_error": lambda cases: cases["model_exposed_error"].abs().median(),
+    "median_transferred_error": lambda cases: cases["transferred_error"].abs().median(),
     "largest_error_over_repeatability": lambda cases: (
-        cases[f"{OURS}_error"].abs() / (2 * cases["repeatability"])
+        cases["model_error"].abs() / (2 * cases["repeatability"])
     ).max(),
-    "within": lambda cases: cases[f"{OURS}_error"].abs().le(WITHIN).mean(),
+    "within": lambda cases: cases["model_error"].abs().le(WITHIN).mean(),
     "coverage": lambda cases: cases["inside"].mean(),
     "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),
 }

@@ -35,19 +35,12 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
 
     Kernels are products of square matrices, also as a convolution; `steps` of ``networks`` on one rank; and
     copies in memory, which read and write each byte. Columns: unit ("FLOP/s" or "B/s"), rate (a median),
-    peak (a GPU's datasheet's where known, else that of the fastest sample of any product, or copy) and share.
+    peak (that of the fastest sample of any product, or copy) and share.
     """
-    place = ["machine", "device", "precision", "unit"]
-    tables = []
+    place, tables = ["machine", "device", "precision", "unit"], []
     for machine, source in sources.items():
         timed = pd.concat([_products(source), _copies(source)]).assign(machine=machine)
         fastest = timed.groupby(place)["rate"].max().rename("peak").reset_index()
-        model = next((gpu["model"] for gpu in source.machine("peaks").get("gpus", ())), "")
-        for row in fastest.query("device == 'cuda'").itertuples():
-            copies = row.unit == "B/s"
-            name = "memory_bytes_per_s" if copies else f"{row.precision}_flops_per_s"
-            if (sheet := store.datasheet(model, name)) > 0:
-                fastest.loc[row.Index, "peak"] = sheet
         run = steps(source).query("ranks == 1 and network in @networks")
         titles = "step of " + run["network"].map(store.network_title)
         run = run.assign(machine=machine, unit="FLOP/s", kernel=titles)
@@ -59,9 +52,8 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
 
 def _products(source: Source) -> pd.DataFrame:
     rows = source.table("peaks")
-    rates = 2.0 * rows["side"].astype(float) ** 3 / rows["seconds"]
     names = rows["kernel"] + " of " + rows["side"].astype(str)
-    return rows.assign(unit="FLOP/s", kernel=names, rate=rates)
+    return rows.assign(unit="FLOP/s", kernel=names, rate=2.0 * rows["side"] ** 3 / rows["seconds"])
 
 
 def _copies(source: Source) -> pd.DataFrame:
@@ -80,8 +72,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     """
     same = ["kernel", "device", "ranks"]
     company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
-    medians = contention.groupby([*same, *company])[["seconds", "bytes_per_s", "overlap_share"]]
-    rows = medians.median().reset_index()
+    columns = ["seconds", "bytes_per_s", "overlap_share"]
+    rows = contention.groupby([*same, *company])[columns].median().reset_index()
     # Between ranks a kernel is timed alone once for every setting of blocks and threads; take all.
     alone = rows[rows["communication"] == "none"].groupby(same)["seconds"].median()
     beside = rows[rows["communication"] != "none"].join(alone.rename("alone_s"), on=same)

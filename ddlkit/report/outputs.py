@@ -68,8 +68,10 @@ def record_summary(
 
     Keys carry their unit (``median_error_s``). Raises TypeError and ValueError for what JSON cannot hold.
     """
-    plain = {key: v.item() if isinstance(v, np.generic) else v for key, v in numbers.items()}
-    kept: dict[str, Number] = {key: rounded(value) for key, value in plain.items()}
+    kept: dict[str, Number] = {
+        key: rounded(value.item() if isinstance(value, np.generic) else value)
+        for key, value in numbers.items()
+    }
     path = (reports or reports_dir()) / "summaries" / f"{name}.json"
     store.atomic_write_text(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return kept
@@ -89,9 +91,8 @@ def format_number(value: Any) -> str:
     """
     if not isinstance(value, float):
         return str(value)
-    if not math.isfinite(value):
-        return ""
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+    digits = ".0f" if 1e4 <= abs(value) < 1e9 else ".4g"
+    return format(value, digits) if math.isfinite(value) else ""
 
 
 def format_quantity(value: float, unit: str) -> str:
