@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,21 +119,11 @@ def test_the_table_links_what_is_done_and_only_that(entry: catalog.Entry) -> Non
     assert "](" not in last and r"a \| b" in last
 
 
-@pytest.mark.parametrize(
-    ("page", "made"),
-    [
-        (store.REPORTS / "FIGURES.md", lambda: catalog.document(catalog.load())),
-        (catalog.EQUATIONS, catalog.equations),
-    ],
-    ids=["figures", "equations"],
-)
-def test_the_committed_pages_are_current_and_their_links_lead_somewhere(
-    page: Path, made: Callable[[], str]
-) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text == made(), "run: ddlkit figures --write"
+def test_the_committed_page_is_current_and_its_links_lead_somewhere() -> None:
+    text = (store.REPORTS / "FIGURES.md").read_text(encoding="utf-8")
+    assert text == catalog.document(catalog.load()), "run: ddlkit figures --write"
     links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert links and [link for link in links if not (page.parent / link).exists()] == []
+    assert links and [link for link in links if not (store.REPORTS / link).exists()] == []
 
 
 def test_the_command_lists_checks_and_writes(
@@ -144,8 +133,6 @@ def test_the_command_lists_checks_and_writes(
     reports: Path,
 ) -> None:
     monkeypatch.setattr(store, "DATA", tmp_path)
-    monkeypatch.setattr(catalog, "EQUATIONS", tmp_path / "EQUATIONS.md")
-    monkeypatch.setattr(catalog, "equations", lambda: "as they are")
     monkeypatch.setattr(store, "REPORTS", reports)
     load(tmp_path, GOOD)
     assert catalog.command() == 0
@@ -157,7 +144,6 @@ def test_the_command_lists_checks_and_writes(
     )
     assert printed.out.startswith("1 entries, 1 done, 1 problems; minutes not checked, 1 notebooks")
     assert catalog.command(write=True) == 0
-    assert catalog.EQUATIONS.read_text() == "as they are"
     assert catalog.command(check=True) == 0
     load(tmp_path, {**GOOD, "minutes": 2})
     assert catalog.command(check=True) == 1
@@ -196,49 +182,3 @@ def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(tmp_path: Pa
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
     problems = catalog.find_long([path])
     assert problems == ["03_a takes 4.0 minutes, may take 3.5", "03_a prints a warning"]
-
-
-# -- equations --------------------------------------------------------------------------------------
-
-
-def cited(folder: Path, modules: dict[str, str]) -> list[list[str]]:
-    """What is cited in a package that holds these modules, each with this docstring in it."""
-    for name, text in modules.items():
-        path = folder / "kit" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'class A:\n    def f(self) -> None:\n        """{text}"""\n')
-    return catalog.citations(folder / "kit").to_numpy().tolist()
-
-
-def test_the_index_has_every_equation_of_the_papers() -> None:
-    listed = catalog.citations()
-    assert {*listed["paper"]} == {*claims.PAPERS} and not listed.duplicated().any()
-    for paper, last in (("osf", 18), ("dag", 6), ("omgs", 25)):
-        numbers = {*claims.paper_table(paper, "equations")["equation"]}
-        assert {f"Eq {n}" for n in range(1, last + 1)} <= numbers
-        assert {*listed.loc[listed["paper"] == paper, "equation"]} <= numbers
-    (update,) = listed[listed["function"] == "ddlkit.papers.osf.update_s"].to_numpy().tolist()
-    assert update[:2] == ["osf", "Eq 7"] and update[3] == "ddlkit/papers/osf/__init__.py"
-
-
-@pytest.mark.parametrize(
-    ("docstring", "numbers"),
-    [
-        ("A sum (osf Eqs 3, 8-9 and 11).", [f"Eq {n}" for n in (3, 8, 9, 11)]),
-        ("osf Algorithm 1 and Eq 7, literally.", ["Algorithm 1", "Eq 7"]),
-        ("A bound under osf Eqs 4, 7 and 11.", []),
-        ("osf 4.4.1, first equation: a\n    ratio.", ["4.4.1, first equation"]),
-        ("osf Eq\n    3: a line is broken. Eq 4 is not it.", ["Eq 3"]),
-        ("Eq 3 of nobody, and osf Tab 2.", []),
-    ],
-)
-def test_citations_are_read_as_they_are_written(
-    tmp_path: Path, docstring: str, numbers: list[str]
-) -> None:
-    """A paper's own module need not name it; what reports on a formula is none."""
-    assert [row[:2] for row in cited(tmp_path, {"core/x.py": docstring})] == [
-        ["osf", number] for number in numbers
-    ]
-    modules = {"papers/dag/__init__.py": "The gain (Eq 6).", "report/page.py": "dag Eq 4: no home."}
-    row = ["dag", "Eq 6", "kit.papers.dag.A.f", "kit/papers/dag/__init__.py"]
-    assert cited(tmp_path, modules)[-1] == row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pydoc
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from ddlkit.core.cost import FORMS, AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.workload import Workload
 from ddlkit.model.predictor import make_plan, planners
-from ddlkit.report import book, catalog, site
+from ddlkit.report import book, catalog, claims, site
 from ddlkit.report.site import buckets
 
 GLOSSARY = site.GLOSSARY.read_text(encoding="utf-8")
@@ -34,6 +35,30 @@ def test_links_to_the_glossary_land_on_a_heading() -> None:
         text = notebook.read_text(encoding="utf-8")
         targets += re.findall(re.escape(site.LINKED) + r"#([^)]*)\)", text)
     assert targets and [name for name in targets if f'id="{name}"' not in page] == []
+
+
+def test_each_equation_of_the_papers_has_a_function_that_cites_it() -> None:
+    text, rows = site.EQUATIONS.read_text(encoding="utf-8"), []
+    for paper, table in re.findall(r"^## `(\w+)`.*?$(.*?)(?=^## |\Z)", text, re.M | re.S):
+        for equation, names, files in re.findall(
+            r"^\| (\S.*?) \| .* \| (.*) \| (.*) \|$", table, re.M
+        ):
+            rows += [(paper, equation, names, files)] * equation.startswith(
+                ("Eq", "Alg", "The", "4")
+            )
+    for paper in claims.PAPERS:
+        listed = claims.paper_table(paper, "equations")["equation"].tolist()
+        assert listed == [equation for key, equation, *_ in rows if key == paper]
+    for _, equation, names, files in rows:
+        for name in re.findall(r"`(.+?)`", names):
+            words = " ".join((getattr(pydoc.locate(name), "__doc__", None) or "").split())
+            spans = [
+                range(int(a), int(b or a) + 1) for a, b in re.findall(r"(\d+)(?:-(\d+))?", words)
+            ]
+            number = re.sub(r"\D.*|\D", "", equation.partition(" ")[2])
+            assert equation in words or any(int(number) in span for span in spans), (equation, name)
+        for file in re.findall(r"\]\(\.\./(.+?)\)", files):
+            assert (store.ROOT / file).is_file()
 
 
 def test_minutes_are_those_of_the_notebooks() -> None:

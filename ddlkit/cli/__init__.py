@@ -198,7 +198,7 @@ def book(arguments: argparse.Namespace) -> None:
 @command(
     "list or check the catalog of figures and tables",
     flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md and docs/EQUATIONS.md"),
+    flag("--write", "write reports/FIGURES.md"),
     arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
 )
 def figures(arguments: argparse.Namespace) -> int:

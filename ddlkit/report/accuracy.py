@@ -48,10 +48,7 @@ WITHIN = 0.05
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case: medians of its iterations in seconds, and how well it repeats.
-
-    repeatability : mean difference between two repeats' medians, relative to the median
-    """
+    """Return one row per case: medians of its iterations in seconds, and its repeatability."""
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = repeats.median().add_prefix("measured_")
@@ -127,11 +124,7 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
-    """Return the `labelled` cases of a recording, each predicted from the calibration of its own lab.
-
-    beside : has their profiles and selection times; runs without one, and those that the processor limited,
-        are held out
-    """
+    """Return a recording's `labelled` cases by profiles ``beside`` it, none that the processor limited."""
     workloads, runs = beside.workloads(), own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
@@ -145,10 +138,7 @@ def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
 
 
 def joined(campaign: Source) -> pd.DataFrame:
-    """Return one row per case, as `validate`: measured, what each model of PREDICTED had said, and errors.
-
-    Of its ``runs`` iterations ``covered`` lie in the interval. Raises UserError for runs not predicted here.
-    """
+    """Return rows as `validate`, of models before their runs; ``covered`` of ``runs`` lie inside."""
     predicted, runs = campaign.table("predicted"), campaign.table("runs")
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
     digest = str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
@@ -197,10 +187,7 @@ def summary(cases: pd.DataFrame) -> dict[str, float]:
 
 
 def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """Return which share of `labelled` cases, and of their single ``runs``, lie in their intervals.
-
-    half_width_share : the median of half an interval over the measured time
-    """
+    """Return which share of `labelled` cases and of their single ``runs`` lie in their intervals."""
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
     inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])

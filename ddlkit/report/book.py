@@ -135,10 +135,7 @@ def run(
 
 @dataclass
 class _Run:
-    """One notebook to run; ``state`` is the hash of all that it is made of, ``place`` where it writes.
-
-    A note beside its executed copy has the state, how long it took, and the hashes of all that it wrote.
-    """
+    """One notebook to run; ``state`` is the hash of all that it is made of, as in the note by its copy."""
 
     notebook: Path
     executed: Path
@@ -208,10 +205,7 @@ class _Run:
 
 
 def execute(notebook: str, data: str) -> str:
-    """Run a notebook by papermill, its copy in this directory; return why it failed, "" where all is done.
-
-    data : its parameter of that name, if it has one and this is not empty
-    """
+    """Run a notebook by papermill, its copy in this directory; return why it failed, else nothing."""
     import papermill
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager

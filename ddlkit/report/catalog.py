@@ -1,28 +1,23 @@
-"""The catalog: every figure, table and equation of the papers and of this workbook, listed and checked.
+"""The catalog: every figure and table of the papers and of this workbook, listed and checked.
 
 The check also reads the executed notebooks: how long they take to read, by what a reader sees of them.
-Equations are found in docstrings, without importing anything.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-import ddlkit
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.papers import load as load_papers
 from ddlkit.report import outputs
-from ddlkit.report.claims import PAPERS, paper_table
 from ddlkit.store.files import own_yaml
 
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
@@ -35,13 +30,6 @@ LIMIT, LONGER, COURSE, REFERENCE = 25.0, {"10": 30.0, "14": 30.0}, 285.0, "14"
 LINES = 1200
 """Lines of code of all notebooks, at most, but for blank ones and imports."""
 _IMPORT = re.compile(r"^(?:import .*|from \S+ import (?:\([^)]*\)|.*))$", re.MULTILINE)
-PACKAGE = Path(ddlkit.__file__).parent
-EQUATIONS = PACKAGE.parent / "docs" / "EQUATIONS.md"
-ROOMS = ("core", "papers", "run")
-"""Where the formulas and algorithms are; what reports on them only names them."""
-_NUMBERS = r"\d+(?:(?:-|, | and | or | to )\d+)*"
-_ONE = rf"(?:(?:Eq|Algorithm|Theorem)s? {_NUMBERS}|\d(?:\.\d)+, \w+ equation)"
-_CITED = re.compile(rf"(?:\b({'|'.join(PAPERS)}) )?\b({_ONE}(?:(?:, | and |; ){_ONE})*)")
 
 
 # -- figures and tables ---------------------------------------------------------------------------
@@ -64,10 +52,7 @@ class Entry:
 
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
-    """Return the entries of data/figures.yml (or ``path``), in its order.
-
-    Raises UserError for one with a field that is unknown or missing, and for two of one id.
-    """
+    """Return the entries of data/figures.yml (or ``path``). Raises UserError for a wrong field or id."""
     path, entries = path or store.DATA / "figures.yml", dict[str, Entry]()
     for item in own_yaml(store.files.read_text(path)):
         lists = {name: tuple(value) for name, value in item.items() if isinstance(value, list)}
@@ -81,11 +66,7 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
-    """Return what is wrong, one line each; empty when all is well.
-
-    A ``done`` entry needs its inputs, its image, its CSV with at least one row, and every statistic of its
-    tolerance within the limit.
-    """
+    """Return what is wrong with entries that are done, one line each; empty when all is well."""
     done = [entry for entry in entries if entry.status == "done"]
     lines = [f"{entry.id}: {line}" for entry in done for line in _missing(entry, reports)]
     own = sum(entry.id.startswith("wb-") for entry in done)
@@ -107,10 +88,7 @@ def _missing(entry: Entry, reports: Path) -> list[str]:
 
 
 def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Return (sentence, within its limit) for each statistic of the entry's tolerance, from its CSV.
-
-    A column that is missing or has a value that is not finite is out of tolerance.
-    """
+    """Return (sentence, within its limit) for each statistic of the entry's tolerance, from its CSV."""
     sentences = []
     for column, limits in (entry.tolerance or {}).items():
         values = pd.to_numeric(frame.get(column, pd.Series([None])), errors="coerce").abs()
@@ -172,88 +150,6 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     return problems
 
 
-# -- equations ------------------------------------------------------------------------------------
-
-
-def citations(package: Path = PACKAGE) -> pd.DataFrame:
-    """Return paper, equation, function and file of functions that are equations.
-
-    The first sentence of such a docstring cites it in full, as in "osf Eq 12" (in a paper's own module also
-    without the paper): at its start, in brackets, after a comma or colon, or as "of ...".
-    """
-    rows = []
-    for path in (path for room in ROOMS for path in sorted((package / room).rglob("*.py"))):
-        file = path.relative_to(package.parent)
-        parts = file.with_suffix("").parts
-        of_paper = next((part for part in parts if part in PAPERS), "")
-        module = ".".join(parts).removesuffix(".__init__")
-        for name, node in _documented(ast.parse(path.read_text(encoding="utf-8")), module):
-            text = " ".join((ast.get_docstring(node) or "").split())
-            first = re.split(r"(?<=\.) ", text, maxsplit=1)[0]
-            rows += [
-                (*key, name, file.as_posix()) for key in dict.fromkeys(_cited(first, of_paper))
-            ]
-    return pd.DataFrame(rows, columns=["paper", "equation", "function", "file"])
-
-
-def equations(package: Path = PACKAGE) -> str:
-    """Return docs/EQUATIONS.md: each paper's equations, what they define, and the functions that are them."""
-    lines, cited = [], citations(package)
-    coded = total = 0
-    for paper in load_papers().values():
-        lines += ["", f"## `{paper.key}`: {paper.title}", ""]
-        lines += ["| equation | what it is | function | file |", "|---|---|---|---|"]
-        rows = cited[cited["paper"] == paper.key]
-        for equation, defines in paper_table(paper.key, "equations")[
-            ["equation", "defines"]
-        ].values:
-            functions = rows[rows["equation"] == equation]
-            total, coded = total + 1, coded + (not functions.empty)
-            functions = functions.sort_values(
-                "function", key=lambda names: ~names.str.contains(paper.key), kind="stable"
-            )
-            names = "<br>".join(f"`{name}`" for name in functions["function"])
-            links = "<br>".join(f"[{file}](../{file})" for file in functions["file"].unique())
-            lines.append(f"| {equation} | {defines} | {names or '-'} | {links or '-'} |")
-    made = "Made from docstrings by `ddlkit figures --write`; a test fails when it is stale."
-    made += f" {coded} of {total} equations and algorithms are in the code."
-    return "\n".join(["# From a published equation to the code", "", made, *lines]) + "\n"
-
-
-def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    """Yield functions, classes and methods with their dotted names, none inside a function."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.ClassDef):
-            name = f"{prefix}.{child.name}"
-            yield name, child
-            if isinstance(child, ast.ClassDef):
-                yield from _documented(child, name)
-
-
-def _cited(text: str, of_paper: str) -> list[tuple[str, str]]:
-    """Return (paper, equation) that a sentence is, mere remarks left out.
-
-    Without a paper before it, an equation is that of the paper last named, at first of ``of_paper``.
-    """
-    paper, keys = of_paper, []
-    for match in _CITED.finditer(text):
-        paper = match[1] or paper
-        if paper and re.search(r"(?:^|[(,:] ?|\bof )$", text[: match.start()]):
-            cited = re.findall(_ONE, match[2])
-            keys += [(paper, equation) for each in cited for equation in _expanded(each)]
-    return keys
-
-
-def _expanded(citation: str) -> list[str]:
-    """Return Eq 3, Eq 8, Eq 9 and Eq 10 for "Eqs 3, 8-10"."""
-    kind, _, numbers = citation.partition(" ")
-    if not kind[0].isalpha():
-        return [citation]
-    spans = [re.findall(r"\d+", part) for part in re.split(", | and | or ", numbers)]
-    every = [n for span in spans for n in range(int(span[0]), int(span[-1]) + 1)]
-    return [f"{kind.removesuffix('s')} {number}" for number in every]
-
-
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -275,7 +171,6 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
     entries, page = load(), store.REPORTS / "FIGURES.md"
     if write:
         store.atomic_write_text(page, document(entries))
-        store.atomic_write_text(EQUATIONS, equations())
         print(page)
     if not check:
         if not write:

@@ -59,10 +59,7 @@ Values = float | Iterable[float]
 
 @dataclass(frozen=True)
 class Result:
-    """What a check computed: the claimed quantity lies between ``low`` and ``high``, in the claim's unit.
-
-    A bound leaves one side infinite. ``grade`` : of what was measured, else "".
-    """
+    """What was computed, ``low`` to ``high`` in the claim's unit; ``grade`` of what was measured, else ""."""
 
     evidence: Evidence
     low: float
@@ -182,7 +179,7 @@ class Claim:
 @cache
 def load_claims() -> tuple[Claim, ...]:
     """Return all claims under data/papers, paper by paper in the order written."""
-    tables = [_read(paper, "claims", dtype=str, keep_default_na=False) for paper in PAPERS]
+    tables = [paper_table(key, "claims", dtype=str, keep_default_na=False) for key in PAPERS]
     rows = pd.concat(tables).astype({"value": float, "tolerance": float})
     return tuple(Claim(**row) for row in rows.to_dict("records"))
 
@@ -190,12 +187,8 @@ def load_claims() -> tuple[Claim, ...]:
 # -- tables and prose ----------------------------------------------------------------------------
 
 
-def paper_table(paper: str, name: str) -> pd.DataFrame:
+def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
     """Return data/papers/<paper>/<name>.csv. Raises UserError if it is missing, or edited since."""
-    return _read(paper, name)
-
-
-def _read(paper: str, name: str, **options: Any) -> pd.DataFrame:
     path = store.DATA / "papers" / paper / f"{name}.csv"
     return pd.read_csv(io.BytesIO(readers.read_transcribed(path)), **options)
 
@@ -222,10 +215,7 @@ def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
 
 
 def symbols(paper: str, name: str) -> pd.DataFrame:
-    """Return a table of symbols: symbol, meaning in our words, ``ddlkit``: its name below the package.
-
-    Of a phase's total the name is that of its layers'. Raises KeyError for a symbol without one.
-    """
+    """Return a table of symbols: symbol, meaning in our words, ``ddlkit``: its name below the package."""
     names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
     printed = paper_table(paper, name)
     return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])

@@ -85,12 +85,6 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
 
     ratio : median over rounds (``pairs``) of the other's iteration over this plan's: above 1 the plan is
         faster; lower, upper : 95% bootstrap interval of that median
-
-    >>> rounds = {"network": "n", "link": "l", "workers": 2, "repeat": [0, 1, 0, 1]}
-    >>> runs = pd.DataFrame({**rounds, "plan": ["a", "a", "b", "b"], "iteration_s": [1, 2, 1.5, 3]})
-    >>> paired(runs, "a")[["other", "pairs", "ratio"]]
-      other  pairs  ratio
-    0     b      2    1.5
     """
     rng, rows = np.random.default_rng(0), []
     for place, same in runs.groupby(["network", "link", "workers"], sort=False):

@@ -132,11 +132,7 @@ def _difference(values: Any, wanted: Any, tolerance: float) -> str:
 
 
 def numbers(given: Any) -> Any:
-    """Return (k,) floats of a number, of text as "74%", or of a list of those. Raises ValueError.
-
-    >>> numbers("74%").tolist(), numbers([1, "2.5"]).tolist()
-    ([0.74], [1.0, 2.5])
-    """
+    """Return (k,) floats of a number, of text as "74%", or of a list of those. Raises ValueError."""
     texts = [str(value).strip() for value in np.asarray(given, object).ravel()]
     values = [float(text.removesuffix("%")) / (100 if "%" in text else 1) for text in texts]
     if not np.isfinite(values).all():

@@ -11,13 +11,11 @@ from numpy.typing import ArrayLike
 from ddlkit.core.cost import MessageCost, Table
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import SIMPLE_FIRST, Fit, Unseen, chosen_because, fit, unseen_by_form
-from ddlkit.core.units import MIB, format_bytes
+from ddlkit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SMALL_TO = 25 * MIB
-"""Below it are the messages that DistributedDataParallel sends of itself."""
 _BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
 """What the programs that time messages send them between."""
 
@@ -37,10 +35,7 @@ class Comparison(NamedTuple):
 
 
 def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Comparison:
-    """Return what "auto" chooses between, and ``forms`` beside, on rows (n,) of messages.
-
-    use : as `ddlkit.core.fit.fit` takes it, which raises for rows that no form can be of
-    """
+    """Return what "auto" chooses between, and ``forms`` beside, on rows (n,); ``use`` as `fit` takes it."""
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
@@ -57,16 +52,13 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
         at = unseen[form].sizes if form in unseen else np.empty(0)
         off = pd.Series(np.abs(unseen[form].errors()) if form in unseen else at, dtype=float)
         rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
-        rows[form]["median_below_25_mib"] = off[at < SMALL_TO].median()
-        rows[form]["median_from_1_mib"] = off[at >= MIB].median()
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, unseen, chosen, why)
 
 
 def page(table: DataFrame) -> str:
     """Return the table of a comparison for a person: errors in percent, under a line of head."""
-    heads = ("held out", "median", "worst", "< 25 MiB", ">= 1 MiB")
-    named = table.set_axis(heads, axis=1).rename_axis(None)
+    named = table.rename(columns={"sizes": "held out"}).rename_axis(None)
     return named.to_string(float_format="{:.2%}".format, na_rep="-") + "\n"
 
 
@@ -103,10 +95,7 @@ class Measured(NamedTuple):
 
 
 def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
-    """Yield where profile and cost do not fit together, a line each.
-
-    device : of the profile, "cpu" or a GPU's name; n_bytes : (G,) sizes of the messages that are predicted
-    """
+    """Yield where a profile's ``device``, a cost and messages of ``n_bytes`` (G,) do not fit together."""
     if cost.collective != "all_reduce" and not cost.selects:
         yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
     computed = "processors" if device == "cpu" else "GPUs"

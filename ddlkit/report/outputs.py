@@ -25,10 +25,7 @@ Number = int | float | str | bool
 
 
 def reports_dir() -> Path:
-    """Return where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports.
-
-    A notebook that somebody works in thus never changes the published reports/.
-    """
+    """Return where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports."""
     return Path(os.environ.get(REPORTS_VARIABLE) or store.BUILD / "reports")
 
 
@@ -64,10 +61,7 @@ def rounded(value: Any) -> Any:
 def record_summary(
     name: str, numbers: Mapping[str, Any], reports: Path | None = None
 ) -> dict[str, Number]:
-    """Keep the key numbers of a notebook, which REPRODUCTION.md prints; return what was kept.
-
-    Keys carry their unit (``median_error_s``). Raises TypeError and ValueError for what JSON cannot hold.
-    """
+    """Keep a notebook's key numbers, named with their unit, for REPRODUCTION.md; return what was kept."""
     kept: dict[str, Number] = {
         key: rounded(value.item() if isinstance(value, np.generic) else value)
         for key, value in numbers.items()

@@ -41,10 +41,7 @@ def machine_of(directory: Path) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """Directories of recorded tables, in order: of files with one name, the first directory's counts.
-
-    What was measured without the lab thus has its own layers, and a recording's messages.
-    """
+    """Directories of recorded tables, in order: of files with one name, the first directory's counts."""
 
     directories: tuple[Path, ...]
 
@@ -81,10 +78,7 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, with rounds (``repeat``) of numbers that no two files share; odd stays odd.
-
-        Within a round of one recording the machine's speed is the same.
-        """
+        """Return as `table`, with rounds (``repeat``) of numbers that no two files share; odd stays odd."""
         first, tables = 0, []
         for table in self._tables(kind):
             tables.append(table.assign(repeat=table["repeat"] + first))
@@ -145,15 +139,12 @@ class Source:
 
     def compute_scatter(self) -> dict[str, Floats]:
         """Return iterations over their median by profile's hash, of every profile whose samples were kept."""
-        pairs = {
-            path.with_name(path.name.replace("layers-", "samples-", 1)): profile.sha256
-            for path, profile in self._profiles().items()
-        }
-        return {
-            sha256: scatter_of(store.load_table(path, "samples"))
-            for path, sha256 in pairs.items()
-            if store.has_table(path)
-        }
+        scatter = {}
+        for path, profile in self._profiles().items():
+            samples = path.with_name(path.name.replace("layers-", "samples-", 1))
+            if store.has_table(samples):
+                scatter[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
+        return scatter
 
     @property
     def alone(self) -> Source:
@@ -181,10 +172,7 @@ def default_recording() -> Path:
 
 
 def open_source(data: str = "") -> Source:
-    """Return the tables in ``data``: a machine's name under data/recorded, or a directory of tables.
-
-    Without ``data`` what was measured here. What a directory lacks is taken from the default recording.
-    """
+    """Return the tables in ``data``, a recorded machine or a directory, else those of here."""
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
     if not data:

@@ -29,7 +29,7 @@ from ddlkit.store.files import atomic_write
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
 
-GLOSSARY = store.ROOT / "docs" / "GLOSSARY.md"
+GLOSSARY, EQUATIONS = (store.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS"))
 LINKED = "(../docs/GLOSSARY.md"
 """How a notebook links to the glossary, which works in JupyterLab too."""
 
@@ -40,10 +40,7 @@ FOLD = '<details class="answer"><summary>Your prediction is written down? What c
 
 
 def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
-    """Write the pages, and the figures of ``reports`` beside them; return the start page.
-
-    Raises UserError naming the notebook for a formula that cannot be shown offline.
-    """
+    """Write the pages, and the figures of ``reports`` beside them; return the start page."""
     entries, pages = catalog.load(), [Page(path) for path in executed]
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     for entry in figures:
@@ -61,7 +58,7 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     names = ("index.html", "gallery.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **values) for name in names}
     texts |= {"buckets.html": bucket_page(), "glossary.html": document_page(GLOSSARY)}
-    texts["equations.html"] = document_page(catalog.EQUATIONS)
+    texts["equations.html"] = document_page(EQUATIONS)
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(), **around)
@@ -135,10 +132,7 @@ class Page:
         self.working = int(_first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0)
 
     def body(self) -> str:
-        """Return the cells; exercises are hint and solution, folded as what answers a prediction.
-
-        Raises UserError for a formula that cannot be shown offline.
-        """
+        """Return the cells, exercises as hint and solution. Raises UserError for a wrong formula."""
         folded = [bool(cell.metadata.get("jupyter")) for cell in self.notebook.cells]
         around = zip([False, *folded], folded, [*folded[1:], False], strict=False)
         for cell, (before, inside, after) in zip(self.notebook.cells, around, strict=True):
@@ -179,10 +173,7 @@ class Page:
 
 
 def _to_html(source: str) -> str:
-    """Return HTML of Markdown, its formulas MathML, links to the glossary to its page.
-
-    Raises ValueError for a formula that cannot be shown offline.
-    """
+    """Return HTML of Markdown, its formulas MathML. Raises ValueError for one that it cannot show."""
     renderer = _MathML(escape=False, exclude_anchor_links=True)
     return str(MarkdownWithMath(renderer=renderer).render(source.replace(LINKED, "(glossary.html")))
 
@@ -194,10 +185,7 @@ def _first(pattern: str, text: str) -> str:
 
 
 class _MathML(IPythonRenderer):
-    """Markdown renderer that turns formulas into MathML, which browsers show without a script.
-
-    A heading can be linked to by its words, joined by hyphens, as where others show Markdown.
-    """
+    """Markdown renderer that turns formulas into MathML, and lets a heading be linked to by its words."""
 
     def heading(self, text: str, level: int, **_: Any) -> str:
         words = re.sub(r"<[^>]*>|[^\w -]", "", text).strip().lower().replace(" ", "-")
