@@ -9,9 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -313,24 +312,6 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     assert (folder / "reports" / "REPRODUCTION.md").is_file()
 
 
-class _Links(HTMLParser):
-    """Tags of a page, what it loads and where it links to."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.loads: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        given = dict(attrs)
-        self.loads += [str(given["src"])] if "src" in given else []
-        self.loads += [str(given["href"])] if tag == "link" else []
-        self.links += [str(given["href"])] if tag == "a" and "href" in given else []
-
-
 def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     small: Book,
 ) -> None:
@@ -338,16 +319,14 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     names = "01_layers 02_fit buckets equations gallery glossary index verdicts"
     assert [page.stem for page in pages] == names.split()
     for page in pages:
-        links = _Links(page.read_text())
-        assert ("script" in links.tags) == (page.name == "buckets.html")
-        for target in [*links.loads, *links.links]:
+        text = page.read_text()
+        assert ("<script" in text) == (page.name == "buckets.html")
+        for target in re.findall(r'<[^>]* (?:src|href)="([^"]*)"', text):
             url = urlparse(target)
-            if target not in links.loads and target.startswith("https://doi.org/"):
-                continue  # a paper's; nothing is loaded from there
-            assert url.scheme in ("", "data"), target
+            if not target.startswith("https://doi.org/"):  # a paper's; nothing is loaded from there
+                assert url.scheme in ("", "data"), target
             if url.scheme == "" and url.path:
                 assert (small.pages / unquote(url.path)).is_file(), target
-    assert "@import" not in (small.pages / "style.css").read_text()
 
 
 def test_pages_show_formulas_code_figures_and_verdicts(
@@ -368,18 +347,13 @@ def test_pages_show_formulas_code_figures_and_verdicts(
 
 def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
     """With the committed report; each number changes on the page when it changes in its file."""
-    summaries = tmp_path / "reports" / "summaries"
-    shutil.copytree(store.REPORTS / "summaries", summaries)
-    text = site.write([], tmp_path / "site", tmp_path / "reports").read_text()
-    template = (Path(site.__file__).parent / "index.html").read_text()
-    findings = text.count('<article class="finding">')
-    assert findings == template.count('<article class="finding">') == 3
-    held = json.loads((summaries / "05-is-it-true.json").read_text())
+    shutil.copytree(store.REPORTS / "summaries", tmp_path / "reports" / "summaries")
+    path = tmp_path / "reports" / "summaries" / "05-is-it-true.json"
     changed = {"campaign_cases": 7, "training_median_error": 0.123, "fresh_plans_goals_missed": 4}
-    (summaries / "05-is-it-true.json").write_text(json.dumps({**held, **changed}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
     text = site.write([], tmp_path / "site", tmp_path / "reports").read_text()
+    assert text.count('<article class="finding">') == 3 and "4 were missed" in text
     assert "real training within 12.3%" in text and "Over\n7 recorded cases" in text
-    assert "4 were missed" in text
 
 
 def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
@@ -393,43 +367,8 @@ def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
     assert ["so" in fold and "it is" in fold for fold in folds] == [True, False]
 
 
-@pytest.mark.parametrize("path", book.notebooks(), ids=lambda path: path.stem)
-def test_nothing_is_hidden_in_a_notebook_but_what_answers_a_prediction(path: Path) -> None:
-    """From behind a cell that asks for one to the next heading, exercise, question or the end."""
-    cells, inside = nbformat.read(str(path), as_version=4).cells, False
-    for cell in cells:
-        text = cell.source if cell.cell_type == "markdown" else ""
-        asks = "**Predict first" in text
-        tagged = any("exercise-" in tag for tag in cell.metadata.get("tags", ()))
-        inside = inside and not (asks or tagged or text.startswith(("#", "**Next:**")))
-        hidden = {"code": "outputs_hidden", "markdown": "source_hidden"}[cell.cell_type]
-        assert cell.metadata.get("jupyter", {}) == ({hidden: True} if inside else {}), cell.source
-        inside = inside or asks
-
-
 @pytest.mark.parametrize("formula", ["\\frac{", "\\foo x"])
 def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path, formula: str) -> None:
     notebook = write(tmp_path / "10_math.ipynb", [("markdown", f"# Math\n\nSee ${formula}$.")])
     with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
         site.write([notebook], tmp_path / "site", tmp_path / "reports")
-
-
-WIDTHS = "return [...document.images].map(image => image.naturalWidth)"
-
-
-@pytest.mark.browser
-def test_a_browser_shows_every_image_without_a_console_error(
-    small: Book, start_browser: Callable[[], Any]
-) -> None:
-    driver = start_browser()
-    for page in ("index.html", "gallery.html", "01_layers.html"):
-        driver.get((small.pages / page).as_uri())
-        assert wait_for(lambda: min(driver.execute_script(WIDTHS), default=1) > 0)  # lazily loaded
-        widths = driver.execute_script(WIDTHS)
-        # The start page has images of the findings alone, which this book did not make.
-        assert widths or page == "index.html", page
-        assert driver.get_log("browser") == [], page
-    formula = driver.execute_script(
-        "return document.querySelector('math').getBoundingClientRect().width"
-    )
-    assert formula > 0

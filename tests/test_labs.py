@@ -158,7 +158,8 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
         kind = named.engine, named.delay_s > 0
         law = wake_up if kind == ("emulated", True) else None
         alike = [lab for lab in known if lab.kind == kind]
-        ring = ring_of(fit_rings(alike, many.machine("collectives")["cpu"]["cores"], law), named, int(ranks), law)
+        cores = many.machine("collectives")["cpu"]["cores"]
+        ring = ring_of(fit_rings(alike, cores, law), named, int(ranks), law)
         sizes = own["bytes"].to_numpy(float)
         np.testing.assert_allclose(own["seconds"], ring(sizes), rtol=1e-6)
 

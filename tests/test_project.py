@@ -423,36 +423,3 @@ def test_the_commands_that_pages_show_exist(capsys: pytest.CaptureFixture[str]) 
         usage = capsys.readouterr().out
         assert usage.startswith(f"usage: ddlkit {words[1]}")
         assert [word for word in words if word.startswith("--") and word not in usage] == []
-
-
-LAYERS = """network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops
-toy,cpu,8,a.weight,a,250000,1000000,0.010,0.020,5e8
-toy,cpu,8,b.weight,b,2500000,10000000,0.010,0.020,5e8
-toy,cpu,8,c.weight,c,5000000,20000000,0.010,0.020,5e8
-"""
-
-
-def test_the_manual_leads_from_own_tables_to_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its fit, predict and plan commands, as printed, on tables with the columns it names."""
-    assert LAYERS.splitlines()[0] in read("docs/commands.md")
-    commands = {words[1]: words[2:] for words in shown_commands("docs/commands.md")}
-    tables = tmp_path / commands["fit"][0], tmp_path / commands["plan"][1]
-    tables[0].parent.mkdir()
-    rows = [f"{size},{1e-3 + 1e-9 * size}\n" * 3 for size in (2**k for k in range(10, 27))]
-    tables[0].write_text("bytes,seconds\n" + "".join(rows))
-    tables[1].write_text(LAYERS)
-    monkeypatch.chdir(tmp_path)
-    printed = {}
-    for name in ("fit", "predict", "plan"):
-        arguments, _, target = " ".join(commands[name]).partition(" > ")
-        assert cli.main([name, *arguments.split()]) == 0
-        output = capsys.readouterr().out
-        printed[name] = json.loads(output)
-        if target:
-            Path(target).write_text(output)
-    assert printed["predict"]["compute_s"] == pytest.approx(0.09)
-    assert printed["predict"]["exposed_communication_s"] > 0
-    assert printed["plan"]["iteration_s"] <= printed["predict"]["iteration_s"] * (1 + 1e-9)
-    assert sorted(sum(printed["plan"]["groups"], [])) == [0, 1, 2]
