@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -116,20 +115,14 @@ def outputs_of(copy: Path) -> str:
     return json.dumps([cell.get("outputs", []) for cell in cells])
 
 
-def test_notebooks_run_here_with_their_parameters_and_no_notice(small: Book) -> None:
+def test_notebooks_run_here_with_their_parameters_and_no_notice_and_are_kept(small: Book) -> None:
     said = outputs_of(small.folder / "executed" / "01_layers.ipynb")
     assert sys.executable in said
     assert "stderr" not in said, "ipykernel's notice about unencrypted TCP, or another warning"
     summary = outputs.read_summaries(small.folder / "reports")["01_layers"]
     assert summary == {"longest_s": 2.0}
     assert '"6"' in outputs_of(small.folder / "executed" / "02_fit.ipynb")
-
-
-def test_a_run_with_the_same_inputs_is_kept(
-    small: Book, capsys: pytest.CaptureFixture[str]
-) -> None:
     assert small.run("6") == [True, True]
-    assert "book: [2/2] 02_fit kept, ran in" in capsys.readouterr().err
 
 
 PLAYED = """#!/bin/sh
@@ -343,17 +336,6 @@ def test_pages_show_formulas_code_figures_and_verdicts(
     for paper in claims.PAPERS:
         assert f"<b>{paper}</b>: " in index and f"{paper}</code>: " in pages["equations"]
     assert few_claims and all(f'id="claim-{claim.id}"' in pages["verdicts"] for claim in few_claims)
-
-
-def test_the_findings_are_the_numbers_of_the_summaries(tmp_path: Path) -> None:
-    """With the committed report; each number changes on the page when it changes in its file."""
-    shutil.copytree(store.REPORTS / "summaries", tmp_path / "reports" / "summaries")
-    path = tmp_path / "reports" / "summaries" / "05-is-it-true.json"
-    changed = {"campaign_cases": 7, "training_median_error": 0.123, "fresh_plans_goals_missed": 4}
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-    text = site.write([], tmp_path / "site", tmp_path / "reports").read_text()
-    assert text.count('<article class="finding">') == 3 and "4 were missed" in text
-    assert "real training within 12.3%" in text and "Over\n7 recorded cases" in text
 
 
 def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:

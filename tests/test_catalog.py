@@ -65,7 +65,6 @@ def test_entries_are_as_the_head_of_their_file_says() -> None:
     for entry in catalog.load():
         assert {*entry.columns} <= {"paper", "model", "measured"} and entry.caption
         assert entry.grade in ("gpu", "lab", "loopback", "model", "transcribed")
-        assert entry.status in ("done", "planned") and entry.minutes >= 0
         assert (store.NOTEBOOKS / f"{entry.notebook}.ipynb").is_file()
 
 

@@ -45,17 +45,13 @@ def test_c_is_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
 
 def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
     """A network that was not profiled has no steps."""
-    recorded = source.recordings("peaks")
-    table = compare.kernel_shares(recorded, ["resnet18", "no such network"])
+    table = compare.kernel_shares(source.recordings("peaks"), ["resnet18", "no such network"])
     assert {*table["unit"]} == {"FLOP/s", "B/s"}
     steps = table[table["kernel"] == "step of ResNet-18"]
     assert table["share"].drop(index=steps.index).between(0, 1, inclusive="right").all()
-    assert len(steps) > 0
-    for row in steps.to_dict("records"):
-        rows = compare.steps(recorded[row["machine"]]).query("network == 'resnet18' and ranks == 1")
-        rates = rows.set_index("precision")["rate"].groupby(level=0).median()
-        assert row["rate"] == rates[row["precision"]]
-        assert row["share"] == pytest.approx(row["rate"] / row["peak"])
+    assert len(steps) > 0 and steps["share"].to_list() == (steps["rate"] / steps["peak"]).to_list()
+    fastest = table[table["kernel"].str.startswith(("product", "copy"))]
+    assert (fastest["rate"] <= fastest["peak"]).all()
 
 
 def test_pairs_recover_a_ratio_under_drift() -> None:

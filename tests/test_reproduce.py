@@ -14,11 +14,12 @@ import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from places import PATIENCE_S
+from places import PATIENCE_S, alive
 
 ROOT = Path(__file__).resolve().parent.parent
 UNWANTED = ("CONDA_PREFIX", "PYTHONPATH", "PYTHONPYCACHEPREFIX")
@@ -43,14 +44,9 @@ class Clone:
         return {**kept, "VIRTUAL_ENV": str(self.environment), **changes}
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["bash", "reproduce.sh", *arguments],
-            cwd=self.path,
-            env=self.variables(**variables),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        how: dict[str, Any] = {"cwd": self.path, "env": self.variables(**variables)}
+        how |= {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+        return subprocess.run(["bash", "reproduce.sh", *arguments], **how)
 
     def calls(self) -> list[str]:
         return (self.path / "calls").read_text().splitlines()
@@ -82,14 +78,6 @@ def wait_for(path: Path) -> list[str]:
     raise AssertionError(f"{path.name} did not appear")
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process is there; a dead one that nobody has reaped yet is not."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize("words", ["--fast", "--recorded --full", "test --full"])
 def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     done = clone.run(*words.split())
@@ -97,16 +85,14 @@ def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("reproduce.sh: ")
 
 
+MEASURE = "measure all --profile full --out build/measured-full"
+BOOK = "book --data build/measured-full --reports build/reports --only 10,40"
+
+
 @pytest.mark.parametrize(
     ("words", "calls"),
     [
-        (
-            "--full --only 10,40",
-            [
-                "measure all --profile full --out build/measured-full",
-                "book --data build/measured-full --reports build/reports --only 10,40",
-            ],
-        ),
+        ("--full --only 10,40", [MEASURE, BOOK]),
         ("--only 90 --recorded", ["book --recorded --only 90"]),
     ],
 )
@@ -114,13 +100,10 @@ def test_stages_run_in_order_in_the_active_environment(
     clone: Clone, words: str, calls: list[str]
 ) -> None:
     done = clone.run(*words.split())
-    assert (done.returncode, done.stderr) == (0, "")
-    assert clone.calls() == calls
-    lines = done.stdout.splitlines()
-    assert str(clone.environment) in lines[0]
-    assert [line.split()[0] for line in lines[1:-1]] == ["02-measure", "03-book"][-len(calls) :]
-    assert all(line.split()[1:] == ["0", "s", "done"] for line in lines[1:-1])
-    assert lines[-1].split()[0] == "total"
+    assert (done.returncode, done.stderr, clone.calls()) == (0, "", calls)
+    first, *stages, last = done.stdout.splitlines()
+    assert str(clone.environment) in first and last.split()[0] == "total"
+    assert [line.split()[0] for line in stages] == ["02-measure", "03-book"][-len(calls) :]
     assert not (clone.path / ".venv").exists()
 
 
@@ -174,22 +157,16 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
     command = ["bash", "reproduce.sh"]
     if by == "terminal":
         command = [sys.executable, "-c", f"import pty; pty.spawn({command})"]
-    first = subprocess.Popen(
-        command,
-        cwd=clone.path,
-        env=clone.variables(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    pipe = subprocess.PIPE
+    how: dict[str, Any] = {"cwd": clone.path, "env": clone.variables(), "start_new_session": True}
+    first = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **how)
     assert first.stdin is not None
     try:
-        pids = [int(word) for word in wait_for(started)]
+        processes = [psutil.Process(int(word)) for word in wait_for(started)]
         second = clone.run()
         assert second.returncode == 1
-        assert len(second.stderr.splitlines()) == 1 and f"(pid {pids[0]})" in second.stderr
-        assert all(is_running(pid) for pid in pids)
+        assert len(second.stderr.splitlines()) == 1 and f"(pid {processes[0].pid})" in second.stderr
+        assert alive(processes) == processes
         if by == "terminal":
             first.stdin.write(b"\x03")
             first.stdin.flush()
@@ -200,7 +177,7 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
         first.kill()
     assert b"reproduce.sh: interrupted; the same command goes on from here" in printed
     assert by == "terminal" or first.returncode == 130
-    assert not any(is_running(pid) for pid in pids)
+    assert not alive(processes)
     clone.ddlkit_does("echo done")
     assert clone.run().returncode == 0
 

@@ -22,16 +22,6 @@ def record(directory: Path, point: str, link: str, seconds: float) -> None:
     )
 
 
-def test_own_tables_come_first_and_the_recording_fills_what_they_lack(tmp_path: Path) -> None:
-    live, recorded = tmp_path / "live", tmp_path / "recorded"
-    record(live, "loopback-p2", "loopback", 0.1)
-    record(recorded, "loopback-p2", "loopback", 0.9)
-    record(recorded, "lab-p4", "lab:1gbit", 0.5)
-    table = Source((live, recorded)).table("collectives")
-    assert table.groupby("link")["seconds"].first().to_dict() == {"lab:1gbit": 0.5, "loopback": 0.1}
-    assert Source((recorded,)).table("collectives")["seconds"].max() == 0.9
-
-
 @pytest.fixture
 def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """A live directory over a recording; both measured the same link, under different file names."""
@@ -90,6 +80,3 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
         Source((tmp_path,)).table("runs")
     with pytest.raises(UserError, match="no tables in nowhere"):
         open_source("nowhere")
-    record(tmp_path, "loopback-p2", "loopback", 0.1)
-    with pytest.raises(UserError, match="no table of layers"):
-        Source((tmp_path,)).profile("resnet50")

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
-from ddlkit.core.errors import UserError
 from ddlkit.report import catalog, claims, papers
-from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
 
 CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", "")
@@ -30,12 +28,9 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
     listed, waiting = claims.load_claims(), claims.waiting()
     assert {*claims.CHECKS, *waiting.index} == {claim.id for claim in listed}
     assert not {*claims.CHECKS} & {*waiting.index}
-    assert all(claim.id.startswith(claim.paper) for claim in listed)
     assert {claim.paper for claim in listed} == {*claims.PAPERS}
     assert {claim.relation for claim in listed} <= {*claims.RELATIONS}
     assert len({claim.id for claim in listed}) == len(listed)
-    assert all(claim.place and claim.value + claim.tolerance >= 0 for claim in listed)
-    assert waiting["why"].str.len().gt(10).all()
     assert set(waiting["notebook"]) <= {entry.notebook for entry in catalog.load()} | {""}
 
 
@@ -78,16 +73,6 @@ def test_two_messages_are_compared_with_one_only_where_both_profit_alike() -> No
     assert omgs.doubled(rows).to_dict() == {1: 2 / 3, 2: 6 / 5, 4: 10 / 4}
 
 
-def test_what_osf_states_is_what_its_claims_accept() -> None:
-    """One number in one place: a tolerance or a threshold changes in claims.csv, and the search with it."""
-    by_id = {claim.id: claim for claim in claims.load_claims()}
-    stated = {statement.name: statement for statement in osf_scaling.stated()}
-    low, high = by_id["osf-fig04b-unchanged"].accepted
-    change = stated["VGG-16: change up to 100 MB"]
-    assert (change.low, change.high) == pytest.approx((low - 1, high - 1))
-    assert stated["ResNet-101: CSF below at 100 MB, 1 GB"].low == -math.inf
-
-
 @given(values, st.floats(0, 0.5), st.floats(-1, 1), st.sampled_from(claims.RELATIONS))
 def test_a_number_agrees_within_the_tolerance_on_the_side_that_counts(
     value: float, tolerance: float, shift: float, relation: str
@@ -128,8 +113,3 @@ def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.
     assert table.index[0] == "measured here" and table.loc["all", "all"] == len(verdicts)
     assert table.drop(index="all", columns="all").sum().sum() == len(verdicts)
     assert numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
-
-
-def test_a_missing_table_is_one_error() -> None:
-    with pytest.raises(UserError, match=r"cannot read .*tab99\.csv"):
-        claims.paper_table("osf", "tab99")

@@ -52,8 +52,9 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = repeats.median().add_prefix("measured_")
-    spread = repeats["iteration_s"].agg(mean_difference)
-    cases["repeatability"] = spread / cases["measured_iteration_s"]
+    spread = repeats.agg(mean_difference) / repeats.median()
+    cases["repeatability"] = spread["iteration_s"]
+    cases["repeatability_exposed"] = spread["exposed_communication_s"]
     rest = runs.groupby("case").agg({"copy_s_per_byte": "median", "processor_limited": "any"})
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
     return keys.join(cases).join(rest).reset_index()
