@@ -53,11 +53,13 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = repeats.median().add_prefix("measured_")
     spread = repeats.agg(mean_difference) / repeats.median()
+    cases["repeats"] = repeats.size()
     cases["repeatability"] = spread["iteration_s"]
     cases["repeatability_exposed"] = spread["exposed_communication_s"]
-    rest = runs.groupby("case").agg({"copy_s_per_byte": "median", "processor_limited": "any"})
+    how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
+    cases = cases.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
-    return keys.join(cases).join(rest).reset_index()
+    return keys.join(cases).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
@@ -97,11 +99,11 @@ def validate(
         rescaled = replace(ours.iteration, workload=scaled).prediction
         seconds = predicted_times(ours, calibration.of_case(case).others)
         seconds[RESCALED] = times(rescaled)
-        values = {"predicted_compute_s": workload.compute_s}
-        values["lower_s"], values["upper_s"] = ours.interval_s or (math.nan, math.nan)
+        values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
             values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
-        predicted.append(values)
+        values["lower_s"], values["upper_s"] = ours.interval_s or (math.nan, math.nan)
+        predicted.append({**values, "predicted_compute_s": workload.compute_s})
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
 
 
