@@ -38,7 +38,7 @@ from leftovers import none_left
 from places import PATIENCE_S, ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
 from test_launch import ENDLESS
-from test_reproduce import Clone, clone, is_running
+from test_reproduce import Clone, clone
 from test_reproduce import wait_for as words_of
 
 __all__ = ["clone"]
@@ -225,12 +225,12 @@ def test_a_killed_run_takes_its_stage_along(clone: Clone) -> None:
     clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
     first = subprocess.Popen(["bash", "reproduce.sh"], cwd=clone.path, env=clone.variables(),
                              stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
-    pids = [int(word) for word in words_of(started)]
+    processes = [psutil.Process(int(word)) for word in words_of(started)]
     first.kill()
     first.wait()
     clone.ddlkit_does("echo done")
     assert clone.run("--recorded").returncode == 0, "the next run takes over"
-    assert not any(map(is_running, pids))
+    assert not alive(processes)
 
 
 @pytest.mark.fault(
