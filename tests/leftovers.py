@@ -110,8 +110,9 @@ def _places() -> set[str]:
     namespaces = {name.rpartition("-")[0] for name in _names(network.NAMESPACES) if "-" in name}
     for label in namespaces | set(states):
         with suppress(OSError, ValueError, KeyError):
-            owner = json.loads(states[label].read_text())["owner"]
-            if owner and owner["pid"] != os.getpid() and network._alive(owner):
+            state = json.loads(states[label].read_text())
+            pid, _ = owner = state["needs"][0] if state["owned"] else (0, None)
+            if pid != os.getpid() and network._runs(owner):
                 continue
         found.add(f"lab {label}")
     return found

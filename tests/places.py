@@ -20,7 +20,7 @@ from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.script import PlannedCase
+from ddlkit.run.lab.replay import PlannedCase
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0

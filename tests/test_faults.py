@@ -37,7 +37,7 @@ from ddlkit.store import files
 from leftovers import none_left
 from places import PATIENCE_S, ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
-from test_launch import ENDLESS
+from test_launch import run_endless
 from test_reproduce import Clone, clone, is_running
 from test_reproduce import wait_for as words_of
 
@@ -318,7 +318,6 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
 )
 def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
-    config = {"out": str(tmp_path), "join": {"timeout_s": 4.0}, **ENDLESS}
     stopped: list[psutil.Process] = []
 
     class Stopping(Loopback):
@@ -330,10 +329,9 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyP
                 stopped[0].suspend()
             return ""
 
-    with pytest.raises(
-        UserError, match="^rank 1 of 2 is stopped in job collectives: rank 0"
-    ) as caught:
-        launch.run_ranks("collectives", config, ranks=2, place=Stopping(), timeout_s=PATIENCE_S)
+    told = "^rank 1 of 2 is stopped in job collectives: rank 0"
+    with pytest.raises(UserError, match=told) as caught:
+        run_endless(tmp_path, Stopping(), join={"timeout_s": 4.0})
     assert "\n" not in str(caught.value) and stopped and not alive(stopped)
 
 
@@ -558,10 +556,9 @@ def test_odd_folders_change_nothing(tmp_path: Path, clone: Clone) -> None:
     folder = tmp_path / "link" / ODD_FOLDER
     Origin(machine={}).save(folder / "drift-a.csv", faulty_points.drift()["drift"], "drift")
     assert len(store.load_table(folder / "drift-a.csv")) == 1
-    with pytest.raises(UserError, match="unknown job 'dance'"):
-        launch.run_ranks(
-            "dance", {"out": str(folder / "o")}, ranks=2, place=Loopback(), timeout_s=PATIENCE_S
-        )
+    with pytest.raises(UserError, match="was not done after 5 s"):
+        run_endless(folder / "o", Loopback(), timeout_s=5.0)
+    assert (folder / "o" / "job.json").exists(), "the ranks met"
     moved = folder / "clone"
     shutil.copytree(clone.path, moved)
     (paths,) = clone.environment.rglob("clone.pth")
@@ -616,11 +613,8 @@ def listening_at(process: psutil.Process) -> list[str]:
     for entry in Path(f"/proc/{process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):
             inodes.add(os.readlink(entry))
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/{process.pid}/net/{name}").read_text().splitlines()[1:]
-    ]
+    text = "".join(Path(f"/proc/{process.pid}/net/{name}").read_text() for name in ("tcp", "tcp6"))
+    rows = [line.split() for line in text.splitlines()]
     return [
         socket.inet_ntoa(bytes.fromhex(row[1][:8])[::-1]) if len(row[1]) == 13 else row[1]
         for row in rows
@@ -655,8 +649,7 @@ def test_ranks_listen_at_their_own_address_alone(
     monkeypatch.setattr(type(place), "lost", look)
     up: AbstractContextManager[object] = place if isinstance(place, Lab) else nullcontext()
     with up, pytest.raises(UserError, match="^seen"):
-        asked = {"out": str(tmp_path), **ENDLESS}
-        launch.run_ranks("collectives", asked, ranks=2, place=place, timeout_s=PATIENCE_S)
+        run_endless(tmp_path, place)
     assert len(found) >= 3, "the store, and gloo of each rank"
     own = {launch.LOCALHOST} if where == "loopback" else {"10.77.0.1", "10.77.0.2"}
     assert set(found) <= own, "nowhere else"
@@ -671,10 +664,9 @@ def test_ranks_listen_at_their_own_address_alone(
     holds="all pass: none needs another before it, none leaves anything to the next",
 )
 def test_tests_pass_in_any_order_and_twice(tmp_path: Path) -> None:
-    names = ("test_units.py", "test_timeline.py")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--shuffle=7"]
-    files_twice = [f"tests/{name}" for name in 2 * names]
-    done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *files_twice])
+    twice = 2 * ("tests/test_units.py", "tests/test_timeline.py")
+    done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *twice])
     assert done.returncode == 0, done.stdout[-2000:]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 import socket
 import sys
@@ -191,11 +190,8 @@ def _meet(
         dist.init_process_group(backend, **how)
         dist.barrier()
     except (RuntimeError, OSError) as error:
-        if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
-            taken = f"port {port} on {address} is taken by another program"
-            raise UserError(f"{taken}: choose another port") from error
-        met = f"ranks did not meet at {address} port {port}"
-        raise UserError(f"{met}: {one_line(error)}") from error
+        met = f"ranks did not meet at {address} port {port}: {one_line(error)}"
+        raise UserError(f"{met}; choose another port if that is taken") from error
 
 
 def _one_thread_gloo(device: torch.device) -> str:
