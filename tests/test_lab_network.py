@@ -14,29 +14,11 @@ import psutil
 import pytest
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import burst_bytes
 from ddlkit.core.units import parse_bits_per_s
 from ddlkit.run.lab import network
 from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
-from places import PATIENCE_S, ROOT, sent_by
+from places import PATIENCE_S, ROOT
 
-FRAME = 1514 / 1448  # bytes on the wire for each byte of TCP payload
-
-# When the first byte leaves, and when the last has come, by the clock that all processes here share: whoever
-# is held up, on either side, makes that longer and never shorter.
-SENDER = """
-import socket, sys, time
-s = socket.create_connection((sys.argv[1], 7000)); print(time.perf_counter())
-for _ in range(int(sys.argv[2]) >> 16): s.sendall(bytes(1 << 16))
-s.shutdown(1); s.recv(1)
-"""
-RECEIVER = """
-import socket, time
-server = socket.create_server(("", 7000)); print("ready", flush=True)
-s, _ = server.accept(); n = 0
-while k := len(s.recv(1 << 18)): n += k
-print(n, time.perf_counter())
-"""
 # An owner that says which lab it has up, with a process inside it, and then waits.
 OWNER = """
 import signal, subprocess, sys, time
@@ -84,25 +66,6 @@ def start(code: str) -> subprocess.Popen[str]:
 def entering(lab: Lab, rank: int, *argv: str) -> list[str]:
     """``argv`` as it must be called to run in the namespace of ``rank``."""
     return ["ip", "netns", "exec", lab.namespace(rank).name, *argv]
-
-
-def send(lab: Lab, sender: int, receiver: int, n_bytes: int) -> float:
-    """Bits per second on the wire, framing included, of one TCP connection between two ranks.
-
-    Without what a bucket lends it to begin with: no link carries more than its bucket and its rate.
-    """
-    receive = [sys.executable, "-c", RECEIVER]
-    receiving = subprocess.Popen(
-        entering(lab, receiver, *receive), stdout=subprocess.PIPE, text=True
-    )
-    assert receiving.stdout is not None and receiving.stdout.readline() == "ready\n"
-    sending = [sys.executable, "-c", SENDER, f"10.77.0.{receiver + 1}", str(n_bytes)]
-    sent = subprocess.run(
-        entering(lab, sender, *sending), capture_output=True, check=True, timeout=PATIENCE_S
-    )
-    came, ended_s = map(float, receiving.communicate(timeout=PATIENCE_S)[0].split())
-    lent = burst_bytes(lab.shape.rate_bits_per_s)
-    return (came * FRAME - lent) * 8 / (ended_s - float(sent.stdout))
 
 
 @pytest.fixture
@@ -157,7 +120,7 @@ class TestNetwork:
         lab.down()
         assert traces(lab.label) == []
 
-    def test_every_link_has_its_rate_and_leads_to_peers_alone(self) -> None:
+    def test_every_link_leads_to_peers_alone(self) -> None:
         """No route leads out, so no packet can leave; loopback and the peers are there."""
         reach = (
             "import socket\n"
@@ -166,11 +129,7 @@ class TestNetwork:
             "    try: s.connect((host, 9))\n"
             "    except OSError as error: print(type(error).__name__, error.errno)"
         )
-        rate, n_bytes = 1e8, 6_000_000
-        with Lab(LabShape(2, rate)) as lab:
-            assert 0 < send(lab, 0, 1, n_bytes) < 1.05 * rate
-            sent = sent_by(lab)
-            assert sent["bytes"] == pytest.approx(n_bytes * FRAME, rel=0.05) and not sent["drops"]
+        with Lab(LabShape(2, 1e8)) as lab:
             assert attach(lab.label).name == lab.name
             reached = lines(*entering(lab, 0, sys.executable, "-c", reach))
         assert reached == ["ConnectionRefusedError 111"] * 3 + ["OSError 101"]

@@ -175,14 +175,8 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     ranks = []
     for rank, by in enumerate(names):
         numbers = dict(zip(names[by], (str(rank), "2", "0", "1"), strict=True))
-        environment = {**os.environ, **meeting, **numbers}
-        environment.pop(jobs.PARENT, None)
-        ranks.append(subprocess.Popen(argv, env=environment, cwd=tmp_path))
-    try:
-        assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+        ranks.append(subprocess.Popen(argv, env={**os.environ, **meeting, **numbers}))
+    assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
@@ -282,15 +276,11 @@ def test_what_the_worker_cannot_do_is_one_line(
         assert re.search(complaint, said) and said.count("\n") == 1
 
 
-def job_modules() -> list[str]:
-    """Modules that declare a job."""
-    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
-    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-
-
 def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
     """A process that has opened a GPU cannot be forked and use it; of measurements the name is enough."""
-    for name in (names := job_modules()):
+    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    for name in names:
         assert launch.find(name.removeprefix("ddlkit.run.measure.")).module == name
     assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
     code = """
