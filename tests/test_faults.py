@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -159,40 +159,23 @@ def test_a_build_that_is_full_or_read_only_is_one_line(clone: Clone, require_lab
 # -- damaged files ---------------------------------------------------------------------------------
 
 
-def swap(a: Path, b: Path) -> None:
-    content = a.read_bytes()
-    a.write_bytes(b.read_bytes())
-    b.write_bytes(content)
-
-
-def restamp(path: Path, **changes: object) -> None:
-    stamp = json.loads(path.with_suffix(".json").read_text())
-    path.with_suffix(".json").write_text(json.dumps({**stamp, **changes}))
-
-
-DAMAGES: dict[str, Callable[[Path, Path], object]] = {
-    "truncated": lambda a, b: a.write_bytes(a.read_bytes()[:-5]),
-    "swapped": swap,
-    "wrong hash": lambda a, b: restamp(a, sha256="0" * 64),
-    "a list for a schema": lambda a, b: restamp(a, schema=[]),
-}
-
-
 @pytest.mark.fault(
     fault="recorded files are truncated, swapped or have a wrong hash",
     injected="each in turn, to table or stamp; also a stamp whose values are of another kind",
     holds="refused in one line that names the file, when read and when a session would go on",
 )
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_tables_are_refused_in_one_line(damage: str, tmp_path: Path) -> None:
-    for name in "ab":
-        Origin(machine={}).save(
-            tmp_path / f"drift-{name}.csv", faulty_points.drift(name)["drift"], "drift"
-        )
-    paths = tmp_path / "drift-a.csv", tmp_path / "drift-b.csv"
-    DAMAGES[damage](*paths)
+@pytest.mark.parametrize("damage", ["truncated", "swapped", {"sha256": "0" * 64}, {"schema": []}])
+def test_damaged_tables_are_refused_in_one_line(damage: Any, tmp_path: Path) -> None:
+    a, b = tmp_path / "drift-a.csv", tmp_path / "drift-b.csv"
+    for path in (a, b):
+        Origin(machine={}).save(path, faulty_points.drift(path.stem)["drift"], "drift")
+    if isinstance(damage, dict):
+        stamp = json.loads(a.with_suffix(".json").read_text())
+        a.with_suffix(".json").write_text(json.dumps({**stamp, **damage}))
+    else:
+        a.write_bytes(b.read_bytes() if damage == "swapped" else a.read_bytes()[:-5])
     with pytest.raises(UserError, match="drift-a") as caught:
-        store.load_table(paths[0])
+        store.load_table(a)
     assert "\n" not in str(caught.value)
 
 
@@ -331,20 +314,18 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     owners = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in "ab"]
-    try:
-        dead, living = (Path(one.stdout.readline().strip()) for one in owners if one.stdout)
-        owners[0].kill()
-        owners[0].wait()
-        (tmp_path / "ddlkit-run").mkdir()
-        (tmp_path / "ddlkit-run-link").symlink_to(tmp_path / "ddlkit-run")
-        with files.scratch(tmp_path) as mine:
-            assert not dead.exists() and living.exists() and mine.exists()
-        assert not mine.exists() and (tmp_path / "ddlkit-run").exists()
-    finally:
-        for one in owners:
-            one.kill()
-            one.communicate()
+    dead, living = (Path(owner.stdout.readline().strip()) for owner in owners if owner.stdout)
+    owners[0].kill()
+    owners[0].wait()
+    (tmp_path / "ddlkit-run").mkdir()
+    (tmp_path / "ddlkit-run-link").symlink_to(tmp_path / "ddlkit-run")
+    with files.scratch(tmp_path) as mine:
+        assert not dead.exists() and living.exists() and mine.exists()
+    assert not mine.exists() and (tmp_path / "ddlkit-run").exists()
     (tmp_path / "ddlkit-run-link").unlink()
+    for owner in owners:
+        owner.kill()
+        owner.communicate()
     with files.scratch(tmp_path):
         assert not living.exists()
 

@@ -210,18 +210,18 @@ class Lab(Place):
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
             links += [f"link set port{rank} master bridge {UP}"]
         _ip(links, switch)
-        rate = self.link_bits_per_s
-        _ip([_shape(f"port{rank}", rate) for rank in range(self.ranks)], switch, tool="tc")
-        for name in ranks:
-            _ip([_shape(INTERFACE, rate)], name, tool="tc")
+        for rank, name in enumerate(ranks):
+            _ip([_shape(f"port{rank}", self.link_bits_per_s)], switch, tool="tc")
+            _ip([_shape(INTERFACE, self.link_bits_per_s)], name, tool="tc")
 
 
 def attach(label: str) -> Lab:
     """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
     states = _states()
     if not (state := states.get(label)):
-        names = ", ".join(states) or "none"
-        raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
+        raise UserError(
+            f"there is no lab {label!r}; labs that are up: {', '.join(states) or 'none'}"
+        )
     if not state["shape"]:
         raise UserError(f"the state of lab {label} is damaged: remove it by ddlkit lab clean")
     lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owned"])
@@ -233,13 +233,12 @@ def status() -> list[dict[str, Any]]:
     """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        ranks, link, owner = 0, "an unknown link", "owner unknown"
+        row = {"label": label, "ranks": 0, "link": "an unknown link", "owner": "owner unknown"}
         if state["shape"]:
             shape = LabShape.from_dict(state["shape"])
-            ranks, link = shape.workers, shape.link
             owner = f"process {state['needs'][0][0]}" if state["owned"] else "persistent"
-        alive = all(map(_runs, state["needs"]))
-        rows.append(dict(label=label, ranks=ranks, link=link, owner=owner, alive=alive))
+            row |= {"ranks": shape.workers, "link": shape.link, "owner": owner}
+        rows.append({**row, "alive": all(map(_runs, state["needs"]))})
     return rows
 
 
@@ -271,12 +270,12 @@ def _run(argv: list[str], script: str = "") -> str:
     except FileNotFoundError:
         raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from None
     except subprocess.TimeoutExpired:
-        complaint = f"did not end within {DEADLINE_S:g} s and was killed: try again"
-    else:
-        if not done.returncode:
-            return done.stdout
+        late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
+        raise UserError(f"lab network: {' '.join(argv)}: {late}") from None
+    if done.returncode:
         complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
-    raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+        raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+    return done.stdout
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:

@@ -44,7 +44,6 @@ from ddlkit.store.files import append_text
 ITERATIONS = "replay.jsonl"
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
-SAY_S = 10.0  # between two lines of progress
 MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
@@ -187,7 +186,6 @@ def replay(
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
-    progress_s = time.monotonic()
     while turns:
         repeat, script, tries = turns.popleft()
         seen_s, used = _iterate(me, script)
@@ -197,9 +195,6 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
         everyone = peers.everyones(seen_s)
         if me.rank == 0:
             append_iteration(me.out, script, repeat, everyone, used)
-        if time.monotonic() - progress_s >= SAY_S:
-            progress_s = time.monotonic()
-            me.say(f"replay: {len(turns)} iterations to come")
     return ()
 
 
