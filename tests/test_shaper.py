@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import read_link
 from ddlkit.run.lab import Conditions, LabShape, parse
-from ddlkit.run.lab.tunnel import Packet, Shaper, Size, size_of
+from ddlkit.run.lab.tunnel import Packet, Shaper, Size, measured, size_of
 
 MSS, HEAD = 1448, 52
 RATE = 1e8
@@ -127,6 +128,11 @@ def test_a_packet_is_cut_into_frames(payload: int, frames: int, n_bytes: int) ->
     size = size_of(HEAD + payload, HEAD, MSS)
     assert (size.frames, size.bytes) == (frames, n_bytes)
     assert size_of(40).bytes == 46 + 38, "a short one is padded"
+    headers = bytes(20 + 12) + bytes([8 << 4]) + bytes(19)  # IP, and TCP with options
+    for kind in (0, 1):  # not to be cut, or by its header
+        told = struct.pack("<BBHHHH", 1, kind, HEAD, MSS, 20, 16)
+        whole = size_of(HEAD + payload, HEAD, MSS) if kind else size_of(HEAD + payload)
+        assert measured(told + headers + bytes(payload)) == whole
 
 
 @pytest.mark.parametrize(

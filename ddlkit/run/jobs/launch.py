@@ -101,12 +101,8 @@ class Loopback(Place):
         interface = "lo0" if sys.platform == "darwin" else "lo"
         # "=": this interface alone, not all whose names begin so.
         only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        return {
-            **super().environment(rank, ranks, port),
-            **only,
-            **ON_ONE_MACHINE,
-            **self.variables,
-        }
+        numbers = super().environment(rank, ranks, port)
+        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
 
 
 def launch(
@@ -243,7 +239,8 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     line, of_all, status = _last_line(processes[first].log), f"of {len(processes)}", deaths[first]
     silent = [rank for rank, status in enumerate(polled) if status is None]
     if status == jobs.LOST_PEER and silent:
-        stopped = [rank for rank in silent if _is_stopped(processes[rank].pid)]
+        states = {each.pid: each.info["status"] for each in psutil.process_iter(["status"])}
+        stopped = [n for n in silent if states.get(processes[n].pid) == psutil.STATUS_STOPPED]
         how = "is stopped" if stopped else "does not answer"
         late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
         return f"{late}: rank {first} gave up; its last line: {line}"
@@ -283,12 +280,6 @@ def _signal(pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             send(pid, number)
             return
-
-
-def _is_stopped(pid: int | None) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False
 
 
 def _lines(log: Path) -> list[str]:
@@ -396,4 +387,5 @@ def find(name: str) -> Job[Any]:
 
 
 if __name__ == "__main__":
+    jobs.die_with_parent()
     be_rank()

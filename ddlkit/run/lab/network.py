@@ -86,9 +86,8 @@ class Lab(Place):
 
     def lost(self) -> str:
         """Return why ranks no longer reach one another, in one line; empty as long as they can."""
-        if all(map(_runs, _states()[self.label]["needs"])):
-            return ""
-        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
+        gone = f"the process of the emulated link of lab {self.label} is gone: take the lab down"
+        return "" if all(map(_runs, _states()[self.label]["needs"])) else gone
 
     def up(self) -> Lab:
         """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""

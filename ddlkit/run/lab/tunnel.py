@@ -67,11 +67,10 @@ class Size(NamedTuple):
 def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
     """Cut a packet into frames: segments with a header each, if it has any, and framing around each."""
     payload = ip_bytes - header_bytes
-    if not segment_bytes or payload <= segment_bytes:
+    if payload <= segment_bytes or not segment_bytes:
         whole = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
         return Size(1, whole, whole)
-    frames = -(-payload // segment_bytes)
-    around = header_bytes + FRAMING_BYTES
+    frames, around = -(-payload // segment_bytes), header_bytes + FRAMING_BYTES
     return Size(frames, segment_bytes + around, payload + frames * around)
 
 
@@ -155,11 +154,8 @@ class Shaper:
 def measured(packet: bytes) -> Size:
     """Return what a packet, as a device gives it, is on the wire."""
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
-    ip_bytes = len(packet) - _HEADER.size
-    if not kind:
-        return size_of(ip_bytes)
-    header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4
-    return size_of(ip_bytes, header_bytes, segment_bytes)
+    header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4 if kind else 0
+    return size_of(len(packet) - _HEADER.size, header_bytes, segment_bytes if kind else 0)
 
 
 # -- the process -------------------------------------------------------------------------------
