@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -105,3 +106,11 @@ def test_processor_and_gpus_are_sampled_into_a_table(
     assert len(store.load_table(path)) == len(frame)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert vitals.gpu_in_use() == "" and vitals.gpu_vitals() == [], "without nvidia-smi"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_tells_its_clock_and_temperature() -> None:
+    seen = {quantity: value for _, quantity, value in vitals.gpu_vitals()}
+    assert 1e8 < seen["sm_clock_hz"] < 1e10
+    assert 0 < seen["temperature_c"] < 120
