@@ -92,10 +92,7 @@ class Line:
         self.bytes_per_s, self.free_s = rate_bits_per_s / 8, 0.0
 
     def carry(self, first_s: float, last_s: float, size: Size) -> tuple[float, float]:
-        """Carry frames whose first arrives at the one time and whose last at the other.
-
-        Returns when the first of them has left, and when all have.
-        """
+        """Return when the first frame of a packet has left, and when all have, by when these arrive."""
         begin_s = max(first_s, self.free_s)
         last_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
         all_s = begin_s + size.bytes / self.bytes_per_s
