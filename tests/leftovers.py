@@ -110,8 +110,9 @@ def _places() -> set[str]:
     namespaces = {name.rpartition("-")[0] for name in _names(network.NAMESPACES) if "-" in name}
     for label in namespaces | set(states):
         with suppress(OSError, ValueError, KeyError):
-            owner = json.loads(states[label].read_text())["owner"]
-            if owner and owner["pid"] != os.getpid() and network._alive(owner):
+            state = json.loads(states[label].read_text())
+            pid, _ = owner = state["needs"][0] if state["owned"] else (0, None)
+            if pid != os.getpid() and network._runs(owner):
                 continue
         found.add(f"lab {label}")
     return found
@@ -123,12 +124,7 @@ def _names(directory: Path) -> list[str]:
 
 def _held(directories: tuple[Path, ...]) -> list[Path]:
     """Files and folders there on which somebody holds a lock."""
-    with suppress(OSError):
-        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        inodes = {
-            int(word.rpartition(":")[2]) for row in rows for word in row if word.count(":") == 2
-        }
-        if inodes:
-            paths = [path for folder in directories for path in (folder, *folder.rglob("*"))]
-            return [path for path in paths if path.exists() and path.stat().st_ino in inodes]
-    return []
+    words = Path("/proc/locks").read_text().split()
+    inodes = {int(word.rpartition(":")[2]) for word in words if word.count(":") == 2}
+    paths = [path for folder in directories for path in (folder, *folder.rglob("*")) if inodes]
+    return [path for path in paths if path.exists() and path.stat().st_ino in inodes]

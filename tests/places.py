@@ -20,7 +20,7 @@ from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Place
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.script import PlannedCase
+from ddlkit.run.lab.replay import PlannedCase
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0
@@ -33,8 +33,7 @@ def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -
     plan = make_plan(spec, workload)
     ends = ";".join(map(str, plan.ends))
     link = (place.name, place.link_bits_per_s)
-    collective = "all_gather" if fields.get("density", 1.0) < 1 else "all_reduce"
-    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends)
+    case = Case("replay", "tiny", "made", 1, 2, *link, "all_reduce", spec, ends)
     return PlannedCase(replace(case, **fields), workload, plan)
 
 

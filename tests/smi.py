@@ -1,4 +1,4 @@
-"""An nvidia-smi to put on the PATH: a program that plays a scene and notes what it is asked."""
+"""An nvidia-smi to put on the PATH: a program that plays a scene."""
 
 from __future__ import annotations
 
@@ -8,54 +8,24 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-# What it does is what nvidia-smi 580 does: a line per GPU, again and again with -lms, nothing but a complaint
-# when one of the fields is unknown. A resident one holds the driver open; a starting driver looks busy.
+# As nvidia-smi 580: a line per GPU, nothing but a complaint when one of the fields is unknown.
 PROGRAM = """\
-import json, os, sys, time
+import json, sys
 from pathlib import Path
 
-home = Path(__file__).parent
-scene = json.loads((home / "scene.json").read_text())
-words = sys.argv[1:]
-with open(home / "asked", "a") as asked:
-    asked.write(json.dumps(words) + "\\n")
-query = next(word for word in words if word.startswith("--query-"))
-about, fields = query.removeprefix("--query-").split("=")
-rows = scene["gpus"] if about == "gpu" else scene["processes"]
-known = {"index", "uuid", *scene["gpus"][0]} if about == "gpu" else {"gpu_uuid", "pid"}
-for field in fields.split(","):
-    if field not in known:
+rows = json.loads((Path(__file__).parent / "scene.json").read_text())
+query = next(word for word in sys.argv if word.startswith("--query-gpu="))
+fields = query.partition("=")[2].split(",")
+for field in fields:
+    if field not in {"index", "uuid", *rows[0]}:
         print(f'Field "{field}" is not a valid field to query.')
         raise SystemExit(2)
-resident = home / "resident"
-
-
-def alive():
-    try:
-        os.kill(int(resident.read_text()), 0)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def show():
-    for number, row in enumerate(rows):
-        cells = {"index": str(number), "uuid": f"GPU-{number}", **row}
-        if scene["starts"] and not alive():
-            cells["utilization.gpu"] = "100"
-        print(", ".join(cells[field] for field in fields.split(",")), flush=True)
-
-
-if "-lms" in words:
-    resident.write_text(str(os.getpid()))
-    while True:
-        show()
-        time.sleep(int(words[words.index("-lms") + 1]) / 1e3)
-show()
+for number, row in enumerate(rows):
+    cells = {"index": str(number), "uuid": f"GPU-{number}", **row}
+    print(", ".join(cells[field] for field in fields))
 """
 IDLE = {
     **{"name": "NVIDIA H200", "driver_version": "580.65.06", "memory.total": "143771"},
@@ -65,50 +35,17 @@ IDLE = {
 }
 
 
-class Smi:
-    """One that is installed: what it was asked, and the pid of the last that stayed."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-
-    def asked(self) -> list[list[str]]:
-        """The arguments of each call."""
-        path = self._home / "asked"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def resident(self) -> int:
-        """Its pid; 0 if none has been started."""
-        path = self._home / "resident"
-        return int(path.read_text() or 0) if path.exists() else 0
-
-
-def install(
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *gpus: dict[str, str],
-    processes: Sequence[dict[str, str]] = (),
-    starts: bool = False,
-) -> Smi:
+def install(home: Path, monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, str]) -> None:
     """Put it on the PATH; as `write`."""
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
-    return write(home, gpus, processes, starts)
+    write(home, gpus)
 
 
-def write(
-    home: Path,
-    gpus: Sequence[dict[str, str]],
-    processes: Sequence[dict[str, str]] = (),
-    starts: bool = False,
-) -> Smi:
-    """Write it into a directory.
-
-    gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy
-    """
+def write(home: Path, gpus: Sequence[dict[str, str]]) -> None:
+    """Write it into a directory; gpus : what differs from IDLE."""
     home.mkdir(exist_ok=True)
-    scene: dict[str, Any] = {"gpus": [{**IDLE, **gpu} for gpu in gpus or ({},)]}
-    scene |= {"processes": list(processes), "starts": starts}
+    scene = [{**IDLE, **gpu} for gpu in gpus or ({},)]
     (home / "scene.json").write_text(json.dumps(scene))
     program = home / "nvidia-smi"
     program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return Smi(home)

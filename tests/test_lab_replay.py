@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import replay
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.script import (
+from ddlkit.run.lab.replay import (
     ITERATIONS,
     Script,
     append_iteration,
@@ -40,141 +39,85 @@ def random_times(script: Script, rng: np.random.Generator, ranks: int) -> np.nda
         late_s = rng.exponential(1e-3, (3, len(script.ready_s)))
         awake_s = np.maximum.accumulate(script.ready_s + late_s[0])
         done_s = np.maximum.accumulate(awake_s + late_s[1]) + np.cumsum(late_s[2])
-        groups = (awake_s, awake_s, awake_s + 1e-9, done_s)
-        ends = script.forward_s, awake_s[-1] + 1e-9, done_s[-1], done_s[-1] + script.update_s
+        groups = (awake_s, awake_s + 1e-9, done_s)
+        ends = script.forward_s, done_s[-1], done_s[-1] + script.update_s
         rows.append(np.hstack([*groups, ends]))
     return np.array(rows)
 
 
-class TestScript:
-    @given(st.data(), st.floats(0.1, 100))
-    def test_dilation_stretches_time_and_leaves_bytes(self, data: st.DataObject, k: float) -> None:
-        workload = data.draw(workloads())
-        plan = data.draw(plans(workload.n))
-        spec = f"cuts:{','.join(map(str, plan.ends))}"
-        plain, slow = (
-            Script.from_case(planned(spec, Loopback(), workload, dilation=dilation))
-            for dilation in (1.0, k)
-        )
-        assert sum(plain.bytes) == workload.bytes.sum()
-        assert slow.bytes == plain.bytes
-        assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
-        assert slow.compute_s == pytest.approx(workload.compute_s * k)
-        assert all(
-            0 <= 4 * n - size < 4 for n, size in zip(plain.elements, plain.bytes, strict=True)
-        )
-
-    def test_only_the_last_rank_straggles_and_selection_stretches_with_it(self) -> None:
-        more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
-        case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
-        one = Script.from_case(case, lambda elements, density: 1e-9 * elements)
-        assert one.kept == [max(1, round(0.01 * d)) for d in one.elements]
-        assert one.sent_bytes == [8 * k for k in one.kept]
-        assert one.selection_s == pytest.approx([2e-9 * d for d in one.elements])
-        assert [one.played_by(rank) for rank in (0, 1)] == [one, one]
-        slow = one.played_by(2)
-        assert slow.compute_s == pytest.approx(1.5 * one.compute_s)
-        assert slow.sent_bytes == one.sent_bytes
-
-    def test_what_a_replay_cannot_wait_out_is_refused(self) -> None:
-        for wrong, reason in (({"density": 0.5}, "unknown times"), ({"negotiated": True}, "v0.2")):
-            with pytest.raises(UserError, match=reason):
-                replay.replay(Loopback(), 2, [planned("single", Loopback(), **wrong)])
+@given(st.data(), st.floats(0.1, 100))
+def test_dilation_stretches_time_and_leaves_bytes(data: st.DataObject, k: float) -> None:
+    workload = data.draw(workloads())
+    plan = data.draw(plans(workload.n))
+    spec = f"cuts:{','.join(map(str, plan.ends))}"
+    plain, slow = (
+        Script.from_case(planned(spec, Loopback(), workload, dilation=dilation))
+        for dilation in (1.0, k)
+    )
+    assert slow.bytes == plain.bytes and sum(plain.bytes) == workload.bytes.sum()
+    assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
+    assert slow.compute_s == pytest.approx(workload.compute_s * k)
 
 
-class TestTimeline:
-    @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
-    def test_no_messages_overlap_and_no_byte_is_lost(
-        self, data: st.DataObject, ranks: int, seed: int
-    ) -> None:
-        workload = data.draw(workloads(max_tensors=6))
-        plan = data.draw(plans(workload.n))
-        spec = f"cuts:{','.join(map(str, plan.ends))}"
-        script = Script.from_case(planned(spec, Loopback(), workload))
-        everyone = random_times(script, np.random.default_rng(seed), ranks)
-        spans = make_timeline(script, everyone)
-        assert set(spans.rank.tolist()) == set(range(ranks))
-        for rank, seen_s in enumerate(everyone):
-            mine = spans.select(spans.rank == rank)
-            messages = mine.select(mine.kind == "all_reduce")
-            assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
-            assert np.all(messages.start_s >= script.ready_s)
-            assert messages.bytes.sum() == workload.bytes.sum()
-            assert mine.end_s.max() == seen_s[-1]
-            # Whatever is not compute is exposed communication: nothing else happens in a replay.
-            idle_s = mine.duration_s - mine.busy_s(("forward", "backward", "update"))
-            assert mine.exposed_communication_s() <= idle_s + 1e-9
+def test_only_the_last_rank_straggles() -> None:
+    script = Script.from_case(planned("buffer:512KiB", Loopback(), workers=3, straggler=1.5))
+    assert [script.played_by(rank) for rank in (0, 1)] == [script, script]
+    assert script.played_by(2).compute_s == pytest.approx(1.5 * script.compute_s)
 
 
-class TestLoopback:
-    """Replay needs no root where the link need not be shaped."""
+@given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
+def test_no_messages_overlap_and_no_byte_is_lost(
+    data: st.DataObject, ranks: int, seed: int
+) -> None:
+    workload = data.draw(workloads(max_tensors=6))
+    plan = data.draw(plans(workload.n))
+    spec = f"cuts:{','.join(map(str, plan.ends))}"
+    script = Script.from_case(planned(spec, Loopback(), workload))
+    everyone = random_times(script, np.random.default_rng(seed), ranks)
+    spans = make_timeline(script, everyone)
+    assert set(spans.rank.tolist()) == set(range(ranks))
+    for rank, seen_s in enumerate(everyone):
+        mine = spans.select(spans.rank == rank)
+        messages = mine.select(mine.kind == "all_reduce")
+        assert np.all(messages.start_s[1:] >= messages.end_s[:-1])
+        assert np.all(messages.start_s >= script.ready_s)
+        assert messages.bytes.sum() == workload.bytes.sum()
+        assert mine.end_s.max() == seen_s[-1]
+        # Whatever is not compute is exposed communication: nothing else happens in a replay.
+        idle_s = mine.duration_s - mine.busy_s(("forward", "backward", "update"))
+        assert mine.exposed_communication_s() <= idle_s + 1e-9
 
-    def test_replays_are_never_shorter_than_compute(self) -> None:
-        place = Loopback()
-        cases = [
-            planned("none", place),
-            planned("single", place),
-            planned("buffer:512KiB", place, dilation=2.0),
-        ]
-        runs, spans = replay.replay(place, 2, cases, 2)
-        # Every case once per round, in turn.
-        assert list(runs["case"]) == [one.case.key for one in cases] * 2
-        assert list(runs["repeat"]) == [0, 0, 0, 1, 1, 1]
-        assert (runs["iteration_s"] >= runs["compute_s"]).all()
-        expected_s = runs["plan"].map({"none": 1.0, "single": 1.0, "buffer:512KiB": 2.0}) * 0.09
-        assert np.allclose(runs["compute_s"], expected_s)
-        exposed_s = runs["iteration_s"] - runs["compute_s"]
-        assert np.allclose(runs["exposed_communication_s"], exposed_s)
-        assert runs["processor_load"].between(0, 1).all()
-        assert (
-            runs["processor_limited"] == ((runs["processor_load"] >= 0.9) | (runs["stolen"] > 0.02))
-        ).all()
-        for one in cases:  # no rank has its gradients before they are due
-            mine = spans[(spans["case"] == one.case.key) & (spans["kind"] == "backward")]
-            ready_s = mine.groupby(["rank", "group"])["end_s"].max().unstack()
-            assert (ready_s >= Script.from_case(one).ready_s).all(axis=None)
-        # The spans of the first round, of both ranks, and every byte in them.
-        assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
-        sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
-        assert len(sent) == 6 and (sent == TINY.bytes.sum()).all()
 
-    def test_sparse_gradients_are_selected_and_gathered(self, tmp_path: Path) -> None:
-        """Waited out, beside a straggler; and what is done is not played again."""
-        place = Loopback()
-
-        def waited(elements: Any, density: float) -> Any:
-            return 2e-7 * elements  # 13 ms for each of the first five tensors
-
-        slow: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 2.0}
-        cases = [
-            planned("none", place, density=0.01, selection_sha256="abc"),
-            planned("single", place, straggler=2.0),
-            planned("none", place, **slow),
-        ]
-        runs, spans = replay.replay(
-            place,
-            2,
-            cases,
-            rounds=2,
-            selection=waited,
-            done=[(cases[1].case.key, 1)],
-            out=tmp_path,
-        )
-        first, straggling, both = (runs[runs["case"] == one.case.key] for one in cases)
-        assert [len(rows) for rows in (first, straggling, both)] == [2, 1, 2]
-        selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
-        assert np.allclose(first["compute_s"], TINY.compute_s + selection_s, rtol=1e-3)
-        assert np.allclose(straggling["compute_s"], 2 * TINY.compute_s)
-        assert np.allclose(both["compute_s"], 2 * (TINY.compute_s + selection_s), rtol=1e-3)
-        assert (runs["iteration_s"] >= runs["compute_s"]).all()
-        kinds = spans[spans["case"] == cases[0].case.key].groupby("kind")["bytes"].sum()
-        script = Script.from_case(cases[0], waited)
-        assert kinds["all_gather"] == 2 * sum(script.sent_bytes)
-        assert kinds["sparsify"] == 2 * TINY.bytes.sum()
-        assert "all_reduce" not in kinds
-        again = replay.replay(place, 2, cases, 2, selection=waited, out=tmp_path)
-        assert len(again.runs) == 6 and len(again.timeline) > len(spans) - 1
-        pd.testing.assert_frame_equal(again.runs.head(5), runs)
+def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) -> None:
+    """All in turn, one beside a straggler; and what is done is not played again."""
+    place = Loopback()
+    cases = [
+        planned("single", place),
+        planned("buffer:512KiB", place, dilation=2.0),
+        planned("none", place, straggler=2.0),
+    ]
+    keys = [case.case.key for case in cases]
+    runs, spans = replay.replay(place, 2, cases, 2, done=[(keys[1], 1)], out=tmp_path)
+    assert list(runs["case"]) == [*keys, keys[0], keys[2]]
+    assert list(runs["repeat"]) == [0] * 3 + [1] * 2
+    expected_s = {keys[0]: 0.09, keys[1]: 0.18, keys[2]: 0.18}
+    assert np.allclose(runs["compute_s"], runs["case"].map(expected_s))
+    assert (runs["iteration_s"] >= runs["compute_s"]).all()
+    exposed_s = runs["iteration_s"] - runs["compute_s"]
+    assert np.allclose(runs["exposed_communication_s"], exposed_s)
+    limited = (runs["processor_load"] >= 0.9) | (runs["stolen"] > 0.02)
+    assert (runs["processor_limited"] == limited).all()
+    for case in cases[:2]:  # no rank has its gradients before they are due
+        mine = spans[(spans["case"] == case.case.key) & (spans["kind"] == "backward")]
+        ready_s = mine.groupby(["rank", "group"])["end_s"].max().unstack()
+        assert (ready_s >= Script.from_case(case).ready_s).all(axis=None)
+    # The spans of the first round, of both ranks, and every byte in them.
+    assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
+    sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
+    assert len(sent) == 6 and (sent == TINY.bytes.sum()).all()
+    again = replay.replay(place, 2, cases, 2, out=tmp_path)
+    assert len(again.runs) == 6
+    pd.testing.assert_frame_equal(again.runs.head(5), runs)
 
 
 @pytest.mark.fault(

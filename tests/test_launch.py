@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,20 +21,27 @@ import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run import jobs
-from ddlkit.run.jobs import launch, worker
+from ddlkit.run.clock import Budget
+from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback, Place
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store.files import scratch
 from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
 
-ENDLESS = {
-    "collectives": ["all_reduce"],
-    "sizes": [1024],
-    "budget": {"max_repeats": 10**7, "max_s": 600.0, "relative_halfwidth": 0.0},
-}
+ENDLESS = CollectivesSettings(
+    ["all_reduce"], [1024], Budget(max_repeats=10**7, max_s=600.0, relative_halfwidth=0.0)
+)
 
 
-def run(config: dict[str, Any], place: Place, timeout_s: float = 2 * PATIENCE_S) -> None:
-    launch.run_ranks("collectives", config, ranks=2, place=place, timeout_s=timeout_s)
+def run_endless(out: Path | None, place: Place, **how: Any) -> None:
+    launch.launch(collectives_job, ENDLESS, ranks=2, place=place, out=out, **how)
+
+
+def python(code: str, *argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
+    """What a program prints that imports this ddlkit."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("environment", {})}
+    command = [*how.pop("by", ()), sys.executable, "-c", code, *argv]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **how)
 
 
 @pytest.mark.parametrize("at_work", [False, True])
@@ -57,7 +65,7 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(UserError) as caught:
-        run({"out": str(tmp_path), **ENDLESS}, Loopback())
+        run_endless(tmp_path, Loopback())
     killer.join()
     line = str(caught.value)
     assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
@@ -68,18 +76,13 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
 
 SCRIPT = """
 import signal
-from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
-from test_launch import ENDLESS
+from test_launch import run_endless
 signal.signal(signal.SIGINT, signal.default_int_handler)
-def run():
-    with launch.workspace(None) as out:
-        config = {"out": str(out), **ENDLESS}
-        launch.run_ranks("collectives", config, ranks=2, place=Loopback(), timeout_s=100)
 try:
-    run()
+    run_endless(None, Loopback())
 except KeyboardInterrupt:
-    run()
+    run_endless(None, Loopback())
 """
 
 
@@ -152,8 +155,9 @@ def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
     holds="one line names the port and says to choose another",
 )
 def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
-    with listening() as port, pytest.raises(UserError, match=f"^port {port} on 127.0.0.1 is taken"):
-        run({"out": str(tmp_path), **ENDLESS}, Loopback(port))
+    told = "127.0.0.1 port {}: .*choose another port"
+    with listening() as port, pytest.raises(UserError, match=told.format(port)):
+        run_endless(tmp_path, Loopback(port))
 
 
 def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     config = tmp_path / "config.json"
     few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
     config.write_text(json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few}))
-    argv = [sys.executable, "-m", "ddlkit.run.jobs.worker", "collectives", str(config)]
+    argv = [sys.executable, "-m", "ddlkit.run.jobs.launch", "collectives", str(config)]
     names = {
         "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
@@ -171,14 +175,8 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     ranks = []
     for rank, by in enumerate(names):
         numbers = dict(zip(names[by], (str(rank), "2", "0", "1"), strict=True))
-        environment = {**os.environ, **meeting, **numbers}
-        environment.pop(jobs.PARENT, None)
-        ranks.append(subprocess.Popen(argv, env=environment, cwd=tmp_path))
-    try:
-        assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
-    finally:
-        for process in ranks:
-            process.kill()
+        ranks.append(subprocess.Popen(argv, env={**os.environ, **meeting, **numbers}))
+    assert [rank.wait(2 * PATIENCE_S) for rank in ranks] == [0, 0]
     table = store.load_table(tmp_path / "out" / "collectives.csv", "collectives")
     assert set(table["ranks"]) == {2} and set(table["link"]) == {"cluster"}
 
@@ -190,10 +188,8 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
 )
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="^cannot write to .*file/out: Not a directory"):
-        run({"out": str(tmp_path / "file" / "out")}, Loopback())
-    with pytest.raises(UserError, match=r"^job settings: .*'colour'.* \(rank \d of 2, job coll"):
-        run({"out": str(tmp_path), "colour": "red"}, Loopback())
+    with pytest.raises(UserError, match="^cannot write .*file/out/rank-logs/.*: Not a directory"):
+        run_endless(tmp_path / "file" / "out", Loopback())
 
 
 @pytest.mark.fault(
@@ -203,14 +199,16 @@ def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 )
 def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
-        run({"out": str(tmp_path), **ENDLESS}, Loopback(), timeout_s=0.5)
+        run_endless(tmp_path, Loopback(), timeout_s=0.5)
     assert not ranks_below(os.getpid())
 
 
 BARE = """
+from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import launch
-few = {"sizes": [1024], "budget": {"max_repeats": 5}, "join": {"torch_threads": 1}}
-launch.run_ranks("collectives", {"out": ".", **few}, ranks=1, place=launch.Loopback(), timeout_s=60)
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
+few = CollectivesSettings(["all_reduce"], [1024], Budget(max_repeats=5))
+launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"backend": "gloo"})
 """
 
 
@@ -222,9 +220,7 @@ launch.run_ranks("collectives", {"out": ".", **few}, ranks=1, place=launch.Loopb
 def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     require_lab: None, tmp_path: Path
 ) -> None:
-    command = ["unshare", "--net", sys.executable, "-c", BARE]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    done = python(BARE, by=["unshare", "--net"], cwd=tmp_path)
     said = done.stderr.splitlines()[-1].partition(": ")[2]
     assert said.startswith("no rank is started: this machine does not reach itself at 127.0.0.1 (")
     assert said.endswith("; as root: ip link set lo up")
@@ -237,7 +233,7 @@ def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     holds="the other gives up after its timeout, both are ended, one line",
 )
 def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
-    hanging = faulty_job.faulty_job, faulty_job.FaultySettings("")
+    hanging = faulty_job.faulty_job, faulty_job.FaultySettings()
     with pytest.raises(UserError, match="^rank 1 of 2 does not answer in job faulty_job") as caught:
         launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 2.0})
     said = str(caught.value)
@@ -245,24 +241,10 @@ def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
     assert "\n" not in said and not ranks_below(os.getpid())
 
 
-def test_a_rank_that_dies_in_cuda_says_of_what_in_one_line() -> None:
-    """As CUDA says it: the reason first, and then three lines of advice."""
-    failing = faulty_job.faulty_job, faulty_job.FaultySettings(faulty_job.ILLEGAL_ADDRESS)
-    with pytest.raises(UserError) as caught:
-        launch.launch(*failing, ranks=2, place=Loopback())
-    line = str(caught.value)
-    said = "rank 1 of 2 ended with exit status 1 in job faulty_job; last line: RuntimeError: "
-    assert line.startswith(f"{said}CUDA error: an illegal memory access was encountered")
-    assert "\n" not in line
-
-
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
     code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        environment = {**os.environ, jobs.PARENT: str(parent), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.stdout == output
+        assert python(code, environment={jobs.PARENT: str(parent)}).stdout == output
 
 
 def test_what_the_worker_cannot_do_is_one_line(
@@ -275,23 +257,20 @@ def test_what_the_worker_cannot_do_is_one_line(
         ("collectives", "{}", '"out"'),
         ("dance", '{"out": "o"}', "unknown job 'dance': name the module"),
         ("speed", '{"out": "o"}', "ddlkit.run.measure.speed declares none"),
+        ("collectives", '{"out": "o", "colour": "red"}', "job settings: .*'colour'"),
     ):
         path.write_text(text)
-        assert worker._status([job, str(path)]) == jobs.MISTAKE
+        assert launch.status_of([job, str(path)]) == jobs.MISTAKE
         said = capsys.readouterr().err
-        assert complaint in said and said.count("\n") == 1
-
-
-def job_modules() -> list[str]:
-    """Modules that declare a job."""
-    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
-    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+        assert re.search(complaint, said) and said.count("\n") == 1
 
 
 def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
     """A process that has opened a GPU cannot be forked and use it; of measurements the name is enough."""
-    for name in (names := job_modules()):
-        assert worker.find(name.removeprefix("ddlkit.run.measure.")).module == name
+    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    for name in names:
+        assert launch.find(name.removeprefix("ddlkit.run.measure.")).module == name
     assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
     code = """
 import sys
@@ -304,19 +283,13 @@ from importlib import import_module
 for name in sys.argv[1:]:
     import_module(name)
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code, *names], env=environment, check=True)
+    assert python(code, *names).returncode == 0
 
 
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:
     """Although nothing in it asks whether it is the main module."""
-    script = tmp_path / "script.py"
-    script.write_text(f"print('once', flush=True){BARE}")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    (script := tmp_path / "script.py").write_text(f"print('once', flush=True){BARE}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("once\n", 0), done.stderr

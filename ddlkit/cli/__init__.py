@@ -41,7 +41,9 @@ GONE = {
         f"lab {word}": "each rank has a link of its own"
         for word in ("--ranks-per-node", "--intra-rate")
     },
-    "lab --seed": "loss and jitter are drawn from one seed",
+    "lab --seed": "loss is drawn from one seed",
+    "lab --jitter": "a link's delay is the same for all packets: give --delay",
+    "lab --background": "others' traffic is a lower --rate",
     **{f"{of} {w}": _FORECAST[w] for of in ("predict", "plan", "what-if") for w in _FORECAST},
     **{f"what-if {word}": _READ for word in ("--io-s", "--decode-s", "--h2d-s")},
     "what-if --shared-disk": "give --gpus-per-machine, whose GPUs share a disk",

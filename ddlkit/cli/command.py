@@ -173,9 +173,7 @@ def machine(arguments: argparse.Namespace) -> None:
 # Each of an emulated link alone, by the field of the parsed arguments.
 _EMULATED = {
     "delay": "of each link: a round trip passes four [0s]",
-    "jitter": "by how much a packet's delay may differ, in order [0s]",
     "loss": "share of frames that are lost on their way: 0.1%% [0]",
-    "background": "load by others, as 40%%",
 }
 _ACTIONS = "make links, list labs, take a lab down, remove dead ones"
 

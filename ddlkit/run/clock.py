@@ -30,8 +30,7 @@ Key = TypeVar("Key")
 class Budget:
     """How long to measure. Raises UserError for numbers that contradict each other.
 
-    warmup : repeats whose times are dropped
-    max_s : seconds after which no further repeat starts, once there are ``min_repeats``
+    warmup : repeats whose times are dropped; after max_s none starts, once there are ``min_repeats``
     relative_halfwidth : stop once half the 95% interval of the median, of 6 or more samples, is this share
     """
 
@@ -53,14 +52,13 @@ class Budget:
         return (high - low) / 2 <= self.relative_halfwidth * float(np.median(samples))
 
 
-def _nothing() -> None:
-    pass
+def _nothing() -> None: ...
 
 
 def synchronizer(device: torch.device | str) -> Action:
     """Return what to call so that all work given to ``device`` is done, as a CPU's is at once."""
-    place = torch.device(device)
-    return functools.partial(torch.cuda.synchronize, place) if place.type == "cuda" else _nothing
+    on_gpu = torch.device(device).type == "cuda"
+    return functools.partial(torch.cuda.synchronize, device) if on_gpu else _nothing
 
 
 def flusher(device: torch.device) -> Action:
@@ -77,20 +75,19 @@ class Marks:
 
     def mark(self) -> None:
         """Mark the point that the device's work has reached."""
-        if self._device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self._device))
-            self._marks.append(event)
-        else:
+        if self._device.type == "cpu":
             self._marks.append(perf_counter())
+            return
+        self._marks.append(torch.cuda.Event(enable_timing=True))
+        self._marks[-1].record(torch.cuda.current_stream(self._device))
 
     def seconds(self) -> Floats:
         """Return the time of every mark, counted from the first one, once the device is there."""
         first, *_ = self._marks
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return np.array([first.elapsed_time(event) / 1e3 for event in self._marks])
-        return np.array(self._marks) - first
+        if self._device.type == "cpu":
+            return np.array(self._marks) - first
+        torch.cuda.synchronize(self._device)
+        return np.array([first.elapsed_time(event) / 1e3 for event in self._marks])
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
@@ -116,12 +113,9 @@ def measure_interleaved(
 ) -> dict[Key, Floats]:
     """Return raw seconds of several actions, timed in turn, so that drift of the machine meets all alike.
 
-    synchronize : waits for the device, before the clock starts and before it stops
-    setup : runs untimed before every repeat, warm-up included
-    agree : turns this process's wish to stop into the decision of all ranks, called equally often on each
-
-    An action that returns Marks is timed by these, any other by the wall clock. Stops when every action's
-    interval is narrow, or the budget ends.
+    An action that returns Marks is timed by these, any other by the wall clock, started and stopped after
+    ``synchronize``. ``setup`` runs untimed before each repeat, warm-up included. Stops when every action's
+    interval is narrow, or the budget ends; ``agree`` makes of that wish the decision of all ranks.
     """
 
     def sample(action: Action) -> float:

@@ -68,18 +68,18 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def trap(*numbers: int) -> None:
-    """Let signals that nobody else handles end this process by way of every ``finally``."""
-    for number in numbers:
-        if _in_main_thread() and signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, _leave)
+def trap(*numbers: int) -> list[int]:
+    """Let signals that nobody handles end this process by way of every ``finally``; return which did."""
+    free = [n for n in numbers if _in_main_thread() and signal.getsignal(n) is signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, _leave)
+    return free
 
 
 @contextmanager
 def unwinding(*numbers: int) -> Iterator[None]:
     """Unwind on signals within the block, as by `trap`; those that others take over meanwhile stay theirs."""
-    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
-    trap(*ours)
+    ours = trap(*numbers)
     try:
         yield
     finally:
@@ -92,11 +92,10 @@ def unwinding(*numbers: int) -> Iterator[None]:
 def deferring(*numbers: int) -> Iterator[None]:
     """Keep signals waiting until the block is over; in the main thread, which alone is ever cut short."""
     arrived: list[int] = []
-    before = {
-        number: signal.signal(number, lambda which, frame: arrived.append(which))
-        for number in numbers
-        if _in_main_thread() and signal.getsignal(number) not in (None, signal.SIG_IGN)
-    }
+    heard = [n for n in numbers if signal.getsignal(n) not in (None, signal.SIG_IGN)]
+    before = {number: signal.getsignal(number) for number in heard if _in_main_thread()}
+    for number in before:
+        signal.signal(number, lambda which, frame: arrived.append(which))
     try:
         yield
     finally:

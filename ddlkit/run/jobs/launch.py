@@ -1,13 +1,19 @@
-"""Start a job on several ranks of this machine, watch over them, and leave none behind.
+"""Start a job on several ranks of this machine, watch over them, and leave none behind; and be such a rank.
 
-Every rank runs ``ddlkit.run.jobs.worker JOB CONFIG.json``, which torchrun, or Slurm, starts over nodes. Here
-multiprocessing's fork server, which has imported torch, forks them. No torch in this module.
+Every rank is ``python -m ddlkit.run.jobs.launch JOB CONFIG.json``, which torchrun or Slurm starts over
+nodes; here multiprocessing's fork server, which has imported torch, forks it. JOB is the module that declares
+a job, of ddlkit.run.measure its name. CONFIG.json holds the job's settings, where rank 0 writes tables, the
+network's name, and arguments of `Rank.join`: {"out": "results", "link": "infiniband", "join": {}}.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -15,16 +21,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.util import Finalize, get_temp_dir
+from multiprocessing.process import current_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pandas as pd
 import psutil
@@ -32,20 +38,21 @@ import psutil
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run import jobs
-from ddlkit.run.jobs.worker import main_forked
-from ddlkit.store.files import scratch
+from ddlkit.run.sessions import one_line
+from ddlkit.store.files import atomic_write_text, scratch
 
 if TYPE_CHECKING:
     from ddlkit.run.jobs.rank import Job, S
 
 LOCALHOST = "127.0.0.1"
-LOGS = "rank-logs"
+LOGS, CONFIG = "rank-logs", "config.json"
 SOCKETS = "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
 # What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
 PRELOADED = ("jobs", "lab.replay", "measure.layers", "measure.training")
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
+_PR_SET_NAME = 15
 GRACE_S = 3.0  # what a process has to end by itself before it is killed
 
 # Ranks of one machine need no network, but NCCL would look for one for a minute, and torch for names of all
@@ -66,10 +73,10 @@ class Place:
     link_bits_per_s = 0.0
     address, port = LOCALHOST, 0
 
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
-        """Return what that rank must find in its environment: here torchrun's variables."""
+    def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
+        """Return torchrun's variables, as that rank must find them; port : one that is free."""
         numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port}
+        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port or port}
         return {name: str(value) for name, value in (numbers | meeting).items()}
 
     def namespace(self, rank: int) -> Path | None:
@@ -89,12 +96,13 @@ class Loopback(Place):
     name: str = "loopback"
     variables: Mapping[str, str] = field(default_factory=dict)
 
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+    def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
         """Return torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
         interface = "lo0" if sys.platform == "darwin" else "lo"
         # "=": this interface alone, not all whose names begin so.
         only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        return {**super().environment(rank, ranks), **only, **ON_ONE_MACHINE, **self.variables}
+        numbers = super().environment(rank, ranks, port)
+        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
 
 
 def launch(
@@ -107,14 +115,31 @@ def launch(
     timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Run a job to its end, as `run_ranks`; returns the tables that it left, also in ``out``.
+    """Run a job in every rank to its end, which none outlives; returns its tables, also left in ``out``.
 
     join : arguments of `ddlkit.run.jobs.rank.Rank.join`, e.g. {"backend": "gloo"}
+
+    Raises UserError when a rank dies, and when time is up: what ranks wrote stays in ``rank-logs``.
     """
-    link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
     with workspace(out) as directory:
+        logs = directory.resolve() / LOGS
+        link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
         config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
-        run_ranks(job.module, config, ranks=ranks, place=place, timeout_s=timeout_s)
+        shutil.rmtree(logs, ignore_errors=True)
+        atomic_write_text(logs / CONFIG, json.dumps(config))
+        processes: list[RankProcess] = []
+        with jobs.unwinding(signal.SIGTERM):
+            try:
+                port = free_port()
+                for rank in range(ranks):
+                    environment = {**jobs.child_environment(), "OMP_NUM_THREADS": "1"}
+                    environment |= place.environment(rank, ranks, port)
+                    processes.append(RankProcess(job.module, environment, logs, place))
+                    processes[-1].start()
+                _watch(processes, job.module.rpartition(".")[2], place, timeout_s)
+            finally:
+                end(processes)
+        shutil.rmtree(logs)
         paths = {name: directory / f"{name}.csv" for name in job.tables}
         return {name: store.load_table(path, name) for name, path in paths.items() if path.exists()}
 
@@ -126,51 +151,17 @@ def workspace(out: Path | None) -> Iterator[Path]:
         yield Path(directory)
 
 
-def run_ranks(
-    job: str, config: Mapping[str, Any], *, ranks: int, place: Place, timeout_s: float
-) -> None:
-    """Run `ddlkit.run.jobs.worker` with ``job`` and ``config`` in every rank to its end; none outlives it.
-
-    Raises UserError when a rank dies, and when time is up: what ranks wrote stays in ``rank-logs``.
-    """
-    logs = Path(config["out"]).resolve() / LOGS
-    try:
-        shutil.rmtree(logs, ignore_errors=True)
-        logs.mkdir(parents=True)
-        (logs / "config.json").write_text(json.dumps(config))
-    except OSError as error:
-        complaint = f"cannot write to {config['out']}: {error.strerror}: choose another directory"
-        raise UserError(complaint) from error
-    processes: list[RankProcess] = []
-    with jobs.unwinding(signal.SIGTERM):
-        try:
-            port = str(free_port())
-            for rank in range(ranks):
-                environment = {**jobs.child_environment(), "OMP_NUM_THREADS": "1"}
-                environment |= place.environment(rank, ranks)
-                if environment["MASTER_PORT"] == "0":
-                    environment["MASTER_PORT"] = port
-                argv, log = [job, str(logs / "config.json")], logs / f"rank{rank}.log"
-                processes.append(RankProcess(argv, environment, log, place.namespace(rank)))
-                processes[-1].start()
-            _watch(processes, job.rpartition(".")[2], place, timeout_s)
-        finally:
-            end(processes)
-    shutil.rmtree(logs)
-
-
 # -- ranks that are forked -----------------------------------------------------------------------
 
 
 class RankProcess(ForkServerProcess):
     """A rank that the fork server forks, as `subprocess.Popen` would show it."""
 
-    def __init__(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
-    ) -> None:
-        arguments = (argv, dict(environment), str(log), str(namespace or ""))
-        super().__init__(target=main_forked, args=arguments, daemon=False)  # it may have children
-        self.log = log
+    def __init__(self, job: str, environment: dict[str, str], logs: Path, place: Place) -> None:
+        self.log = logs / f"rank{environment['RANK']}.log"
+        namespace = place.namespace(int(environment["RANK"]))
+        arguments = (job, logs / CONFIG, environment, self.log, namespace)
+        super().__init__(target=be_forked, args=arguments, daemon=False)  # it may have children
 
     def start(self) -> None:
         """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
@@ -207,19 +198,13 @@ def _start_server() -> None:
         os.environ.update(before)
 
 
-_held = contextlib.ExitStack()  # a forked child that forgets its finalizers must not lose it
-
-
 @functools.cache
 def _keep_sockets() -> None:
-    """Have multiprocessing's sockets under a short name that the next launch sweeps if we are killed."""
-    directory = _held.enter_context(scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None))
-    Finalize(None, _held.close, exitpriority=-200)  # after multiprocessing's own at -100
-    before, tempfile.tempdir = tempfile.tempdir, str(directory)
-    try:
-        get_temp_dir()
-    finally:
-        tempfile.tempdir = before
+    """Have multiprocessing's sockets under a short name, which the next launch sweeps if we are killed."""
+    directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
+    process: Any = current_process()
+    process._config["tempdir"] = str(directory.__enter__())
+    atexit.register(directory.__exit__, None, None, None)
 
 
 # -- watched, and ended ------------------------------------------------------------------------
@@ -247,14 +232,15 @@ def _watch(processes: Sequence[RankProcess], job: str, place: Place, timeout_s: 
 
 def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     """Return in one line which rank died first of all, or was waited for in vain."""
-    polled = dict(enumerate(process.poll() for process in processes))
-    deaths = {rank: status for rank, status in polled.items() if status}
+    polled = [process.poll() for process in processes]
+    deaths = {rank: status for rank, status in enumerate(polled) if status}
     # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
     first = min(deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0))
     line, of_all, status = _last_line(processes[first].log), f"of {len(processes)}", deaths[first]
-    silent = [rank for rank, status in polled.items() if status is None]
+    silent = [rank for rank, status in enumerate(polled) if status is None]
     if status == jobs.LOST_PEER and silent:
-        stopped = [rank for rank in silent if _is_stopped(processes[rank].pid)]
+        states = {each.pid: each.info["status"] for each in psutil.process_iter(["status"])}
+        stopped = [n for n in silent if states.get(processes[n].pid) == psutil.STATUS_STOPPED]
         how = "is stopped" if stopped else "does not answer"
         late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
         return f"{late}: rank {first} gave up; its last line: {line}"
@@ -296,18 +282,12 @@ def _signal(pid: int, number: int) -> None:
             return
 
 
-def _is_stopped(pid: int | None) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    return False
-
-
 def _lines(log: Path) -> list[str]:
-    return log.read_text(errors="replace").split("\n") if log.exists() else []
+    return log.read_text(errors="replace").split("\n") if log.exists() else [""]
 
 
 def _last_line(log: Path) -> str:
-    return next(filter(None, map(str.strip, reversed(_lines(log)))), "(none)")
+    return ([line.strip() for line in _lines(log) if line.strip()] or ["(none)"])[-1]
 
 
 def _show_progress(log: Path, shown: int) -> int:
@@ -317,3 +297,95 @@ def _show_progress(log: Path, shown: int) -> int:
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
     return len(lines)
+
+
+# -- in each rank --------------------------------------------------------------------------------
+
+
+def be_forked(
+    job: str, config: Path, environment: Mapping[str, str], log: Path, namespace: Path | None
+) -> NoReturn:
+    """Be a rank that the fork server has made: in a session, environment, network and log of its own."""
+    os.setsid()
+    jobs.die_with_parent()  # whose number it has left in our environment
+    environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
+    with open(log, "wb", buffering=0) as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ddlkit-rank{environment['RANK']}".encode())
+    sys.argv = [__name__, job, str(config)]
+    if namespace:
+        jobs.enter(str(namespace))
+    be_rank()
+
+
+def be_rank() -> NoReturn:
+    """Do what a rank does, and end: threads of gloo and NCCL may wait for peers for ever."""
+    status = status_of(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def status_of(argv: Sequence[str]) -> int:
+    """Do what a rank does; returns its exit status: LOST_PEER where it fails as another one went away."""
+    try:
+        if len(argv) != 2:
+            raise UserError("usage: python -m ddlkit.run.jobs.launch JOB CONFIG.json")
+        _do(argv[0], Path(argv[1]))
+    except UserError as error:
+        print(f"{jobs.ERROR}{error}", file=sys.stderr)
+        return jobs.MISTAKE
+    except Exception as error:
+        from torch.distributed import DistError
+
+        traceback.print_exc()
+        # CUDA and NCCL explain over several lines, the last of which says nothing.
+        print(f"{type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        # So NCCL, the store and gloo say that another rank is gone.
+        lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
+        return jobs.LOST_PEER if lost else 1
+    return 0
+
+
+def _do(name: str, path: Path) -> None:
+    """Join the other ranks, do this rank's part of the job whose settings are there, and leave."""
+    from ddlkit.run.jobs.rank import Rank
+
+    try:
+        config = json.loads(path.read_text())
+        out = Path(config["out"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        needed = 'needs a JSON object with "out", a directory'
+        raise UserError(f"job settings {path}: {needed}: {error}") from error
+    job = find(name)
+    settings = job.read(config)
+    named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
+    me = replace(Rank.join(**config.get("join", {})), out=out, **named)
+    if me.rank == 0:  # what decides how fast the run is
+        how = {name: str(getattr(me, name)) for name in ("device", "backend", "torch_threads")}
+        atomic_write_text(out / "job.json", json.dumps(how))
+    job.run(me, settings)
+    me.leave()
+
+
+def find(name: str) -> Job[Any]:
+    """Return the job that a module declares. Raises UserError where there is none."""
+    from ddlkit.run.jobs.rank import Job
+
+    ours = f"ddlkit.run.measure.{name}"
+    whole = ours if "." not in name and importlib.util.find_spec(ours) else name
+    if not importlib.util.find_spec(whole):
+        raise UserError(f"unknown job {name!r}: name the module that declares it, e.g. collectives")
+    for value in vars(importlib.import_module(whole)).values():
+        if isinstance(value, Job) and value.module == whole:
+            return value
+    raise UserError(f"unknown job {name!r}: {whole} declares none")
+
+
+if __name__ == "__main__":
+    jobs.die_with_parent()
+    be_rank()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import os
 import socket
 import sys
@@ -57,12 +56,12 @@ class Job(Generic[S]):
 
     def run(self, me: Rank, settings: S) -> None:
         """Do this rank's part of the job; rank 0 saves its tables into ``me.out``."""
-        frames: dict[str, list[pd.DataFrame]] = {name: [] for name in self.tables}
+        tables: dict[str, pd.DataFrame] = {}
         for rows in self.part(me, settings):
             for name, frame in rows.items():
-                frames[name].append(frame)
+                before = [tables[name]] if name in tables else []
+                tables[name] = table = pd.concat([*before, frame], ignore_index=True)
                 if me.rank == 0:
-                    table = pd.concat(frames[name], ignore_index=True)
                     store.save_table(table, me.out, name, schema=name, command=sys.argv)
 
     def read(self, config: Mapping[str, Any]) -> S:
@@ -114,14 +113,11 @@ class Rank:
         torch_threads: int = 0,
         on_gpu: bool | None = None,
     ) -> Rank:
-        """Meet the other ranks named in the environment (torchrun's, or Slurm's variables).
+        """Meet the other ranks that torchrun's or Slurm's variables name. Raises UserError.
 
         backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
-        timeout_s : for the meeting and for every collective after it
-        torch_threads : 0 shares the node's cores among its ranks
+        timeout_s : for the meeting and each collective; torch_threads : 0 shares the cores of the node
         on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
-
-        Raises UserError for an incomplete environment, a port that is taken, and peers that do not come.
         """
         rank, world_size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
         local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", str(rank))
@@ -191,11 +187,8 @@ def _meet(
         dist.init_process_group(backend, **how)
         dist.barrier()
     except (RuntimeError, OSError) as error:
-        if "EADDRINUSE" in str(error) or getattr(error, "errno", 0) == errno.EADDRINUSE:
-            taken = f"port {port} on {address} is taken by another program"
-            raise UserError(f"{taken}: choose another port") from error
-        met = f"ranks did not meet at {address} port {port}"
-        raise UserError(f"{met}: {one_line(error)}") from error
+        met = f"ranks did not meet at {address} port {port}: {one_line(error)}"
+        raise UserError(f"{met}; choose another port if that is taken") from error
 
 
 def _one_thread_gloo(device: torch.device) -> str:
@@ -229,14 +222,12 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(home)
     flat = mine.new_empty(dist.get_world_size() * mine.numel())
     gather_single(flat, mine.reshape(-1).contiguous())
-    stacked: Floats = flat.cpu().numpy().reshape(dist.get_world_size(), *mine.shape)
-    return stacked
+    return np.asarray(flat.cpu()).reshape(dist.get_world_size(), *mine.shape)
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
     """Return the elementwise maximum of ``values`` (any shape) over all ranks."""
-    largest: Floats = everyones(values).max(axis=0)
-    return largest
+    return np.max(everyones(values), axis=0)
 
 
 def agree_all(flag: bool) -> bool:

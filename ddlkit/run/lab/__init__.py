@@ -15,7 +15,7 @@ from ddlkit.core.units import parse_seconds
 
 ENGINES = ("tbf", "emulated")
 MAX_RANKS = 64
-_LARGEST = {"delay_s": 10.0, "loss": 0.5, "background": 0.95}
+MOST_DELAY_S, MOST_LOSS = 10.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -23,53 +23,38 @@ class Conditions:
     """What an emulated link does besides its rate; raises UserError for what cannot be.
 
     delay_s : on each of the two links that a packet passes: a round trip takes four of them
-    jitter_s : the delay of each packet differs from it by up to so much, in order between two ranks
     loss : share of all 1,500-byte frames that are lost on their way
-    background : share of every link that others' traffic takes, all the time
     """
 
     delay_s: float = 0.0
-    jitter_s: float = 0.0
     loss: float = 0.0
-    background: float = 0.0
 
     def __post_init__(self) -> None:
-        for field, most in _LARGEST.items():
-            name, value = field.removesuffix("_s"), getattr(self, field)
-            if not 0 <= value <= most:
-                raise UserError(f"{name} {value:g}: {name} lies between 0 and {most:g}")
-        if not 0 <= self.jitter_s <= self.delay_s:
-            raise UserError(f"jitter {self.jitter_s:g}: jitter is at most the delay")
+        if not 0 <= self.delay_s <= MOST_DELAY_S:
+            raise UserError(f"delay {self.delay_s:g}: lies between 0 and {MOST_DELAY_S:g} s")
+        if not 0 <= self.loss <= MOST_LOSS:
+            raise UserError(f"loss {self.loss:g}: lies between 0 and {MOST_LOSS:g}")
 
     @property
     def name(self) -> str:
         """Return it as in the names of links and files, after the rate: "delay2ms-loss0.001"."""
-        parts = [f"delay{_ms(self.delay_s)}"]
-        parts += [f"jitter{_ms(self.jitter_s)}"] if self.jitter_s else []
-        shares = {"loss": self.loss, "background": self.background}
-        return "-".join([*parts, *(f"{name}{share:g}" for name, share in shares.items() if share)])
-
-
-def _ms(seconds: float) -> str:
-    """Write to the nanosecond, without an exponent, whose sign would read as a dash between names."""
-    return f"{seconds * 1e3:.6f}".rstrip("0").rstrip(".") + "ms"
+        # To the nanosecond, without an exponent, whose sign would read as a dash between names.
+        delay = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
+        return f"delay{delay}ms" + (f"-loss{self.loss:g}" if self.loss else "")
 
 
 def parse_share(text: str) -> float:
     """Read a share, ``"0.1%"`` or ``"0.001"``. Raises UserError."""
-    percent = text.strip().endswith("%")
-    try:
-        # By the digits as written: 0.1 / 100 would differ from 0.001.
-        return float(f"{text.strip().removesuffix('%')}e-2" if percent else text)
+    try:  # by the digits as written: 0.1 / 100 would differ from 0.001
+        return float(text.strip().replace("%", "e-2"))
     except ValueError:
         raise UserError(f"{text!r} is not a share: write for example 0.1% or 0.001") from None
 
 
 def parse(given: Mapping[str, str]) -> Conditions:
     """Read conditions as a command or a file describes them: {"delay": "2ms", "loss": "0.1%"}."""
-    times = {f"{name}_s": parse_seconds(given[name]) for name in given.keys() & {"delay", "jitter"}}
-    shares = {name: parse_share(given[name]) for name in given.keys() & {"loss", "background"}}
-    return Conditions(**times, **shares)
+    delay, loss = given.get("delay", "0s"), given.get("loss", "0")
+    return Conditions(parse_seconds(delay), parse_share(loss))
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from ddlkit.run.vitals import LINK
 from ddlkit.store.files import atomic_write_text
 
 NAMESPACES = Path("/run/netns")  # of iproute2
-STATE = Path("/run/ddlkit")
-"""One JSON file per lab: its shape, which process owns it, and which is its link."""
+STATE = Path("/run/ddlkit/labs")
+"""One JSON file per lab: its shape, whether a process owns it, and the owner and the link that it needs."""
 
 MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
 QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
@@ -75,22 +75,19 @@ class Lab(Place):
         """Return the names of the ranks' namespaces, and last of the one that joins them."""
         return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
 
-    def environment(self, rank: int, ranks: int) -> dict[str, str]:
+    def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
         """Return what a rank of a job of ``ranks`` must find in its environment."""
         link = {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
         return {**super().environment(rank, ranks), "GLOO_SOCKET_IFNAME": INTERFACE, **link}
 
     def namespace(self, rank: int) -> Path:
-        """Return the file of the namespace of ``rank``. Raises UserError for a rank that is not there."""
-        if not 0 <= rank < self.ranks:
-            raise UserError(f"lab {self.label} has ranks 0 to {self.ranks - 1}, but no rank {rank}")
+        """Return the file of the namespace of ``rank``."""
         return NAMESPACES / self.namespaces[rank]
 
     def lost(self) -> str:
         """Return why ranks no longer reach one another, in one line; empty as long as they can."""
-        if _alive(_states().get(self.label, {}).get("link")):
-            return ""
-        return f"the process of the emulated link of lab {self.label} is gone: take the lab down"
+        gone = f"the process of the emulated link of lab {self.label} is gone: take the lab down"
+        return "" if all(map(_runs, _states()[self.label]["needs"])) else gone
 
     def up(self) -> Lab:
         """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
@@ -100,7 +97,7 @@ class Lab(Place):
                 self._take_label()
                 self._build()
                 if self.persistent:  # only now: while it is built, it dies with who builds it
-                    self._save({})
+                    self._save(owned=False)
             if not self.persistent:
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
         except BaseException:
@@ -116,10 +113,12 @@ class Lab(Place):
         if self._holder != os.getpid():  # never up, already down, or a forked copy
             return
         with _registry():
-            owner = _states().get(self.label, {}).get("owner")
-            if owner and owner["pid"] != os.getpid() and _alive(owner):
-                whose = f"belongs to running process {owner['pid']}"
-                raise UserError(f"lab {self.label} {whose}: end that first")
+            state = _states().get(self.label)
+            pid, *_ = owner = state["needs"][0] if state and state["owned"] else (0, None)
+            if pid != os.getpid() and _runs(owner):
+                raise UserError(
+                    f"lab {self.label} belongs to running process {pid}: end that first"
+                )
             _remove(self.label)
             if self._link:
                 self._link.wait()
@@ -140,13 +139,14 @@ class Lab(Place):
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
             raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
-        self._save(_identity(os.getpid()))
+        self._save(owned=True)
         self._holder = os.getpid()
 
-    def _save(self, owner: dict[str, int | None]) -> None:
-        """Write the state file: who owns the lab, and which process is its link."""
-        link = _identity(self._link.pid) if self._link else {}
-        state = {"shape": asdict(self.shape), "owner": owner, "link": link}
+    def _save(self, *, owned: bool) -> None:
+        """Write the state file."""
+        pids = [os.getpid()] * owned + ([self._link.pid] if self._link else [])
+        needs = [(pid, _started(pid)) for pid in pids]
+        state = {"shape": asdict(self.shape), "owned": owned, "needs": needs}
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
@@ -186,20 +186,20 @@ class Lab(Place):
             [*argv, json.dumps(config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             env=jobs.child_environment(),
             cwd="/",
             start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
         )
-        assert self._link.stdout and self._link.stderr
-        with self._link.stdout as output, self._link.stderr as errors:
+        assert self._link.stdout
+        with self._link.stdout as output:
             speaks = select.select([output], (), (), DEADLINE_S)[0]
-            if not speaks or output.readline().strip() != tunnel.READY:
+            line = output.readline().strip() if speaks else "it said nothing"
+            if line != tunnel.READY:
                 self._link.kill()
-                last = (errors.read().strip().splitlines() or ["it said nothing"])[-1]
-                raise UserError(f"the emulated link did not start: {last}; the tbf lab may work")
-        self._save(_identity(os.getpid()))
+                raise UserError(f"the emulated link did not start: {line}; the tbf lab may work")
+        self._save(owned=True)
 
     def _join(self) -> None:
         """Make a bridge and its links to the ranks, each end of which sends shaped."""
@@ -209,21 +209,21 @@ class Lab(Place):
             links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
             links += [f"link set port{rank} master bridge {UP}"]
         _ip(links, switch)
-        rate = self.link_bits_per_s
-        _ip([_shape(f"port{rank}", rate) for rank in range(self.ranks)], switch, tool="tc")
-        for name in ranks:
-            _ip([_shape(INTERFACE, rate)], name, tool="tc")
+        for rank, name in enumerate(ranks):
+            _ip([_shape(f"port{rank}", self.link_bits_per_s)], switch, tool="tc")
+            _ip([_shape(INTERFACE, self.link_bits_per_s)], name, tool="tc")
 
 
 def attach(label: str) -> Lab:
     """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
     states = _states()
     if not (state := states.get(label)):
-        names = ", ".join(states) or "none"
-        raise UserError(f"there is no lab {label!r}; labs that are up: {names}")
+        raise UserError(
+            f"there is no lab {label!r}; labs that are up: {', '.join(states) or 'none'}"
+        )
     if not state["shape"]:
         raise UserError(f"the state of lab {label} is damaged: remove it by ddlkit lab clean")
-    lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owner"])
+    lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owned"])
     lab._holder = os.getpid()
     return lab
 
@@ -232,14 +232,12 @@ def status() -> list[dict[str, Any]]:
     """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        ranks, link, owner = 0, "an unknown link", state["owner"]
+        row = {"label": label, "ranks": 0, "link": "an unknown link", "owner": "owner unknown"}
         if state["shape"]:
             shape = LabShape.from_dict(state["shape"])
-            ranks, link = shape.workers, shape.link
-        named = f"process {owner['pid']}" if owner else "persistent"
-        named = "owner unknown" if owner == NOBODY else named
-        alive = _alive(owner) and _alive(state["link"])
-        rows.append(dict(label=label, ranks=ranks, link=link, owner=named, alive=alive))
+            owner = f"process {state['needs'][0][0]}" if state["owned"] else "persistent"
+            row |= {"ranks": shape.workers, "link": shape.link, "owner": owner}
+        rows.append({**row, "alive": all(map(_runs, state["needs"]))})
     return rows
 
 
@@ -271,12 +269,12 @@ def _run(argv: list[str], script: str = "") -> str:
     except FileNotFoundError:
         raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from None
     except subprocess.TimeoutExpired:
-        complaint = f"did not end within {DEADLINE_S:g} s and was killed: try again"
-    else:
-        if not done.returncode:
-            return done.stdout
+        late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
+        raise UserError(f"lab network: {' '.join(argv)}: {late}") from None
+    if done.returncode:
         complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
-    raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+        raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+    return done.stdout
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
@@ -315,9 +313,6 @@ def _remove(label: str) -> None:
 
 # -- who owns what ---------------------------------------------------------------------------
 
-NOBODY: dict[str, int | None] = {"pid": 0, "start": None}
-"""The owner of a lab whose state is damaged: such a lab counts as dead."""
-
 
 @contextmanager
 def _registry() -> Iterator[None]:
@@ -332,42 +327,42 @@ def _registry() -> Iterator[None]:
 
 
 def _states() -> dict[str, dict[str, Any]]:
-    """Read the state of each lab, by its label; without a shape, and NOBODY's, where it is damaged."""
+    """Read the state of each lab, by its label; one that is damaged has no shape, and counts as dead."""
     states: dict[str, dict[str, Any]] = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
         with suppress(FileNotFoundError):  # it came down meanwhile
             try:
                 state = json.loads(path.read_text())
                 LabShape.from_dict(state["shape"])
-                for process in (state["owner"], state["link"]):
-                    _alive(process)
-            except (ValueError, TypeError, KeyError, AttributeError, UserError):
-                state = {"shape": None, "owner": NOBODY, "link": {}}
+                list(map(_runs, state["needs"])), state["owned"]
+            except (ValueError, TypeError, KeyError, UserError):
+                state = {"shape": None, "owned": False, "needs": [(0, None)]}
             states[path.stem] = state
     return states
 
 
-def _identity(pid: int) -> dict[str, int | None]:
-    """Return by what a process is known again: its number, and the clock ticks after boot when it started.
+def _started(pid: int) -> int | None:
+    """Return the clock ticks after boot when a process started: a later one may have its number.
 
-    A later process may have the number. Without a start where it is dead, or a zombie.
+    None where it is dead, or a zombie.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return {"pid": pid, "start": None}
+        return None
     state, *rest = stat.rpartition(")")[2].split()
-    return {"pid": pid, "start": None if state in "ZX" else int(rest[18])}
+    return None if state in "ZX" else int(rest[18])
 
 
-def _alive(process: dict[str, Any] | None) -> bool:
-    """Return whether a process lives; without an owner (persistent) or a link (tbf) there is none to die."""
-    return not process or process["start"] is not None and _identity(process["pid"]) == process
+def _runs(process: Sequence[Any]) -> bool:
+    """Return whether a process that was there, (pid, start), still is."""
+    pid, start = process
+    return start is not None and _started(pid) == start
 
 
 def _remove_dead() -> list[str]:
     """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
-    dead = [label for label, row in _states().items() if not _alive(row["owner"] or row["link"])]
+    dead = [label for label, row in _states().items() if not all(map(_runs, row["needs"][:1]))]
     for label in dead:
         _remove(label)
     return dead

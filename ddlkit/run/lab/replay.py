@@ -1,49 +1,137 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
 Each rank, all on one machine, whose clock they share, waits out the recorded compute by absolute deadlines
-and posts a group's collective when its last gradient would be ready: an all-reduce, or of sparsified
-gradients, after the recorded time of selecting, an all-gather of values and one of indices. Waiting is
-sleeping: with more ranks than cores, one that spins would take the processor from gloo's threads.
+and posts a group's all-reduce when its last gradient would be ready. Waiting is sleeping: with more ranks
+than cores, one that spins would take the processor from gloo's threads. Rank 0 appends each iteration to a
+file when it is complete, so that a kill loses only the one under way.
 """
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from ddlkit.core.sparse import Selecting
+from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.errors import UserError
+from ddlkit.core.link import way_s
+from ddlkit.core.plan import FusionPlan, make_plan
+from ddlkit.core.sparse import elements_of
+from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
+from ddlkit.core.timeline import Timeline
+from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.script import (
-    PlannedCase,
-    Replayed,
-    Script,
-    append_iteration,
-    keep_complete,
-    read_replayed,
-)
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.run.vitals import Usage, Watch, processor_times, processor_usage
+from ddlkit.store.files import append_text
 
+ITERATIONS = "replay.jsonl"
 HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
-SAY_S = 10.0  # between two lines of progress
+SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
 MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
+
+
+class PlannedCase(NamedTuple):
+    """A case that can be replayed: its plan, and its workload before dilation."""
+
+    case: Case
+    workload: Workload
+    plan: FusionPlan
+
+
+def plan_case(
+    profile: LayerProfile, spec: str, cost: MessageCost, place: Place, **axes: Any
+) -> PlannedCase:
+    """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
+
+    Time is dilated so that an iteration computes as long as one message of everything takes, where a model
+    of their overlap has most to lose.
+
+    axes : further fields of the Case, such as straggler
+    """
+    workload = profile.workload()
+    dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
+    plan = make_plan(spec, workload.scaled(dilation), cost)
+    case = Case(
+        kind="replay",
+        network=profile.network,
+        device=profile.device,
+        batch=profile.batch,
+        workers=cost.workers or 0,
+        link=place.name,
+        link_bits_per_s=place.link_bits_per_s,
+        collective=cost.collective,
+        plan=plan.planner,
+        ends=";".join(map(str, plan.ends)),
+        dilation=dilation,
+        profile_sha256=profile.sha256,
+        **axes,
+    )
+    return PlannedCase(case, workload, plan)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a rank plays in one iteration; times in seconds from the common start, dilated."""
+
+    case: Case
+    forward_s: float
+    ready_s: Sequence[float]
+    bytes: Sequence[int]
+    update_s: float
+
+    @classmethod
+    def from_case(cls, planned: PlannedCase) -> Script:
+        """Make the script of a case."""
+        slow = planned.workload.scaled(planned.case.dilation)
+        ready_s, n_bytes = planned.plan.group_ready_s(slow), planned.plan.group_bytes(slow)
+        return cls(planned.case, slow.forward_s, ready_s.tolist(), n_bytes.tolist(), slow.update_s)
+
+    @property
+    def compute_s(self) -> float:
+        """Return the iteration without communication."""
+        return self.ready_s[-1] + self.update_s
+
+    @property
+    def expected_s(self) -> float:
+        """Return generous seconds of the iteration: no overlap, and twice the bytes each way."""
+        case = self.case
+        byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
+        wire_s = sum(self.bytes) * byte_s
+        wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
+        return self.compute_s * case.straggler + wire_s + SETTLE_S
+
+    def played_by(self, rank: int) -> Script:
+        """Return the script of that rank: the last one is the straggler, if there is one."""
+        slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
+        times = ("forward_s", "ready_s", "update_s")
+        slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
+        return replace(self, **slow)
+
+
+class Replayed(NamedTuple):
+    """Tables of a replay: ``runs``, and of the first round ``timeline``; times are dilated."""
+
+    runs: pd.DataFrame
+    timeline: pd.DataFrame
 
 
 def calibrate(lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0) -> pd.DataFrame:
@@ -67,21 +155,19 @@ def replay(
     cases: Sequence[PlannedCase],
     rounds: int = 3,
     *,
-    selection: Selecting | None = None,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     out: Path | None = None,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
-    selection : recorded times of it, needed for cases that gather
     done : (case's key, repeat) of iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     out : where rows are appended as they come; what an interrupted replay left there is not played again
 
     Raises UserError as `launch` does.
     """
-    scripts = [Script.from_case(planned, selection) for planned in cases]
+    scripts = [Script.from_case(planned) for planned in cases]
     keys = [planned.case.key for planned in cases]
     limit_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
@@ -99,135 +185,91 @@ def replay(
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
-    messages = _Messages(me, settings.scripts)
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
-    progress_s = time.monotonic()
     while turns:
         repeat, script, tries = turns.popleft()
-        seen_s, used = _iterate(me, script, messages)
+        seen_s, used = _iterate(me, script)
         if used.disturbed and tries > 1:
             turns.append((repeat, script, tries - 1))
             continue
         everyone = peers.everyones(seen_s)
         if me.rank == 0:
             append_iteration(me.out, script, repeat, everyone, used)
-        if not turns or time.monotonic() - progress_s >= SAY_S:
-            progress_s = time.monotonic()
-            rest_s = sum(script.expected_s for _, script, _ in turns)
-            me.say(f"replay: {len(turns)} iterations to come, at most {rest_s:.0f} s left")
     return ()
 
 
 class _Messages:
-    """A rank's messages: memory for those of any of the scripts, their sending and their checking.
+    """A rank's messages of one iteration: their memory, sending and checking.
 
     A thread waits for the collectives in turn and notes when each is complete, late by one wake-up, as the
     waiting rank itself is. A callback on the collective would hold up the next one in gloo's thread.
     """
 
-    def __init__(self, me: Rank, scripts: Sequence[Script]) -> None:
-        self._me = me
-        self._dense = torch.empty(max(0 if s.kept else sum(s.elements) for s in scripts))
-        kept = max(sum(s.kept) for s in scripts)
-        self._kept = [torch.empty(kept, dtype=kind) for kind in (torch.float32, torch.int32)]
-        self._gathered = [part.new_empty(kept * me.world_size) for part in self._kept]
-        self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
-        self.complete_s: queue.SimpleQueue[float] = queue.SimpleQueue()
-        threading.Thread(target=self._note, daemon=True).start()
-
-    def begin(self, script: Script) -> None:
-        """Lay out the messages of this script, filled with what this rank sends."""
-        n = self._me.world_size
-        self.script, self._works = script, list[dist.Work]()
-        self._parts = _split([self._dense], [] if script.kept else script.elements)
-        self._mine = _split(self._kept, script.kept)
-        self._everyone = _split(self._gathered, [n * kept for kept in script.kept])
-        for (part,) in self._parts:
-            part.fill_(self._me.rank + 1)
-        for (values, indices), everyone in zip(self._mine, self._everyone, strict=True):
-            values.fill_(self._me.rank + 1)
-            torch.arange(len(indices), out=indices)
-            for gathered in everyone:
-                gathered.fill_(-1)
+    def __init__(self, me: Rank, script: Script) -> None:
+        self._script, self._sum = script, sum(range(1, me.world_size + 1))
+        sizes = elements_of(script.bytes).astype(int).tolist()
+        self._parts = [torch.full((n,), me.rank + 1.0) for n in sizes]
+        self._works: list[dist.Work] = []
+        self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
+        self._complete_s: list[float] = []
+        self._noting = threading.Thread(target=self._note, daemon=True)
+        self._noting.start()
 
     def post(self, group: int) -> float:
         """Send a group; returns when that was done."""
-        if self.script.kept:
-            pairs = zip(self._mine[group], self._everyone[group], strict=True)
-            works = [peers.gather_single(out, mine, async_op=True) for mine, out in pairs]
-        else:
-            works = [dist.all_reduce(part, async_op=True) for part in self._parts[group]]
-        self._last.put(works[-1])
-        self._works += works
+        self._works.append(dist.all_reduce(self._parts[group], async_op=True))
+        self._posted.put(self._works[-1])
         return time.perf_counter()
 
-    def wait(self) -> float:
-        """Return when all that was posted is complete."""
+    def wait(self) -> tuple[float, Floats]:
+        """Return when all that was posted is complete, and when each group was, (G,) seconds."""
         for work in self._works:
             work.wait()
-        return time.perf_counter()
+        waited_s = time.perf_counter()
+        self._noting.join()
+        return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
-        """Raise RuntimeError unless every sum is right, and every gathered element where it belongs."""
-        n = self._me.world_size
-        extremes = [torch.stack(part.aminmax()) for (part,) in self._parts]
-        right = [bool((both == n * (n + 1) / 2).all()) for both in extremes]
-        for (_, mine), everyone in zip(self._mine, self._everyone, strict=True):
-            values, indices = (gathered.view(n, -1) for gathered in everyone)
-            expected = torch.arange(1.0, n + 1)[:, None]
-            right.append(bool((values == expected).all() and (indices == mine).all()))
-        if not all(right):
-            where = f"group {right.index(False)} of case {self.script.case.key}"
+        """Raise RuntimeError unless every sum is right."""
+        wrong = [n for n, part in enumerate(self._parts) if not (part == self._sum).all()]
+        if wrong:
+            where = f"group {wrong[0]} of case {self._script.case.key}"
             raise RuntimeError(f"replay: wrong values in {where}")
 
     def _note(self) -> None:
-        while True:
-            self._last.get().wait()
-            self.complete_s.put(time.perf_counter())
+        for _ in self._script.ready_s:
+            self._posted.get().wait()
+            self._complete_s.append(time.perf_counter())
 
 
-def _split(whole: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
-    """Return, for each size, the part of that many elements of every tensor, one part after the other."""
-    parts = [tensor[: sum(sizes)].split(list(sizes)) for tensor in whole] if sizes else []
-    return list(zip(*parts, strict=True))
-
-
-def _iterate(me: Rank, script: Script, messages: _Messages) -> tuple[Floats, Usage]:
+def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     """Return one iteration, started by all ranks at once, as of `make_timeline`; and how cores were used.
 
     They count as busy from the first message to the last: over a whole iteration, ranks mostly sleep.
     """
-    messages.begin(script.played_by(me.rank))
-    watch = Watch(me.rank)
+    script = script.played_by(me.rank)
+    messages, watch = _Messages(me, script), Watch(me.rank)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    seen_s, sending = _play(messages, start_s)
+    seen_s, sending = _play(script, messages, start_s)
     used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
     messages.check()
     return seen_s, used
 
 
-def _play(messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
+def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
     """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
-    script = messages.script
-    awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
-    spent_s = 0.0  # by the selections so far: all that follows is later by it
+    awake_s, posted_s = np.empty((2, len(script.ready_s)))
     forward_end_s = _sleep_until(start_s + script.forward_s)
-    for group, planned_s in enumerate(script.ready_s):
-        ready_s = start_s + planned_s + spent_s
-        awake_s[group] = selected_s[group] = _sleep_until(ready_s)
-        if script.selection_s:
-            spent_s += script.selection_s[group]
-            selected_s[group] = _sleep_until(ready_s + script.selection_s[group])
+    for group, ready_s in enumerate(script.ready_s):
+        awake_s[group] = _sleep_until(start_s + ready_s)
         if group == 0:
             before = processor_times()
         posted_s[group] = messages.post(group)
-    wait_s = time.perf_counter()
-    waited_s = messages.wait()
+    waited_s, done_s = messages.wait()
     sending = processor_usage(before, processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
-    done_s = np.minimum([messages.complete_s.get() for _ in script.ready_s], waited_s)
-    groups = (awake_s, selected_s, posted_s, done_s)
-    return np.hstack([*groups, forward_end_s, wait_s, waited_s, end_s]) - start_s, sending
+    groups = (awake_s, posted_s, done_s)
+    return np.hstack([*groups, forward_end_s, waited_s, end_s]) - start_s, sending
 
 
 def _sleep_until(deadline_s: float) -> float:
@@ -235,3 +277,90 @@ def _sleep_until(deadline_s: float) -> float:
     while (rest_s := deadline_s - time.perf_counter()) > 0:
         time.sleep(rest_s)
     return time.perf_counter()
+
+
+# -- what comes back -----------------------------------------------------------------------------
+
+
+def make_timeline(script: Script, everyone: Floats) -> Timeline:
+    """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
+
+    everyone : (ranks, 3 G + 3) seconds: when a rank woke with each group's gradients, went on computing,
+        and saw its message complete; ends of forward, of waiting and of the update
+
+    A collective begins when it is posted and its predecessor has ended.
+    """
+    return Timeline.from_rows(
+        {**span, "rank": rank, "origin": "replayed"}
+        for rank, seen_s in enumerate(everyone)
+        for span in _spans(script.played_by(rank), seen_s)
+    )
+
+
+def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
+    forward_end_s, waited_s, end_s = seen_s[-3:].tolist()
+
+    def span(kind: str, group: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+        task = kind if group < 0 else f"{kind} {group}"
+        times = {"start_s": start_s, "end_s": max(start_s, end_s)}
+        return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
+
+    yield span("forward", -1, 0.0, forward_end_s)
+    begin_s, free_s = forward_end_s, 0.0
+    for group, n_bytes in enumerate(script.bytes):
+        awake_s, posted_s, done_s = seen_s[:-3].reshape(3, -1)[:, group].tolist()
+        yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
+        sent = {"stream": "communication", "bytes": n_bytes}
+        yield span("all_reduce", group, max(awake_s, free_s), done_s, **sent)
+        begin_s, free_s = posted_s, done_s
+    yield span("wait", -1, begin_s, waited_s)
+    yield span("update", -1, waited_s, end_s)
+
+
+# -- the file ----------------------------------------------------------------------------------
+
+
+def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, used: Usage) -> None:
+    """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
+    iteration_s = float(everyone[:, -1].max())
+    compute_s = script.played_by(len(everyone) - 1).compute_s  # of the straggler, if there is one
+    row = {
+        "case": script.case.key,
+        "repeat": repeat,
+        "iteration": 0,
+        "iteration_s": iteration_s,
+        "compute_s": compute_s,
+        "exposed_communication_s": iteration_s - compute_s,
+        "processor_load": used.busy,
+        "processor_limited": used.limited,
+        "stolen": used.stolen,
+        "late": used.late,
+    }
+    spans = [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
+    append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
+
+
+def keep_complete(out: Path) -> list[tuple[str, int]]:
+    """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
+    (out / ITERATIONS).write_text(text := _complete(out))
+    return [(row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())]
+
+
+def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
+    """Read the iterations of ``cases`` that a replay into ``out`` completed. Raises UserError for none."""
+    described = {case.key: asdict(case) for case in cases}
+    runs, shown = [], []
+    for row, spans in map(json.loads, _complete(out).splitlines()):
+        if case := described.get(row["case"]):
+            runs.append({**row, **case, "origin": "replayed"})
+            shown += [{"case": row["case"], "repeat": row["repeat"], **span} for span in spans]
+    if not runs:
+        raise UserError(f"replay: no iteration was completed in {out}")
+    columns = ["case", "repeat", *TIMELINE_COLUMNS]
+    return Replayed(pd.DataFrame(runs), pd.DataFrame(shown, columns=columns))
+
+
+def _complete(out: Path) -> str:
+    """Return the whole lines of the file in ``out``, without half a line that a kill has left."""
+    text = (out / ITERATIONS).read_text() if (out / ITERATIONS).exists() else ""
+    return text[: text.rfind("\n") + 1]

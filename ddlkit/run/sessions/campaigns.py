@@ -38,8 +38,14 @@ from ddlkit.run import vitals
 from ddlkit.run.clock import Budget
 from ddlkit.run.lab import ENGINES, Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
-from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
+from ddlkit.run.lab.replay import (
+    MESSAGES_PER_SAMPLE,
+    PlannedCase,
+    calibrate,
+    plan_case,
+    read_replayed,
+    replay,
+)
 from ddlkit.run.measure.collectives import CollectivesSettings, messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
@@ -90,7 +96,7 @@ class Grid:
 
     networks, plans, density, stragglers : of a case, as its fields are
     workers, rates : of a lab
-    engines : tbf, or emulated links, which alone have delays, jitters, losses and backgrounds
+    engines : tbf, or emulated links, which alone have delays and losses
     rounds : repeats of each case; calibration : how long labs are calibrated, one of EXTENTS
     name : of the directory below the session's in which tables lie, campaign-NAME; "": the session's own
     """
@@ -102,9 +108,7 @@ class Grid:
 
     engines: Sequence[str] = (ENGINES[0],)
     delays: Sequence[float] = (0.0,)
-    jitters: Sequence[float] = (0.0,)
     losses: Sequence[float] = (0.0,)
-    backgrounds: Sequence[float] = (0.0,)
     density: Sequence[float] = (1.0,)
     stragglers: Sequence[float] = (1.0,)
     rounds: int = 2
@@ -125,7 +129,7 @@ class Grid:
 
     def shapes(self) -> Iterator[LabShape]:
         """Yield its labs. Raises UserError for one that cannot be."""
-        emulated = (self.delays, self.jitters, self.losses, self.backgrounds)
+        emulated = (self.delays, self.losses)
         every: list[Any] = list(itertools.starmap(Conditions, itertools.product(*emulated)))
         if ENGINES[0] in self.engines and every != [Conditions()]:
             raise UserError("delays and the like: only links of engines: emulated have these")
@@ -396,7 +400,6 @@ class LabPoints:
             every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
             asked = {(case.case.key, turn) for case, turn in missing}
             how: dict[str, Any] = {"tries": vitals.TRIES, "out": self._left}
-            how["selection"] = lambda n, density: self.selection_times(density)(n, density)
             described = json.dumps([asdict(case.case) for case in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:

@@ -448,6 +448,6 @@ def replay_cases(
     profile: LayerProfile, plans: Sequence[str], cost: MessageCost, place: Place
 ) -> list[Any]:
     """Return the profile under DISTINCT_PLANS plans, computing as long as one message of everything."""
-    plan_case = measuring("lab.script").plan_case
+    plan_case = measuring("lab.replay").plan_case
     planned = [plan_case(profile, spec, cost, place) for spec in plans]
     return list({case.plan.ends: case for case in planned}.values())[:DISTINCT_PLANS]
