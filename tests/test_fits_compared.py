@@ -48,7 +48,7 @@ def test_a_comparison_holds_what_the_fits_say(
     of_chosen = compared.fits[compared.chosen]
     np.testing.assert_array_equal(of_chosen.interval(rows[0]), same.interval(rows[0]))
     for form, row in compared.table.iterrows():
-        at, errors = held_out_errors(str(form), *rows)
+        at, errors, _ = held_out_errors(str(form), *rows)
         off = np.abs(errors)
         assert row["sizes"] == len(at) == 22
         assert row["median"] == np.median(off) and row["worst"] == off.max()

@@ -15,7 +15,7 @@ import numpy as np
 from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta, Chords, Form, Piecewise, Segments, Table, parameters
 from ddlkit.core.errors import UserError
-from ddlkit.core.sparse import DensityLog, Log, Scan, SelectionTimes
+from ddlkit.core.sparse import Log, Scan
 from ddlkit.core.workload import Floats
 
 PIECES, MIN_SIZES_PER_PIECE = 3, 3  # of a ``segments`` fit
@@ -48,13 +48,11 @@ def least_squares(
     return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
 
 
-def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
-    """Return (k', k) distinct ones of (n, k) points, and the times at each."""
-    rows = points[:, 0] if points.shape[1] == 1 else points  # numbers take half the time of rows
-    distinct, inverse, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    in_order = seconds[np.argsort(inverse.ravel(), kind="stable")]
-    groups = np.split(in_order, np.cumsum(counts)[:-1])
-    return distinct.reshape(-1, points.shape[1]), groups
+def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
+    """Return (k,) distinct ones of (n,) sizes, and the times at each."""
+    distinct, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    in_order = seconds[np.argsort(inverse, kind="stable")]
+    return distinct, np.split(in_order, np.cumsum(counts)[:-1])
 
 
 def each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
@@ -98,8 +96,7 @@ def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
     """Return breakpoints of least total loss, geometric means of neighbours; UserError for too few sizes."""
-    points, groups = grouped(sizes[:, None], seconds)
-    grid, needed = points[:, 0], minimum * len(designs)
+    (grid, groups), needed = grouped(sizes, seconds), minimum * len(designs)
     if grid.size < needed:
         pieces = f"{len(designs)} pieces need at least {needed} distinct sizes"
         raise UserError(f"{pieces}, got {grid.size}")
@@ -132,37 +129,25 @@ def apart(
 # -- forms -------------------------------------------------------------------------------------
 
 Fitter = Callable[..., dict[str, Any]]
-"""Columns of what the cost is a function of, then seconds, to the fitted parameters."""
+"""Sizes and seconds, (n,) each, to the fitted parameters."""
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
     """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, else 0."""
     names = parameters(kind)
 
-    def fitter(*columns: Floats) -> dict[str, Any]:
-        *at, seconds = columns
+    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
-        design = np.column_stack([term(*at) for term in terms])
+        design = np.column_stack([term(sizes) for term in terms])
         return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
 
     return fitter
 
 
-def _full_grid(kind: type[Form]) -> Fitter:
-    """Return how a table is fitted: medians at each point, which must make a full grid."""
-
-    def fitter(*columns: Floats) -> dict[str, Any]:
-        *at, seconds = columns
-        points, groups = grouped(np.column_stack(at[::-1]), seconds)
-        axes = [np.unique(column) for column in points.T]
-        shape = [axis.size for axis in axes]
-        if len(points) != np.prod(shape):
-            full = f"the {shape[0]} densities x {shape[1]} sizes of a table"
-            raise UserError(f"{len(points)} points are not {full}: measure every size at each")
-        grid = (*axes[::-1], each(np.median, groups).reshape(shape))
-        return dict(zip(parameters(kind), (axis.tolist() for axis in grid), strict=True))
-
-    return fitter
+def _medians(sizes: Floats, seconds: Floats) -> dict[str, Any]:
+    """Return how a table is fitted: medians at each size."""
+    distinct, groups = grouped(sizes, seconds)
+    return {"bytes": distinct.tolist(), "seconds": each(np.median, groups).tolist()}
 
 
 def _line(how: str) -> Fitter:
@@ -178,8 +163,8 @@ def _line(how: str) -> Fitter:
         raise UserError(f"cost form alpha_beta:{how}: use {ways}")
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        points, groups = grouped(sizes[:, None], seconds)
-        grid, medians = points[:, 0], each(np.median, groups)
+        grid, groups = grouped(sizes, seconds)
+        medians = each(np.median, groups)
         values = np.array([medians[0], slope])
         if how == "least_squares":
             grid, medians = sizes, seconds
@@ -224,8 +209,8 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {
-    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
-    **{kind: (_full_grid(kind), 2) for kind in (Table, Chords, SelectionTimes)},
+    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, Log, Scan)},
+    **{kind: (_medians, 2) for kind in (Table, Chords)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
 }

@@ -129,7 +129,7 @@ class SelectionCost(Form):
     def __init_subclass__(cls) -> None:
         SELECTION_FORMS[cls.form] = cls
 
-    def __call__(self, elements: ArrayLike, density: ArrayLike) -> Any:
+    def __call__(self, elements: ArrayLike, density: ArrayLike = 1.0) -> Any:
         """Return seconds for ``elements`` of at least 1 and ``density`` above 0 to 1; shapes broadcast."""
         d, rho = np.broadcast_arrays(np.asarray(elements, float), np.asarray(density, float))
         seconds = self._seconds(d, rho)
