@@ -259,8 +259,6 @@ def wire_s_per_byte(
 
 # -- the name of a lab's link --------------------------------------------------------------------
 
-_PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
-
 
 class Named(NamedTuple):
     """What the name of a link says; engine : "tbf", the kernel's token bucket, or "emulated", ours."""
@@ -268,10 +266,8 @@ class Named(NamedTuple):
     engine: str
     rate_bits_per_s: float
     delay_s: float
-    jitter_s: float
-    loss: float
-    burst_s: float = 0.0
-    framing_bytes: int = FRAMING_BYTES
+    burst_s: float
+    framing_bytes: int
 
     @property
     def framing(self) -> float:
@@ -287,22 +283,23 @@ def is_lab(link: str) -> bool:
 def read_link(link: str) -> Named:
     """Return what the name of a lab's link says, as it stands in tables; UserError for other links.
 
-    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
-    ('emulated', 500000000.0, 0.002, 0.0, 0.001)
+    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:3]
+    ('emulated', 500000000.0, 0.002)
     """
     if not is_lab(link):
         raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
+
+    def part(name: str, otherwise: str) -> str:
+        match = re.search(rf"-{name}([0-9][^-]*)", link)
+        return match[1] if match else otherwise
+
     engine, _, rest = link.partition(":")
-    rate, *parts = rest.split("-")
-    bits_per_s = parse_bits_per_s(rate)
+    bits_per_s = parse_bits_per_s(rest.partition("-")[0])
     if engine == "lab":
         saved_s = burst_bytes(bits_per_s) * 8 / bits_per_s
-        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, saved_s, TBF_FRAMING_BYTES)
-    matches = (re.fullmatch(rf"({'|'.join(_PARTS)})([0-9].*)", part) for part in parts)
-    texts = _PARTS | {match[1]: match[2] for match in matches if match}
-    delay_s, jitter_s, saved_s = (parse_seconds(texts[n]) for n in ("delay", "jitter", "burst"))
-    loss, framing_bytes = float(texts["loss"]), int(texts["framing"])
-    return Named(engine, bits_per_s, delay_s, jitter_s, loss, saved_s, framing_bytes)
+        return Named("tbf", bits_per_s, 0.0, saved_s, TBF_FRAMING_BYTES)
+    delay_s, saved_s = (parse_seconds(part(name, "0s")) for name in ("delay", "burst"))
+    return Named(engine, bits_per_s, delay_s, saved_s, int(part("framing", f"{FRAMING_BYTES}")))
 
 
 def ranks_per_node(link: str) -> int:

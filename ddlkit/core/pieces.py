@@ -24,28 +24,20 @@ LINES = ("relative", "least_squares", "medians", "ends")
 in seconds through every sample, or through the median of every size; through the two ends alone."""
 
 
-def least_squares(
-    design: Floats, seconds: Floats, unit_s: Floats | None = None
-) -> tuple[Floats, Floats]:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2), and (n,) leverage.
+def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None) -> Floats:
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
 
     design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
-    leverage : weight of each row on its own fitted value, from 0 to 1
     """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
-    basis, rank = np.zeros(0), 0
-    try:
-        if np.all(scale > 0):
-            basis, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
-        if rank < design.shape[1]:
-            raise np.linalg.LinAlgError
-        inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
-    except np.linalg.LinAlgError:
-        what = "the sizes do not determine the parameters: measure more distinct sizes"
-        raise UserError(what) from None
-    return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
+    values, rank = scale, 0
+    if np.all(scale > 0):
+        values, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
+    if rank < design.shape[1]:
+        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
+    return values / scale
 
 
 def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
@@ -122,7 +114,7 @@ def apart(
     """Return 2k values of k pieces between the breaks, fitted one by one."""
     which, values = np.searchsorted(breaks, sizes, side="right"), list[float]()
     for k, design in enumerate(designs):
-        values += least_squares(design(sizes[which == k]), seconds[which == k])[0].tolist()
+        values += least_squares(design(sizes[which == k]), seconds[which == k]).tolist()
     return values
 
 
@@ -139,7 +131,7 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
         design = np.column_stack([term(sizes) for term in terms])
-        return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
+        return dict(zip(names, least_squares(design, seconds).tolist(), strict=True))
 
     return fitter
 
@@ -172,9 +164,9 @@ def _line(how: str) -> Fitter:
             grid, medians = grid[[0, -1]], medians[[0, -1]]
         if how in LINES:
             unit_s = np.ones_like(medians)
-            values = least_squares(straight(grid), medians, unit_s)[0]
+            values = least_squares(straight(grid), medians, unit_s)
             if values[0] < 0:  # in seconds the largest messages decide
-                values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
+                values = np.append(0.0, least_squares(grid[:, None], medians, unit_s))
         return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
     return fitter

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -128,14 +127,12 @@ class Timeline:
         end_s = start_s + (self.end_s - self.start_s)
         # Where one ends and the next begins in the same instant, rounding must not part them.
         over_s = end_s - 1e-12 * np.abs(end_s)
-        busy: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
-        free: dict[tuple[int, str], list[int]] = defaultdict(list)
+        busy_s: dict[tuple[int, str], list[float]] = defaultdict(list)
         for row in np.lexsort((end_s, start_s)).tolist():
-            key = int(self.rank[row]), str(self.stream[row])
-            while busy[key] and busy[key][0][0] <= start_s[row]:
-                heappush(free[key], heappop(busy[key])[1])
-            tracks[row] = heappop(free[key]) if free[key] else len(busy[key])
-            heappush(busy[key], (float(over_s[row]), tracks[row]))
+            until_s = busy_s[int(self.rank[row]), str(self.stream[row])]
+            free = (k for k, end in enumerate(until_s) if end <= start_s[row])
+            tracks[row] = next(free, len(until_s))
+            until_s[tracks[row] : tracks[row] + 1] = [float(over_s[row])]
         return tracks
 
 
