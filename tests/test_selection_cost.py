@@ -77,7 +77,7 @@ def test_a_table_passes_through_its_points_and_stays_between_its_neighbours(
 
 
 def test_a_table_of_one_density_says_nothing_of_others() -> None:
-    table = SelectionTimes(SIZES, np.array([0.01]), 1e-9 * SIZES)
+    table = SelectionTimes(SIZES, np.array([0.01]), 1e-9 * SIZES[None])
     np.testing.assert_allclose(table(SIZES, 0.01), 1e-9 * SIZES)
     with pytest.raises(UserError, match="recorded at density 0.01 only"):
         table(1e4, 0.001)

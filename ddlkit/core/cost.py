@@ -16,14 +16,13 @@ from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
 MOST_WORKERS = 100_000  # more than any machine has GPUs
-UNDESCRIBED = {"described": False}
-"""Metadata of a field that is no part of a form's JSON description."""
 REPLACED = {
     "curve": "chords",
     "piecewise:joined": "piecewise",
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",
     "segments:jump": "segments",
+    "sparse_gather": "the cost of its all_gather, with --density and --selection",
     "stepped": "table, or alpha_beta of a ring",
 }
 """Forms and variants that are no more, to what replaces them."""
@@ -38,15 +37,14 @@ class Form(ABC):
     def __post_init__(self) -> None:
         for name, kind in parameters(type(self)).items():
             value = getattr(self, name)
-            if kind != "float" and isinstance(value, (list, np.ndarray)):
+            if kind == "float":
+                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                right = number and abs(value) <= MOST
+            else:
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-            if isinstance(value, np.ndarray) and kind != "float":
                 right = bool(np.all(np.abs(value) <= MOST))
-            else:
-                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-                right = number and abs(value) <= MOST
             if not right:
                 wrong = f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
                 raise UserError(f"{self.form} cost: {wrong}")
@@ -65,7 +63,7 @@ class Form(ABC):
 
 def described(kind: type[Form]) -> tuple[str, ...]:
     """Return the names of the fields that a form's JSON description has."""
-    return tuple(f.name for f in fields(kind) if f.metadata.get("described", True))
+    return tuple(f.name for f in fields(kind) if f.name != "samples")
 
 
 F = TypeVar("F", bound=Form)
@@ -126,7 +124,7 @@ class MessageCost(Form):
     collective: str = field(default="all_reduce", kw_only=True)
     workers: int | None = field(default=None, kw_only=True)
     algorithm: str | None = field(default=None, kw_only=True)
-    samples: Samples | None = field(default=None, kw_only=True, metadata=UNDESCRIBED)
+    samples: Samples | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, *, described: bool = True) -> None:
         if described:
@@ -353,8 +351,8 @@ class HeldOut(Form):
         shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
         sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
         times = np.where(np.arange(count) % 2, sizes, -sizes)
-        use = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
-        use["samples"] = cost.samples
+        names = ("collective", "workers", "algorithm", "samples")
+        use = {name: getattr(cost, name) for name in names}
         return tuple(_Off(cost, self, float(factor), **use) for factor in times)
 
 

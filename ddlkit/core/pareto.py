@@ -1,15 +1,12 @@
 """The shortest iteration where a group takes compute time before its message: a choice between two clocks.
 
 To select the largest gradients of a group delays all that is computed after it; its message delays all that
-is sent after it. A cut of the first tensors leaves behind (seconds selected so far, end of the last message),
-and is better for sure only if it is as good in both: so every prefix has a front of cuts. Read from the end,
-selecting and sending change places, and a suffix has a front of (seconds sent, end of the last message on a
-free link, if nothing was selected before).
-
-A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p). So fronts of suffixes
-bound from below what a cut of a prefix can lead to, and the reverse; a plan bounds from above. Where a front
-is long, points close together become one: their corner, for a bound; the most promising one, for a plan.
-Prefixes and suffixes take turns, with more and more points, until the lower bound meets the plan.
+is sent after it. So every prefix of the tensors has a front of cuts, by (seconds selected so far, end of the
+last message). Read from the end, selecting and sending change places, and a suffix has a front, too. A prefix
+(a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p): fronts of suffixes bound from
+below what a cut of a prefix can lead to, and the reverse; a plan bounds from above. Where a front is long,
+points close together become one: their corner, for a bound; the most promising one, for a plan. Prefixes and
+suffixes take turns, with more and more points, until the lower bound meets the plan.
 """
 
 from __future__ import annotations

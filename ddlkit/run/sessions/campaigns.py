@@ -263,7 +263,7 @@ class LabPoints:
         if store.has_table(path):
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
-        return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
+        return SelectionTimes(sizes, np.array([density]), sizes[None] * SELECTION_S)
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield one session of the lab's calibration, collective by collective."""
