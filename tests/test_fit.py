@@ -120,8 +120,8 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
         ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
         ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments, nothing behind it"),
-        ("alpha_beta:nan", [1, 2, 3], [1, 2, 3], "medians, ends, or seconds per byte"),
-        ("piecewise:2", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "has 1 sizes below and 4 above"),
+        ("alpha_beta:nan", [1, 2, 3], [1, 2, 3], "use relative, least_squares, medians, ends"),
+        ("piecewise:2", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "do not determine the parameters"),
     ],
 )
 def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, message: str) -> None:

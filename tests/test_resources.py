@@ -76,7 +76,7 @@ def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
     rich = Resources("rich", AlphaBeta(0.0, 0.04), slowdown=1.0)
     sent = plan.none(work)
     best = resources.jointly(work, [frugal, rich], sent)
-    assert best.names == ("frugal", "frugal", "rich")
+    assert best.given == (frugal, frugal, rich)
     assert best.iteration_s == pytest.approx(30 + 4)
     assert all(
         best.iteration_s < Shared(work, sent, (way,) * 3).iteration_s for way in (frugal, rich)

@@ -20,7 +20,7 @@ from ddlkit.core.sparse import (
     Scan,
     SelectionCost,
     SparseGather,
-    group_selection_s,
+    elements_of,
     sparse_iteration,
     sparse_timeline,
     with_selection,
@@ -97,7 +97,7 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.Data
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
     assert cost.selecting
-    selecting_s = group_selection_s(workload, plan, cost.density, cost.selecting)
+    selecting_s = cost.selecting(elements_of(plan.group_bytes(workload)), cost.density)
     np.testing.assert_array_equal(selecting_s, cost.selection_s(plan.group_bytes(workload)))
     by_hand = Iteration(with_selection(workload, plan, selecting_s), plan, cost).prediction
     assert by_hand == sparse_iteration(workload, plan, cost).prediction

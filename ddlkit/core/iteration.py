@@ -296,11 +296,6 @@ class Shared:
         ends_s = link.ends(self.plan.group_ready_s(self.workload), parts)
         return float(ends_s.max()) + self.workload.update_s
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return (G,) whose resources each message has."""
-        return tuple(way.name for way in self.given)
-
 
 class _Front(NamedTuple):
     """Ways to have sent a prefix, (m,), end and work rising; of the last message: first, way, choice."""

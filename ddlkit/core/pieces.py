@@ -5,7 +5,6 @@ Errors are relative (10% count the same at 1 KiB and at 1 GiB) unless a line cou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -143,30 +142,23 @@ def _medians(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 
 
 def _line(how: str) -> Fitter:
-    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time."""
+    """Return how a line is laid: one of LINES."""
+    if how not in LINES:
+        raise UserError(f"cost form alpha_beta:{how}: use {', '.join(LINES)}")
     if how == "relative":
         return _linear_in_parameters(AlphaBeta)
-    try:
-        slope = 0.0 if how in LINES else float(how)
-    except ValueError:
-        slope = math.nan
-    if how not in LINES and not 0 < slope < math.inf:
-        ways = f"{', '.join(LINES)}, or seconds per byte as 1.2e-8"
-        raise UserError(f"cost form alpha_beta:{how}: use {ways}")
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         grid, groups = grouped(sizes, seconds)
         medians = each(np.median, groups)
-        values = np.array([medians[0], slope])
         if how == "least_squares":
             grid, medians = sizes, seconds
         elif how == "ends":
             grid, medians = grid[[0, -1]], medians[[0, -1]]
-        if how in LINES:
-            unit_s = np.ones_like(medians)
-            values = least_squares(straight(grid), medians, unit_s)
-            if values[0] < 0:  # in seconds the largest messages decide
-                values = np.append(0.0, least_squares(grid[:, None], medians, unit_s))
+        unit_s = np.ones_like(medians)
+        values = least_squares(straight(grid), medians, unit_s)
+        if values[0] < 0:  # in seconds the largest messages decide
+            values = np.append(0.0, least_squares(grid[:, None], medians, unit_s))
         return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
     return fitter
@@ -180,11 +172,6 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
     )
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
-        below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
-        above = np.unique(sizes).size - below
-        if min(below, above) < 2:
-            sides = f"{below} sizes below and {above} above: each piece needs 2"
-            raise UserError(f"a threshold of {units.format_bytes(threshold_bytes)} has {sides}")
     else:
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
     values = apart(designs, (threshold_bytes,), sizes, seconds)

@@ -74,13 +74,6 @@ class SparseGather(MessageCost, described=False):
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
 
 
-def group_selection_s(
-    workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
-) -> Floats:
-    """Return (G,) seconds to select each group's largest elements."""
-    return np.asarray(selecting(elements_of(plan.group_bytes(workload)), density), dtype=float)
-
-
 def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
     """Return it with each group's selection (G,) in its backward, after its last gradient (omgs Eqs 6, 7)."""
     backward_s = workload.backward_s.copy()

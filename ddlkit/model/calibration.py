@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.case import Case
-from ddlkit.core.cost import MessageCost, Samples
+from ddlkit.core.cost import AlphaBeta, MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
@@ -71,8 +72,8 @@ class Calibration:
     ) -> Calibration:
         """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
 
-        form : as `fit` takes it, or UNFITTED for links whose rate is known; draws : bootstrap resamples
-        also : further forms, without draws; UNFITTED is left out of a link whose rate is not known
+        form : as `fit` takes it; draws : bootstrap resamples
+        also : further forms, without draws; or UNFITTED, for links whose rate is known
 
         Raises UserError for messages that were sent step by step: training's are the library's own.
         """
@@ -84,8 +85,9 @@ class Calibration:
         for (link, ranks, collective), every in undisturbed(collectives).groupby(LINK):
             rows = every[every["in_flight"] == 1]
             fitted = _fitted(rows, form, draws)
-            forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
-            others = {name: _fitted(rows, name, 0).cost for name in forms}
+            others = {name: _fitted(rows, name, 0).cost for name in also if name != UNFITTED}
+            if UNFITTED in also and rows["link_bits_per_s"].all():
+                others[UNFITTED] = _unfitted(rows)
             sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
             noise = Noise.of(*sampled.to_numpy(float).T)
             communication = Communication(
@@ -119,25 +121,26 @@ class Calibration:
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
-    collective, workers = str(rows["collective"].iloc[0]), int(rows["ranks"].iloc[0])
-    if form == UNFITTED:
-        rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
-        if not rate_bits_per_s:
-            raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
-        framing = _framing(str(rows["link"].iloc[0]))
-        wire_s = wire_s_per_byte(collective, workers, rate_bits_per_s, framing)
-        form = f"alpha_beta:{wire_s!r}"
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
-    return fit(
-        form,
-        rows["bytes"],
-        rows["seconds"],
-        collective=collective,
-        workers=workers,
-        algorithm=str(rows["algorithm"].iloc[0]),
-        samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
-        draws=draws,
-    )
+    samples = Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float))
+    how: dict[str, Any] = {**_of(rows), "samples": samples, "draws": draws}
+    return fit(form, rows["bytes"], rows["seconds"], **how)
+
+
+def _of(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what a cost holds for that is made of these messages."""
+    first = rows.iloc[0]
+    use = {"collective": str(first["collective"]), "workers": int(first["ranks"])}
+    return {**use, "algorithm": str(first["algorithm"])}
+
+
+def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
+    """Return the smallest message's time, and bytes at the link's rate."""
+    use, rate_bits_per_s = _of(rows), float(rows["link_bits_per_s"].iloc[0])
+    framing = _framing(str(rows["link"].iloc[0]))
+    wire_s = wire_s_per_byte(use["collective"], use["workers"], rate_bits_per_s, framing)
+    smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())
+    return AlphaBeta(smallest_s, wire_s, **use)
 
 
 def shared_link(samples: pd.DataFrame) -> Link:

@@ -25,7 +25,6 @@ from ddlkit.core.sparse import (
     Selecting,
     SparseGather,
     elements_of,
-    group_selection_s,
     selected,
 )
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
@@ -110,13 +109,13 @@ class Script:
         if case.negotiated:
             raise UserError(f"replay: case {case.key}: v0.2-studies could replay negotiated cases")
         slow = planned.workload.scaled(case.dilation)
-        elements = elements_of(plan.group_bytes(slow)).astype(int).tolist()
+        elements = elements_of(plan.group_bytes(slow)).astype(int)
         sparse: dict[str, Sequence[Any]] = {}
         if case.collective == "all_gather":
             if selection is None:
                 raise UserError(f"replay: case {case.key} waits out selections of unknown times")
-            waited_s = case.dilation * group_selection_s(slow, plan, case.density, selection)
-            kept = [selected(size, case.density) for size in elements]
+            waited_s = case.dilation * selection(elements, case.density)
+            kept = [selected(size, case.density) for size in elements.tolist()]
             sparse = {"kept": kept, "selection_s": waited_s.tolist()}
         ready_s = plan.group_ready_s(slow)
         return cls(
@@ -125,7 +124,7 @@ class Script:
             ready_s=ready_s.tolist(),
             buffered_s=(ready_s - slow.ready_s[list(plan.starts)]).tolist(),
             bytes=plan.group_bytes(slow).tolist(),
-            elements=elements,
+            elements=elements.tolist(),
             update_s=slow.update_s,
             **sparse,
         )
