@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -382,12 +382,6 @@ def gap(measured: Floats, sizes: ArrayLike) -> Floats:
     """Return the logarithm of how many times apart the two of ``measured`` (k,) next to each size lie."""
     behind = np.clip(np.searchsorted(measured, sizes), 1, measured.size - 1)
     return np.asarray(np.log(measured[behind] / measured[behind - 1]))
-
-
-def described_draws(draws: Sequence[Form]) -> list[dict[str, Any]]:
-    """Return, JSON-ready, the parameters of each draw, but the sizes, which are the cost's."""
-    names = [name for name in parameters(type(draws[0])) if name != "bytes"]
-    return [{name: np.asarray(getattr(d, name)).tolist() for name in names} for d in draws]
 
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:

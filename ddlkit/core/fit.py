@@ -26,7 +26,7 @@ from ddlkit.core.cost import (
     Segments,
     Table,
     checked_form,
-    described_draws,
+    parameters,
 )
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import METHODS, VARIANTS, Fitter
@@ -138,7 +138,9 @@ class Fit(Generic[C]):
         if self.held_out:
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
-            summary["draws"] = described_draws(self.draws)
+            names = [name for name in parameters(type(self.cost)) if name != "bytes"]
+            rows = [{name: getattr(draw, name) for name in names} for draw in self.draws]
+            summary["draws"] = [{n: np.asarray(v).tolist() for n, v in r.items()} for r in rows]
         return {**self.cost.to_dict(), "fit": summary}
 
 

@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
-from ddlkit.core.pareto import undominated
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, undominated
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
@@ -262,9 +261,7 @@ def _corners(points: Floats) -> NDArray[np.int64]:
         return np.arange(points.shape[1])
 
 
-# -- what a message may take of a machine ----------------------------------------------------------
-# A collective that gets more of a machine is often sooner done, and slows down more what is computed (the
-# `sharing` paper). Which is better depends on whether anything is still computed.
+# -- what a message may take of a machine: more is often sooner done, and slows down compute more ----
 
 
 @dataclass(frozen=True, eq=False)
