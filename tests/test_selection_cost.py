@@ -14,7 +14,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors
 from ddlkit.core.sparse import (
     SELECTION_FORMS,
-    DensityLog,
     Log,
     Scan,
     SelectionCost,
@@ -25,7 +24,6 @@ SIZES = np.geomspace(1e3, 1e8, 11).round()
 DENSITIES = np.array([1e-4, 1e-3, 1e-2])
 GRID = np.tile(SIZES, 3), np.repeat(DENSITIES, SIZES.size)
 TRUTHS: dict[str, SelectionCost] = {
-    "density_log": DensityLog(2e-9),
     "log": Log(2.2e-10, operation="topk", device="cuda"),
     "scan": Scan(2e-5, 5 * 4 / 4e12),
     "table": SelectionTimes(SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))),

@@ -15,7 +15,6 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import (
-    DensityLog,
     Log,
     Scan,
     SelectionCost,
@@ -31,7 +30,7 @@ from ddlkit.papers import omgs
 from strategies import plans, workloads
 
 SELECTIONS: tuple[SelectionCost, ...] = (
-    DensityLog(2.2e-10),
+    Log(2.2e-12),
     Log(2.2e-10),
     Log(2e-9),
     Scan(2e-5, 2e-11),

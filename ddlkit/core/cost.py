@@ -266,11 +266,6 @@ class Piecewise(MessageCost):
     slope_s_per_byte: float
     intercept_s: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above = self.threshold_bytes > 0
-        self.check(above, f"threshold_bytes is {self.threshold_bytes}: must be above zero")
-
     def _seconds(self, sizes: Floats) -> Floats:
         small_s = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
         large_s = self.slope_s_per_byte * sizes + self.intercept_s

@@ -322,18 +322,14 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors) ->
     where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
     inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
     at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
-    return HeldOut(at_bytes, _near(sizes[left_out], inner, at_bytes), ends[0], ends[1], apart)
+    at, logs = np.log(at_bytes), np.log(np.maximum(inner, LEAST_ERROR))
+    step = (at[-1] - at[0]) / (at.size - 1)
+    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes[left_out])) / step)
+    around = np.exp(weight @ logs / weight.sum(axis=1))
+    near = MEAN * ((1 - ALIKE) * around + ALIKE * np.exp(logs.mean()))
+    return HeldOut(at_bytes, near, ends[0], ends[1], apart)
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
     """Return (n,) sizes of the logarithm; costs are given a thousandth of the measured time at least."""
     return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, measured_s / 1000))))
-
-
-def _near(sizes: Floats, log_errors: Floats, at_bytes: Floats) -> Floats:
-    """Return (k,) mean errors that (n,) errors at sizes (n,) let expect near each of ``at_bytes`` (k,)."""
-    at, logs = np.log(at_bytes), np.log(np.maximum(log_errors, LEAST_ERROR))
-    step = (at[-1] - at[0]) / (at.size - 1)
-    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / step)
-    around = np.exp(weight @ logs / weight.sum(axis=1))
-    return np.asarray(MEAN * ((1 - ALIKE) * around + ALIKE * np.exp(logs.mean())))

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
@@ -64,11 +64,6 @@ class Iteration:
     copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
         arrived, one message after the other: what PyTorch's DDP does with its buckets
     leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
-
-    >>> from ddlkit.core.cost import AlphaBeta
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
-    >>> Iteration(toy, FusionPlan("none", (1, 2)), AlphaBeta(0.5, 1e-6)).prediction
-    Prediction(iteration_s=7.0, compute_s=3.0, communication_s=5.0)
     """
 
     workload: Workload
@@ -228,11 +223,18 @@ class LinearScenarios:
     @classmethod
     def of(cls, workload: Workload, plan: FusionPlan) -> LinearScenarios:
         """Return the groups' coefficients, of which only corners of their convex hull can be the maximum."""
+        from scipy.spatial import ConvexHull, QhullError
+
         sizes = plan.group_bytes(workload).astype(float)
         messages = np.arange(len(sizes), 0, -1.0)
         compute_s = plan.group_ready_s(workload) + workload.update_s
         points = np.stack([compute_s, messages, np.cumsum(sizes[::-1])[::-1]])
-        return cls(points[:, _corners(points)])
+        spread = np.ptp(points, axis=1, keepdims=True)
+        unit = (points - points.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+        try:
+            return cls(points[:, np.sort(ConvexHull(unit.T).vertices)])
+        except QhullError:  # few, or flat
+            return cls(points)
 
     def iteration_s(
         self, scale: ArrayLike, alpha_s: ArrayLike, beta_s_per_byte: ArrayLike
@@ -247,18 +249,6 @@ class LinearScenarios:
             block = scenarios[start : start + IN_CACHE]
             np.max(columns @ block.T.astype(float), axis=0, out=result[start : start + len(block)])
         return result
-
-
-def _corners(points: Floats) -> NDArray[np.int64]:
-    """Return columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
-    from scipy.spatial import ConvexHull, QhullError
-
-    spread = np.ptp(points, axis=1, keepdims=True)
-    unit = (points - points.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    try:
-        return np.sort(ConvexHull(unit.T).vertices).astype(np.int64)
-    except QhullError:
-        return np.arange(points.shape[1])
 
 
 # -- what a message may take of a machine: more is often sooner done, and slows down compute more ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -413,14 +414,6 @@ def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
     return register
 
 
-def _integers(text: str, spec: str) -> list[int]:
-    try:
-        return [int(part) for part in text.replace(";", ",").replace(":", ",").split(",")]
-    except ValueError:
-        right = "must be whole numbers, as in cuts:3,40 or random:7:12"
-        raise UserError(f"plan {shown(spec)}: {shown(text)} {right}") from None
-
-
 @planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
@@ -430,7 +423,9 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 @planner("cuts", label="given cuts", look=("#8f8f8f", "P", "--", "|||"), examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    ends = _integers(text, f"cuts:{text}")
+    if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
+        raise UserError(f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40")
+    ends = [int(part) for part in re.split("[,;:]", text)]
     ends += [workload.n] * (ends[-1] != workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))
 
@@ -438,10 +433,11 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
-    numbers = _integers(text, f"random:{text}")
-    if len(numbers) != 2 or numbers[0] < 0:
-        raise UserError(f"plan 'random:{text}': write random:SEED:GROUPS, whole numbers from 0")
-    seed, groups = numbers
+    numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
+    if not numbers:
+        spec = shown(f"random:{text}")
+        raise UserError(f"plan {spec}: write random:SEED:GROUPS, whole numbers from 0")
+    seed, groups = map(int, numbers.groups())
     if not 1 <= groups <= workload.n:
         raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
     inner = np.random.default_rng(seed).choice(np.arange(1, workload.n), groups - 1, replace=False)

@@ -126,17 +126,6 @@ class SelectionCost(Form):
 
 
 @dataclass(frozen=True, eq=False)
-class DensityLog(SelectionCost):
-    """omgs Eq 10 as printed: t = gamma rho d log2 d, with gamma = gamma_s; the base is not printed."""
-
-    form: ClassVar[str] = "density_log"
-    gamma_s: float
-
-    def _seconds(self, d: Floats, rho: Floats) -> Floats:
-        return self.gamma_s * rho * d * np.log2(d)
-
-
-@dataclass(frozen=True, eq=False)
 class Log(SelectionCost):
     """omgs Eq 10 without rho, as its authors' published code has it: t = gamma d log2 d."""
 

@@ -101,18 +101,16 @@ class Timeline:
         shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
         start_s = self.start_s + shift_s.loc[self.iteration].to_numpy()
         threads: dict[tuple[int, str, int], int] = {}
-        spans = []
+        spans: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(start_s)):
-            rank = int(self.rank[row])
+            rank, took_s = int(self.rank[row]), self.end_s[row] - self.start_s[row]
             tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
+            span = {"ph": "X", "name": str(self.task[row]), "cat": str(self.kind[row])}
+            span |= {"ts": float(start_s[row]) * 1e6, "dur": float(took_s) * 1e6}
             named = ("iteration", "group", "bytes", "origin")
-            span: dict[str, Any] = {"ph": "X", "name": str(self.task[row])}
-            span |= {"cat": str(self.kind[row]), "ts": float(start_s[row]) * 1e6}
-            span |= {"dur": float(self.end_s[row] - self.start_s[row]) * 1e6}
             args = {name: getattr(self, name)[row].item() for name in named}
             spans.append({**span, "pid": rank, "tid": tid, "args": args})
-        ranks = np.unique(self.rank).tolist()
-        names = [("process_name", rank, 0, f"rank {rank}") for rank in ranks]
+        names = [("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()]
         for (rank, stream, track), tid in threads.items():
             names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
         metadata = [

@@ -146,10 +146,6 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     """Return the plan of one of our planners, or of the papers'.
 
     Raises UserError for an unknown planner, or one that needs a cost when none is given.
-
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0, 1.0], [1_000_000, 3_000_000, 20_000_000])
-    >>> make_plan("buffer:4MB", toy).ends
-    (2, 3)
     """
     papers.load()
     return planning.make_plan(spec, workload, cost)
