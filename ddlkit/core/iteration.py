@@ -129,7 +129,7 @@ class Iteration:
         else:
             each = [self.link.parts(cost, self.group_bytes) for cost in costs]
             parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
-            ends_s = self.link.ends(ready_s, parts)
+            ends_s = self.link.play(ready_s, parts)[1]
         return self._unpacked_s(ends_s) + self.workload.update_s * stretch
 
     def timeline(self) -> Timeline:
@@ -280,7 +280,7 @@ class Shared:
         sizes = self.plan.group_bytes(self.workload).tolist()
         each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
         parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
-        ends_s = link.ends(self.plan.group_ready_s(self.workload), parts)
+        ends_s = link.play(self.plan.group_ready_s(self.workload), parts)[1]
         return float(ends_s.max()) + self.workload.update_s
 
 

@@ -82,10 +82,6 @@ class Link:
         wire_s = np.where(by_link, taken_s + saved_s, wire_s)
         return Parts(np.where(by_link, software_s, taken_s), wire_s)
 
-    def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
-        """Return (..., G) the end of each message, which begins with fewer than `in_flight` under way."""
-        return self.play(ready_s, parts)[1]
-
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
         """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)

@@ -373,8 +373,6 @@ def _useful(
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))
 
 
-# -- planners by name ------------------------------------------------------------------------------
-
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """(workload, cost or None, the text after the colon) -> plan"""
 
