@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlkit import store
+from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta, Segments, costs_from_dict, gap
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import (
@@ -20,7 +20,9 @@ from ddlkit.core.fit import (
     held_out_errors,
 )
 from ddlkit.core.sparse import SparseGather
+from ddlkit.core.units import MIB
 from ddlkit.formats import messages
+from ddlkit.report import fits
 
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 COST = AlphaBeta(2e-5, 1e-10, workers=8, collective="all_gather")
@@ -61,9 +63,8 @@ def test_of_an_ideal_log_intervals_hold_nearly_all() -> None:
     assert 0.92 <= np.mean(held) <= 0.99
 
 
-@pytest.mark.parametrize("path", LOGS[:1], ids=lambda path: path.name.split(".")[0])
-def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_says_why(path: Path) -> None:
-    rows = log(path)
+def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_says_why() -> None:
+    rows = log(LOGS[0])
     errors = {form: np.median(np.abs(held_out_errors(form, *rows)[1])) for form in SIMPLE_FIRST}
     counted = {form: COUNTS * e if form in THROUGH_ALL else e for form, e in errors.items()}
     chosen = fit("auto", *rows)
@@ -84,9 +85,7 @@ def test_of_forms_that_do_as_well_auto_takes_the_simplest() -> None:
     assert fit("auto", sizes, COST(sizes)).cost.form == "alpha_beta"
     jump = np.array([2e-5, 5e-4, 5e-4 - 5e6 * 1.5e-9]), np.array([2e-9, 5e-10, 2e-9])
     assert fit("auto", sizes, Segments(np.array([1e5, 5e6]), *jump)(sizes)).form == "segments"
-
-
-def test_auto_is_the_line_where_no_size_can_be_spared_which_has_no_interval() -> None:
+    # Where no size can be spared it is the line, which has no interval.
     line = fit("auto", [1e3, 1e4, 1e5], [1.0, 2.0, 3.0])
     assert (line.cost.form, line.draws) == ("alpha_beta", ())
     assert line.why.startswith("too few sizes")
@@ -186,3 +185,40 @@ WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 
 def test_damaged_and_older_draws_are_refused(damaged: dict) -> None:
     with pytest.raises(UserError, match="draws are not what ddlkit fit writes: fit again"):
         costs_from_dict({**COST.to_dict(), "fit": damaged})
+
+
+def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = log(LOGS[0])
+    compared, same = fits.compare(*rows, "alpha_beta:ends", workers=16), fit("auto", *rows)
+    assert list(compared.table.index) == [*SIMPLE_FIRST, "alpha_beta:ends"] == list(compared.fits)
+    assert (compared.chosen, compared.why) == (same.form, same.why)
+    for form, row in compared.table.iterrows():
+        at, errors, _ = held_out_errors(str(form), *rows)
+        off = np.abs(errors)
+        assert row["sizes"] == len(at) == 22
+        assert row["median"] == np.median(off) and row["worst"] == off.max()
+        assert row["median_below_25_mib"] == np.median(off[at < 25 * MIB])
+        assert row["median_from_1_mib"] == np.median(off[at >= MIB])
+        assert (compared.fits[str(form)].draws != ()) == (form == compared.chosen)
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "fit",
+        str(LOGS[0]),
+        "--compare",
+        "--form",
+        "alpha_beta:ends",
+        "--place",
+        "out_of_place",
+    )
+    assert cli.main([*words, "--draw", "a.png"]) == 0
+    printed = capsys.readouterr().out
+    assert compared.why in printed and Path("a.png").is_file()
+    assert cli.main([*words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert Path(answer["drawn"]).is_file() and answer["chosen"] == compared.chosen
+    for form, row in compared.table.iterrows():
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"{form} "))
+        assert f"{row['median']:.2%}" in line and f"{row['worst']:.2%}" in line
+        assert answer["forms"][form]["median"] == pytest.approx(row["median"])

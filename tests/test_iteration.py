@@ -113,15 +113,12 @@ def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
     np.testing.assert_allclose(fast[::50], slow, rtol=1e-9)
 
 
-def test_negative_cost_and_foreign_plan_are_refused() -> None:
+def test_impossible_workloads_costs_and_plans_are_refused() -> None:
     workload = Workload.from_arrays(1, [1, 1], [10, 10])
     with pytest.raises(UserError, match="negative at 10 bytes"):
         predict(workload, planning.none(workload), AlphaBeta(-1, 0))
     with pytest.raises(UserError, match="of 3 tensors, the workload has 2"):
         predict(workload, planning.FusionPlan("x", (3,)), AlphaBeta(0, 0))
-
-
-def test_impossible_workloads_are_refused() -> None:
     for forward_s, backward_s, n_bytes, message in (
         (1, [1, -1], [1, 1], "backward_s of tensor 1 is -1"),
         (1, [1, np.nan], [1, 1], "backward_s of tensor 1 is nan"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, group_ends
+from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, jointly
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
@@ -135,3 +138,62 @@ def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) 
     spans = Iteration(work, FusionPlan("single", (2,)), cost).timeline()
     assert spans.exposed_communication_s() == 4.5
     assert look(collective).label
+
+
+TENTHS = st.integers(0, 20).map(lambda k: k / 10)
+LINES = st.builds(AlphaBeta, TENTHS, TENTHS.map(lambda b: b / 100))
+CHOICES = st.lists(
+    st.builds(Resources, st.just("some"), LINES, TENTHS, TENTHS), min_size=1, max_size=3
+)
+WORK = st.builds(
+    Workload.from_arrays,
+    TENTHS,
+    st.lists(TENTHS, min_size=4, max_size=4),
+    st.lists(st.integers(1, 200), min_size=4, max_size=4),
+    TENTHS,
+)
+
+
+def partitions(n: int) -> list[FusionPlan]:
+    cuts = [range(1, n)] * (n - 1)
+    ends = {tuple(sorted({*chosen, n})) for chosen in itertools.product(*cuts)} | {(n,)}
+    return [FusionPlan("any", one) for one in sorted(ends)]
+
+
+@given(WORK, CHOICES)
+def test_no_plan_with_any_resources_is_faster_than_the_joint_one(
+    work: Workload, choices: list[Resources]
+) -> None:
+    every = [
+        Shared(work, sent, given).iteration_s
+        for sent in partitions(work.n)
+        for given in itertools.product(choices, repeat=len(sent.ends))
+    ]
+    assert jointly(work, choices).iteration_s == pytest.approx(min(every))
+
+
+@given(WORK, TENTHS, TENTHS)
+def test_one_choice_is_the_iteration_over_such_a_link(
+    work: Workload, slowdown: float, drag: float
+) -> None:
+    cost = AlphaBeta(0.3, 0.01)
+    link = Link(slowdown=slowdown, message_slowdown=drag)
+    only = Resources("only", cost, slowdown, drag)
+    for sent in partitions(work.n):
+        shared = Shared(work, sent, (only,) * len(sent.ends))
+        alike = Iteration(work, sent, cost, link).prediction
+        assert shared.iteration_s == pytest.approx(alike.iteration_s)
+
+
+def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
+    """Rich halves a message's time and doubles that of computing: only what nothing hides is worth it."""
+    work = Workload.from_arrays(0.0, [10.0, 10.0, 10.0], [100, 100, 100])
+    frugal = Resources("frugal", AlphaBeta(0.0, 0.08))
+    rich = Resources("rich", AlphaBeta(0.0, 0.04), slowdown=1.0)
+    sent = planning.none(work)
+    best = jointly(work, [frugal, rich], sent)
+    assert best.given == (frugal, frugal, rich)
+    assert best.iteration_s == pytest.approx(30 + 4)
+    assert all(
+        best.iteration_s < Shared(work, sent, (way,) * 3).iteration_s for way in (frugal, rich)
+    )
