@@ -83,12 +83,9 @@ def test_lines_are_what_their_names_say() -> None:
     assert costs["ends"](SIZES[[0, -1]]) == pytest.approx(medians[[0, -1]])
     slope, start = np.polyfit(SIZES, medians, 1)
     assert costs["medians"].alpha_s == pytest.approx(max(start, 0.0))
-    losses = {
-        how: (np.sum((cost(sizes) - seconds) ** 2), np.sum((cost(sizes) / seconds - 1) ** 2))
-        for how, cost in costs.items()
-    }
-    assert min(losses, key=lambda how: losses[how][0]) == "least_squares"
-    assert min(losses, key=lambda how: losses[how][1]) == "relative"
+    off = {how: cost(sizes) - seconds for how, cost in costs.items()}
+    assert min(off, key=lambda how: np.sum(off[how] ** 2)) == "least_squares"
+    assert min(off, key=lambda how: np.sum((off[how] / seconds) ** 2)) == "relative"
     bare = fit("alpha_beta", sizes, seconds, draws=0).cost
     assert bare.to_dict() == costs["relative"].to_dict()
 
@@ -296,17 +293,13 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
 
 
 def test_a_fit_with_its_held_out_errors_is_read_back_from_json() -> None:
-    sizes, seconds = log(LOGS[0])
-    fitted = fit("auto", sizes, seconds, workers=16)
-    description = fitted.to_dict()
-    assert len(json.dumps(description)) < 50_000
-    cost, draws = costs_from_dict(json.loads(json.dumps(description)))
-    np.testing.assert_array_equal(cost(sizes), fitted.cost(sizes))
+    fitted = fit("auto", *log(LOGS[0]), workers=16)
+    described = json.dumps(fitted.to_dict())
+    cost, draws = costs_from_dict(json.loads(described))
     at = np.array([1.0, 1e6, 1e9])
-    read, kept = (np.array([draw(at) for draw in many]) for many in (draws, fitted.draws))
-    np.testing.assert_array_equal(read, kept)
-    assert {draw.workers for draw in draws} == {16}
-    gathers = fit("table", sizes, seconds, workers=4, collective="all_gather").draws
+    np.testing.assert_array_equal([draw(at) for draw in draws], [d(at) for d in fitted.draws])
+    assert len(described) < 50_000 and {draw.workers for draw in draws} == {cost.workers} == {16}
+    gathers = fit("table", *log(LOGS[0]), workers=4, collective="all_gather").draws
     assert SparseGather(gathers[0], 0.01)(1e6) != SparseGather(gathers[1], 0.01)(1e6)
 
 
@@ -320,10 +313,8 @@ WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 
         {"held_out": {**WHOLE, "log_errors": ["a", 1]}},
         {"held_out": {**WHOLE, "at_bytes": [2.0, 1.0]}},
         {"held_out": {**WHOLE, "below": -1}},
-        {"held_out": {**WHOLE, "draws": "many"}},
         {"draws": 3},
         {"draws": {"count": 2}},
-        {"draws": [{"gamma": 1.0}]},
         {"draws": [{"alpha_s": "a"}]},
     ],
 )

@@ -81,6 +81,9 @@ def test_a_table_of_one_density_says_nothing_of_others() -> None:
         table(1e4, 0.001)
     again = from_dict(table.to_dict(), SELECTION_FORMS)
     assert isinstance(again, SelectionTimes) and again.sha256 == table.sha256
+    for wrong in ({"elements": [1, 2]}, {"elements": SIZES[::-1].tolist()}, {"density": [0]}):
+        with pytest.raises(UserError, match="one row a density|increasing, above zero"):
+            from_dict({**table.to_dict(), **wrong}, SELECTION_FORMS)
 
 
 @pytest.mark.parametrize("form", ["log", "scan"])
@@ -96,13 +99,3 @@ def test_a_fit_finds_the_truth_and_held_out_sizes_tell_which_it_is(form: str) ->
     assert errors[form].sizes.tolist() == SIZES[1:-1].tolist()
     with pytest.raises(UserError, match=f"'{form}' is of selections: use alpha_beta"):
         fit(form, *samples(form, 0.0), collective="all_reduce")
-
-
-@pytest.mark.parametrize(
-    ("elements", "density", "seconds"),
-    [([1, 2], [1], [[1]]), ([2, 1], [1], [[1, 1]]), ([1, 2], [0], [[1, 1]])],
-)
-def test_bad_tables_are_refused(elements: list, density: list, seconds: list) -> None:
-    bad = {"form": "table", "elements": elements, "density": density, "seconds": seconds}
-    with pytest.raises(UserError, match="one row a density|increasing, above zero"):
-        from_dict(bad, SELECTION_FORMS)
