@@ -145,8 +145,6 @@ def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three
     assert dense["covered"].sum() / dense["n"].sum() >= 0.87
 
 
-# -- what was recorded -----------------------------------------------------------------------------
-
 KEYS = ["link", "ranks", "collective"]
 KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
 
@@ -169,8 +167,6 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
             computed = np.concatenate([fitted.cost(at), *fitted.interval(at)])
             np.testing.assert_allclose(computed, numbers[5:], rtol=1e-9, err_msg=str(numbers[:5]))
 
-
-# -- logs with one row a size ---------------------------------------------------------------------
 
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 COST = AlphaBeta(2e-5, 1e-10, workers=8, collective="all_gather")

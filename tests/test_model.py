@@ -43,15 +43,12 @@ def test_the_command_predicts_what_the_report_validates(
     ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     for case in cases.to_dict("records"):
-        tables = [
-            path
-            for path in store.list_tables(directory, "collectives-*.csv")
-            if ((rows := store.load_table(path))["link"].eq(case["link"])
-                & rows["ranks"].eq(case["workers"]) & rows["collective"].eq("all_reduce")).any()
-        ]  # fmt: skip
-        words = ["--profile", profiles[case["profile_sha256"]], "--ranks", case["workers"]]
-        words += ["--collectives", *tables]
-        words += ["--link", case["link"], "--plan", f"cuts:{case['ends']}"]
+        link, ranks = case["link"], case["workers"]
+        lab = f"link == '{link}' and ranks == {ranks} and collective == 'all_reduce'"
+        tables = store.list_tables(directory, "collectives-*.csv")
+        tables = [path for path in tables if len(store.load_table(path).query(lab))]
+        words = ["--profile", profiles[case["profile_sha256"]], "--ranks", ranks, "--link", link]
+        words += ["--collectives", *tables, "--plan", f"cuts:{case['ends']}"]
         words += ["--dilation", case["dilation"], "--in-flight", case["in_flight"]]
         words += ["--copy-s-per-byte", case["copy_s_per_byte"]]
         assert cli.main(["predict", *map(str, words), "--json"]) == 0
@@ -89,8 +86,6 @@ def test_a_forecast_holds_its_prediction_and_more_noise_makes_it_wider() -> None
     sure = Communication(AlphaBeta(1e-3, 1e-9, workers=4))
     assert forecast(WORKLOAD, plan, sure).interval_s is None and sure.sparse(1.0) is sure
 
-
-# -- noise ------------------------------------------------------------------------------------------
 
 TWO = np.repeat([1e3, 1e6], 4)
 SECONDS = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])
