@@ -46,8 +46,9 @@ class Form(ABC):
                 object.__setattr__(self, name, value)
                 right = bool(np.all(np.abs(value) <= MOST))
             if not right:
-                wrong = f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
-                raise UserError(f"{self.form} cost: {wrong}")
+                self.check(
+                    False, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
+                )
 
     def check(self, right: Any, what: str) -> None:
         """Raise a UserError that says ``what`` must be, unless that is right."""
@@ -321,10 +322,8 @@ class HeldOut(Form):
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes, errors = np.atleast_1d(self.at_bytes), np.atleast_1d(self.log_errors)
-        self.check(
-            sizes.size >= 2 and sizes.shape == errors.shape, "an error a size, of two or more"
-        )
-        self.check(np.all(np.diff(sizes, prepend=0.0) > 0), "at_bytes must increase from above 0")
+        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
+        self.check(rising and sizes.shape == errors.shape, "at_bytes must increase, an error each")
         least = min(errors.min(), self.below, self.above, self.apart)
         self.check(least >= 0, "errors must not be below zero")
 

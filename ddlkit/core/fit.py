@@ -139,8 +139,8 @@ class Fit(Generic[C]):
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
-            rows = [{name: getattr(draw, name) for name in names} for draw in self.draws]
-            summary["draws"] = [{n: np.asarray(v).tolist() for n, v in r.items()} for r in rows]
+            every = [draw.to_dict() for draw in self.draws]
+            summary["draws"] = [{name: draw[name] for name in names} for draw in every]
         return {**self.cost.to_dict(), "fit": summary}
 
 
@@ -181,7 +181,7 @@ def fit(
     return Fit(cost, costs, sizes, seconds, form, held_out, error, why)
 
 
-def _method(form: str) -> tuple[Callable[..., Any], Fitter, int]:
+def _method(form: str) -> tuple[type[Any], Fitter, int]:
     """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
     kinds = {kind.form: kind for kind in METHODS}
     name, colon, text = form.partition(":")

@@ -39,9 +39,8 @@ class Link:
         software runs while tokens grow for its next bytes; without, it comes on top of the bytes
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
-    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready
-
-    Slowdowns are one number, or (G,) one for each message.
+    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready;
+        both are one number, or (G,) one for each message
     """
 
     in_flight: int = 1

@@ -106,10 +106,10 @@ class Timeline:
             rank, took_s = int(self.rank[row]), self.end_s[row] - self.start_s[row]
             tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
             span = {"ph": "X", "name": str(self.task[row]), "cat": str(self.kind[row])}
-            span |= {"ts": float(start_s[row]) * 1e6, "dur": float(took_s) * 1e6}
+            times = {"ts": float(start_s[row]) * 1e6, "dur": float(took_s) * 1e6}
             named = ("iteration", "group", "bytes", "origin")
             args = {name: getattr(self, name)[row].item() for name in named}
-            spans.append({**span, "pid": rank, "tid": tid, "args": args})
+            spans.append({**span, **times, "pid": rank, "tid": tid, "args": args})
         names = [("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()]
         for (rank, stream, track), tid in threads.items():
             names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
