@@ -72,7 +72,6 @@ def test_intervals_of_repeats_hold_the_truth_as_often_as_they_should() -> None:
 
 
 def test_lines_are_what_their_names_say() -> None:
-    """On a curve, where they differ: through the ends, least in seconds, least in shares of the time."""
     sizes, seconds = samples(TRUTHS["segments"], 0.05)
     medians = np.array([np.median(seconds[sizes == size]) for size in SIZES])
     costs = {how: fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost for how in LINES}
@@ -133,10 +132,7 @@ def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, mess
 
 
 def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three_errors() -> None:
-    """No line through twelve points comes to 0.4% of most: teeth of some percent lie between them.
-
-    95% of the rows would need intervals of five times the error: NCCL's outliers are many errors away.
-    """
+    """95% of the rows would need intervals of five times the error: NCCL's outliers are many errors away."""
     dense = vidur.judged(vidur.predictions())
     assert len(dense) == 14 and dense["n"].sum() == 14464
     assert dense["median"].median() <= 0.0103 and dense["median"].min() < 0.004

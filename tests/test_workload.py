@@ -56,7 +56,8 @@ def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
     halved = profile.sent_as(2)
     assert (halved.gradient_bytes == 2 * halved.parameters).all()
     assert np.array_equal(halved.backward_s, profile.backward_s)
-    for changed in ({"peak_flops_per_s": 0}, {"utilisation": 1.2}, {"batch": 0}, {"flops": [0.0]}):
+    wrong: list[dict[str, Any]] = [{"peak_flops_per_s": 0}, {"utilisation": 1.2}, {"batch": 0}]
+    for changed in ({"flops": [0.0]}, *wrong):
         with pytest.raises(UserError, match="rate is 0|utilisation is 1.2|size is 0|any FLOP"):
             counted(**{"flops": [1e6], **changed})
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -179,8 +179,7 @@ class Iteration:
                 begin_s, end_s = end_s, float(shown_s[i])
                 name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
-        kind = self.cost.collective
-        starts_s, ends_s = self.played_s
+        kind, (starts_s, ends_s) = self.cost.collective, self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
             start_s = float(starts_s[group])
             # A later rounding of the cumulative sums must not make a span end before it starts.
@@ -314,8 +313,7 @@ def jointly(
         before = {first: fronts[first] for first in firsts}
         ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
         kept = undominated(ways.end_s, -ways.work_s)
-        columns: list[Any] = [column[kept] for column in ways]
-        fronts[end] = _Front(*columns)
+        fronts[end] = _Front._make(column[kept] for column in ways)
     state = int(np.argmin(fronts[n].end_s))
     cuts, given, end = [], [], n
     while end:
@@ -323,8 +321,8 @@ def jointly(
         cuts.append(end)
         given.append(choices[int(front.choice[state])])
         end, state = int(front.first[state]), int(front.state[state])
-    planned = plan or FusionPlan("jointly", tuple(reversed(cuts)))
-    return Shared(workload, planned, tuple(reversed(given)))
+    plan = plan or FusionPlan("jointly", tuple(reversed(cuts)))
+    return Shared(workload, plan, tuple(reversed(given)))
 
 
 def _after(
