@@ -18,6 +18,7 @@ from ddlkit.core.workload import Floats
 MOST_WORKERS = 100_000  # more than any machine has GPUs
 REPLACED = {
     "curve": "chords",
+    "density_log": "log",
     "piecewise:joined": "piecewise",
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",

@@ -72,8 +72,7 @@ class Iteration:
     link: Link = PLAIN
     copy_s_per_byte: float = 0.0
     leave_s: Floats | None = None
-    group_bytes: Ints = field(init=False, repr=False)
-    """(G,) size of each message."""
+    group_bytes: Ints = field(init=False, repr=False)  # (G,) size of each message
 
     def __post_init__(self) -> None:
         if not 0 <= self.copy_s_per_byte <= MOST:
