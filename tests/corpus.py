@@ -67,7 +67,7 @@ TRACEBACKS = [
     Entry("deep YAML", "RecursionError", "50 deep", _campaign("[" * DEEP)),
     Entry("fit of a list", "AttributeError", "fit is []", _cost(json.dumps({**LINE, "fit": []}))),
     Entry(
-        *("errors in lists", "ValueError", "the cost's held_out is not what"),
+        *("errors in lists", "ValueError", "the cost's draws are not what"),
         _cost(
             json.dumps(
                 {**LINE, "fit": {**SIZED, "held_out": {**ENDS, "log_errors": [[0.1], [0.1]]}}}

@@ -71,11 +71,7 @@ LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
 LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
 HELD_OUT: dict[str, Any] = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
 HELD_OUT |= {"below": 0.1, "above": 0.1, "apart": 2}
-DRAWS = {
-    "count": 3,
-    "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
-    "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
-}
+DRAWS = [{"alpha_s": alpha_s, "beta_s_per_byte": 8e-9} for alpha_s in (1e-3, 2e-3, 1e-3)]
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
     {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},

@@ -134,7 +134,7 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     """Selection after each group's last gradient, then two all-gathers: against a loop by hand."""
     density, straggler, dilation = 0.01, 1.5, 2.0
     gather = Table(SIZES, 2e-4 + 3e-9 * SIZES, collective="all_gather", workers=4)
-    times = SelectionTimes(np.array([1e2, 1e8]), np.array([density]), np.array([1e-6, 1.0]))
+    times = SelectionTimes(np.array([1e2, 1e8]), np.array([density]), np.array([[1e-6, 1.0]]))
     plan = make_plan("buffer:25MB", WORKLOAD)
     how: dict[str, Any] = {"density": density, "straggler": straggler, "dilation": dilation}
     how |= {"collective": "all_gather", "selection_sha256": times.sha256}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,12 +56,6 @@ def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
         from_dict({"form": form, "bytes": [1, 2], "seconds": [1, 2]}, FORMS)
 
 
-@pytest.mark.parametrize("alpha_s", [[], [[]], [1.0, 2.0], "1", True, None])
-def test_a_number_is_no_list(alpha_s: Any) -> None:
-    with pytest.raises(UserError, match="alpha_s is .*: must be a finite number"):
-        from_dict({"form": "alpha_beta", "alpha_s": alpha_s, "beta_s_per_byte": 1e-9}, FORMS)
-
-
 @pytest.mark.parametrize("kind", [Table, Chords])
 @given(st.lists(st.floats(1e-6, 1), min_size=3, max_size=3))
 def test_tables_pass_through_their_points_and_extrapolate_with_the_last_slope(
@@ -95,11 +88,9 @@ def test_a_ring_is_taken_to_other_worker_counts_and_is_osf_eq_7() -> None:
         sizes = np.array([1e3, 1e8])
         ends = osf.ring_from_ends(sizes, ring(n)(sizes), n)
         np.testing.assert_allclose(ends(SIZES), ring(n)(SIZES), rtol=1e-9)
-    for other in (AlphaBeta(1e-3, 8e-9), AlphaBeta(1e-3, 8e-9, workers=4), COSTS["table"]):
-        with pytest.raises(UserError, match="number of workers"):
-            other.at_workers(8)
-    with pytest.raises(UserError, match="at least 2 workers"):
-        ring(4).at_workers(1)
+    for other, n in ((AlphaBeta(1e-3, 8e-9, workers=4), 8), (COSTS["table"], 8), (ring(4), 1)):
+        with pytest.raises(UserError, match="number of workers|at least 2 workers"):
+            other.at_workers(n)
 
 
 LINE = {"form": "alpha_beta", "alpha_s": 1, "beta_s_per_byte": 1}
@@ -113,6 +104,8 @@ PIECES = {"form": "segments", "alpha_s": [1, 2], "beta_s_per_byte": [1, 2]}
         ({"form": "alpha_beta", "alpha_s": 1}, "missing: beta_s_per_byte"),
         ({**LINE, "gamma": 1}, "unknown parameters: gamma"),
         ({**LINE, "alpha_s": "x"}, "must be a finite number"),
+        ({**LINE, "alpha_s": True}, "must be a finite number"),
+        ({**LINE, "alpha_s": [1.0]}, "must be a finite number"),
         ({**LINE, "alpha_s": 1e31}, "finite number up to"),
         ({"form": "table", "bytes": [1, 1], "seconds": [1, 2]}, "increasing"),
         ({"form": "chords", "bytes": [1, 2], "seconds": [1, 0]}, "above zero"),

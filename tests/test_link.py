@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
+from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, group_ends
+from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, jointly
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
@@ -27,10 +31,14 @@ def columns(messages: list[tuple[float, ...]]) -> tuple[np.ndarray, Parts]:
     return np.cumsum(gaps), Parts(software, wire)
 
 
+def ends_of(link: Link, ready: ArrayLike, parts: Parts) -> np.ndarray:
+    return link.play(ready, parts)[1]
+
+
 @given(MESSAGES)
 def test_one_lane_without_credit_is_the_recursion(messages: list) -> None:
     ready, parts = columns(messages)
-    ends = Link().ends(ready, parts)
+    ends = ends_of(Link(), ready, parts)
     expected = group_ends(ready, parts.software_s + parts.wire_s)
     np.testing.assert_allclose(ends, expected, rtol=1e-9, atol=1e-9)
 
@@ -64,20 +72,13 @@ def test_each_message_takes_from_computing_what_is_its_own(
     assert pace @ np.diff(edges) == pytest.approx(ready[-1], abs=1e-6)
 
 
-def test_two_messages_beside_computing_share_what_is_left_of_the_link() -> None:
-    """Ready at 0 and 0, and an empty one at 4: until computing ends at 4 they move at half their rate."""
-    parts = Parts(np.zeros(3), np.array([2.0, 2.0, 0.0]))
-    link = Link(2, message_slowdown=1.0)
-    np.testing.assert_allclose(link.ends([0.0, 0.0, 4.0], parts)[:2], [6.0, 6.0])
-
-
 @given(MESSAGES, st.integers(1, 4), st.floats(1, 3), BURSTS)
 def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     messages: list, lanes: int, software: float, burst: float
 ) -> None:
     ready, parts = columns(messages)
-    ends = Link(lanes, software, burst, 1.0).ends(ready, parts)
-    assert ends.max() <= Link().ends(ready, parts)[-1] + 1e-9
+    ends = ends_of(Link(lanes, software, burst, 1.0), ready, parts)
+    assert ends.max() <= ends_of(Link(), ready, parts)[-1] + 1e-9
     together = np.maximum if burst else np.add
     alone = together(parts.software_s, np.maximum(0, parts.wire_s - burst))
     assert np.all(ends >= ready + alone - 1e-9)
@@ -91,9 +92,12 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
 
 def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
     parts = Parts(*np.array([[1.0], [2.0]]))
-    np.testing.assert_allclose(Link(2).ends([0, 0, 0], parts), [5.0, 5.0, 8.0])
+    np.testing.assert_allclose(ends_of(Link(2), [0, 0, 0], parts), [5.0, 5.0, 8.0])
     # The processor does the software of one at a time: two take twice as long each.
-    np.testing.assert_allclose(Link(2, 1.0).ends([0, 0], parts), [6.0, 6.0])
+    np.testing.assert_allclose(ends_of(Link(2, 1.0), [0, 0], parts), [6.0, 6.0])
+    # Ready at 0 and 0, and an empty one at 4: until computing ends at 4 they move at half their rate.
+    parts, link = Parts(np.zeros(3), np.array([2.0, 2.0, 0.0])), Link(2, message_slowdown=1.0)
+    np.testing.assert_allclose(ends_of(link, [0.0, 0.0, 4.0], parts)[:2], [6.0, 6.0])
     with pytest.raises(UserError, match="0 messages in flight"):
         Link(0)
 
@@ -102,7 +106,7 @@ def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
     """After messages that keep the link busy for a tenth of their time, a large one finds full credit."""
     sizes = np.array([1.0, 1.0, 1.0, 30.0, 30.0])
     link = Link(1, 1.0, 8.0, 1.0)
-    ends = link.ends(np.zeros(5), Parts(np.full(5, 10.0), sizes))
+    ends = ends_of(link, np.zeros(5), Parts(np.full(5, 10.0), sizes))
     np.testing.assert_allclose(np.diff(ends, prepend=0.0), [10.0, 10.0, 10.0, 22.0, 30.0])
 
 
@@ -116,7 +120,7 @@ def test_a_row_of_equals_costs_what_was_calibrated(
     cost = AlphaBeta(alpha, wire * (1 + slower), samples=samples)
     link = Link(1, 1.0, 1e-3, wire)
     parts = link.parts(cost, np.full(per_sample, float(size)))
-    end = link.ends(np.zeros(per_sample), parts)[-1]
+    end = ends_of(link, np.zeros(per_sample), parts)[-1]
     assert end == pytest.approx(per_sample * cost(size))
 
 
@@ -130,3 +134,57 @@ def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) 
     spans = Iteration(work, FusionPlan("single", (2,)), cost).timeline()
     assert spans.exposed_communication_s() == 4.5
     assert look(collective).label
+
+
+TENTHS = st.integers(0, 20).map(lambda k: k / 10)
+LINES = st.builds(AlphaBeta, TENTHS, TENTHS.map(lambda b: b / 100))
+CHOICES = st.lists(
+    st.builds(Resources, st.just("some"), LINES, TENTHS, TENTHS), min_size=1, max_size=3
+)
+WORK = st.builds(
+    Workload.from_arrays,
+    TENTHS,
+    st.lists(TENTHS, min_size=4, max_size=4),
+    st.lists(st.integers(1, 200), min_size=4, max_size=4),
+    TENTHS,
+)
+
+
+def partitions(n: int) -> list[FusionPlan]:
+    cuts = [range(1, n)] * (n - 1)
+    ends = {tuple(sorted({*chosen, n})) for chosen in itertools.product(*cuts)} | {(n,)}
+    return [FusionPlan("any", one) for one in sorted(ends)]
+
+
+@given(WORK, CHOICES)
+def test_no_plan_with_any_resources_is_faster_than_the_joint_one(
+    work: Workload, choices: list[Resources]
+) -> None:
+    every = [
+        Shared(work, sent, given).iteration_s
+        for sent in partitions(work.n)
+        for given in itertools.product(choices, repeat=len(sent.ends))
+    ]
+    assert jointly(work, choices).iteration_s == pytest.approx(min(every))
+
+
+@given(WORK, TENTHS, TENTHS)
+def test_one_choice_is_the_iteration_over_such_a_link(
+    work: Workload, slowdown: float, drag: float
+) -> None:
+    cost = AlphaBeta(0.3, 0.01)
+    link = Link(slowdown=slowdown, message_slowdown=drag)
+    only = Resources("only", cost, slowdown, drag)
+    for sent in partitions(work.n):
+        shared = Shared(work, sent, (only,) * len(sent.ends))
+        alike = Iteration(work, sent, cost, link).prediction
+        assert shared.iteration_s == pytest.approx(alike.iteration_s)
+
+
+def test_hidden_messages_get_few_resources_and_the_last_one_many() -> None:
+    """Many halve a message's time and double that of computing: only what nothing hides is worth it."""
+    work = Workload.from_arrays(0.0, [10.0, 10.0, 10.0], [100, 100, 100])
+    few = Resources("few", AlphaBeta(0.0, 0.08))
+    many = Resources("many", AlphaBeta(0.0, 0.04), slowdown=1.0)
+    best = jointly(work, [few, many], planning.none(work))
+    assert best.given == (few, few, many) and best.iteration_s == pytest.approx(30 + 4)

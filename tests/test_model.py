@@ -11,10 +11,10 @@ import pytest
 
 from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
+from ddlkit.core.fit import interval
 from ddlkit.core.iteration import predict
-from ddlkit.formats import messages
 from ddlkit.model import Calibration, Communication, forecast, make_plan
+from ddlkit.model.calibration import Noise
 from ddlkit.report.accuracy import validate
 from ddlkit.report.source import Source
 from strategies import random_workload
@@ -43,15 +43,12 @@ def test_the_command_predicts_what_the_report_validates(
     ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     for case in cases.to_dict("records"):
-        tables = [
-            path
-            for path in store.list_tables(directory, "collectives-*.csv")
-            if ((rows := store.load_table(path))["link"].eq(case["link"])
-                & rows["ranks"].eq(case["workers"]) & rows["collective"].eq("all_reduce")).any()
-        ]  # fmt: skip
-        words = ["--profile", profiles[case["profile_sha256"]], "--ranks", case["workers"]]
-        words += ["--collectives", *tables]
-        words += ["--link", case["link"], "--plan", f"cuts:{case['ends']}"]
+        link, ranks = case["link"], case["workers"]
+        lab = f"link == '{link}' and ranks == {ranks} and collective == 'all_reduce'"
+        tables = store.list_tables(directory, "collectives-*.csv")
+        tables = [path for path in tables if len(store.load_table(path).query(lab))]
+        words = ["--profile", profiles[case["profile_sha256"]], "--ranks", ranks, "--link", link]
+        words += ["--collectives", *tables, "--plan", f"cuts:{case['ends']}"]
         words += ["--dilation", case["dilation"], "--in-flight", case["in_flight"]]
         words += ["--copy-s-per-byte", case["copy_s_per_byte"]]
         assert cli.main(["predict", *map(str, words), "--json"]) == 0
@@ -90,41 +87,43 @@ def test_a_forecast_holds_its_prediction_and_more_noise_makes_it_wider() -> None
     assert forecast(WORKLOAD, plan, sure).interval_s is None and sure.sparse(1.0) is sure
 
 
-def test_one_rank_alone_is_never_fitted(tmp_path: Path) -> None:
-    """It sends nothing; NCCL does not even start a kernel. What is known without it is known with it."""
-    alone = table(1).assign(link="one-rank")
-    known, expected = (
-        Calibration.of(rows, draws=0).known for rows in (pd.concat([alone, table(4)]), table(4))
+TWO = np.repeat([1e3, 1e6], 4)
+SECONDS = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])
+
+
+def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:
+    noise = Noise.of(TWO, SECONDS)
+    factors = noise.factors([10.0, 9e4, 1e6, 1e9], draws=400)
+    assert factors.shape == (400, 4) and np.all(noise.drift == 0)
+    assert set(np.unique(factors[:, :1].round(12))) == {0.9, 1.0, 1.2}  # below the first: as there
+    assert np.all(factors[:, 1:] == 1)
+
+
+def test_a_mean_of_several_messages_scatters_less_than_one_by_the_root() -> None:
+    one = np.random.default_rng(0).normal(1, 0.05, (2000, 16))
+    drawn = Noise.of(1e3, one.mean(axis=1), messages_per_sample=16).factors([1e3], draws=4000)
+    assert drawn.mean() == pytest.approx(1, abs=0.005)
+    assert drawn.std() == pytest.approx(0.05, rel=0.1)
+
+
+def test_the_next_session_lies_within_the_interval_as_often_as_it_says() -> None:
+    """Two sessions tell little of their own drift; a normal interval would cover 75% in place of 95%."""
+    rng, inside, trials = np.random.default_rng(3), 0, 400
+    for _ in range(trials):
+        sessions = np.exp(rng.normal(0, 0.05, 3))
+        noise = Noise.of(1e3, np.repeat(sessions[:2], 3), np.repeat([0, 1], 3))
+        middle = np.sqrt(sessions[0] * sessions[1])
+        lower, upper = interval(noise.factors([1e3], 1000)) * middle
+        inside += lower <= sessions[2] <= upper
+    assert 0.91 <= inside / trials <= 0.98
+
+
+def test_all_messages_of_a_draw_drift_together_and_a_lacking_size_as_its_neighbours() -> None:
+    noise = Noise.of(np.tile(TWO, 2), [*SECONDS, *1.1 * SECONDS], np.repeat([0, 1], 8))
+    factors = noise.factors([1e6, 1e6, 1e6], draws=200)
+    assert np.all(factors == factors[:, :1]) and factors.std() > 0.05
+    lacking = Noise.of([1e3, 2e3, 1e9, 1e3, 2e3], [1.0, 1.0, 1.0, 1.2, 1.1], [0, 0, 0, 1, 1])
+    assert np.all(lacking.drift > 0)
+    assert lacking.drift[2] == pytest.approx(lacking.drift[0]), (
+        "far from all: as they do on average"
     )
-    assert [*known] == [*expected] == [("lab:1gbit", 4, "all_reduce")]
-    sizes = np.geomspace(1e3, 1e8)
-    both = [one["lab:1gbit", 4, "all_reduce"].cost(sizes) for one in (known, expected)]
-    assert np.array_equal(*both) and not Calibration.of(alone).known
-    path = tmp_path / "alone.csv"
-    alone.astype({"bytes": int}).to_csv(path, index=False)
-    with pytest.raises(UserError, match="alone.csv: one rank sends no messages"):
-        messages.read_bytes_seconds(path)
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        ([], "give --collectives TABLE to calibrate from, or --cost"),
-        (["--collectives", "several.csv"], "several values of ranks (2, 4): choose one by ranks"),
-        (["--collectives", "several.csv", "--ranks", "8"], "no row with ranks 8: it has 2, 4"),
-        (["--cost", "cost.json", "--ranks", "8"], "a cost of 4 workers, not 8"),
-    ],
-)
-def test_what_to_calibrate_from_must_be_clear(
-    words: list[str],
-    refusal: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("profile.csv").write_text("tensor,gradient_bytes,forward_s,backward_s\na,4,1,1\n")
-    Path("several.csv").write_text("bytes,seconds,ranks\n8,1,2\n16,2,2\n8,1,4\n16,2,4\n")
-    Path("cost.json").write_text(json.dumps(AlphaBeta(1.0, 1.0, workers=4).to_dict()))
-    assert cli.main(["predict", "--profile", "profile.csv", *words]) == 2
-    assert refusal in capsys.readouterr().err

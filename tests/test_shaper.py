@@ -155,6 +155,6 @@ def test_conditions_survive_json_and_their_name_says_what_they_are(how: Conditio
     shape = LabShape(3, 5e8, conditions=how)
     assert LabShape.from_dict(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape
     said = read_link(shape.link)
-    assert (said.engine, said.rate_bits_per_s, said.loss) == ("emulated", 5e8, how.loss)
+    assert (said.engine, said.rate_bits_per_s) == ("emulated", 5e8)
     assert said.delay_s == pytest.approx(how.delay_s, abs=1e-9)
     assert parse({"delay": "2ms", "loss": "0.1%"}) == Conditions(0.002, 0.001)

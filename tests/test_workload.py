@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.core import plan
+from ddlkit.core import plan, units
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
@@ -54,23 +53,13 @@ def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
         profile.resized({"t0": 0.0})
     with pytest.raises(UserError, match="0 micro-batches"):
         profile.workload().accumulated(0)
-
-
-@pytest.mark.parametrize(
-    ("flops", "changed", "message"),
-    [
-        ([1e6], {"peak_flops_per_s": 0}, "peak rate is 0"),
-        ([1e6], {"utilisation": 1.2}, "utilisation is 1.2"),
-        ([1e6], {"batch": 0}, "batch size is 0"),
-        ([-1.0], {}, "forward_s of tensor 0"),
-        ([0.0], {}, "no tensor has any FLOP"),
-    ],
-)
-def test_a_rate_or_count_that_cannot_be_is_refused(
-    flops: list[float], changed: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        counted(flops, **changed)
+    halved = profile.sent_as(2)
+    assert (halved.gradient_bytes == 2 * halved.parameters).all()
+    assert np.array_equal(halved.backward_s, profile.backward_s)
+    wrong: list[dict[str, Any]] = [{"peak_flops_per_s": 0}, {"utilisation": 1.2}, {"batch": 0}]
+    for changed in ({"flops": [0.0]}, *wrong):
+        with pytest.raises(UserError, match="rate is 0|utilisation is 1.2|size is 0|any FLOP"):
+            counted(**{"flops": [1e6], **changed})
 
 
 lines = st.builds(AlphaBeta, st.floats(0, 1), st.floats(0, 1e-6))
@@ -90,15 +79,22 @@ def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     assert workload.accumulated(1).ready_s == pytest.approx(workload.ready_s, rel=0, abs=0)
 
 
-@given(workloads(), lines, st.integers(1, 4 * 10**7))
-def test_halved_gradients_are_never_slower(
-    workload: Workload, cost: AlphaBeta, capacity: int
-) -> None:
-    """Of a plan that is kept; parameters and times stay as they are."""
-    whole = counted([1e6] * 8)
-    half = whole.sent_as(2)
-    assert (half.gradient_bytes == 2 * half.parameters).all()
-    assert np.array_equal(half.backward_s, whole.backward_s) and half.batch == whole.batch
-    smaller = replace(workload, bytes=np.maximum(workload.bytes // 2, 1))
-    sent = plan.buffer(workload, capacity)
-    assert predict(smaller, sent, cost).iteration_s <= predict(workload, sent, cost).iteration_s
+@given(st.integers(0, 2**40), st.floats(1e-8, 1e4))
+def test_bytes_and_times_print_and_parse_back(n: int, seconds: float) -> None:
+    assert units.parse_bytes(units.format_bytes(n)) == pytest.approx(n, rel=1e-3, abs=0.5)
+    assert units.parse_seconds(units.format_seconds(seconds)) == pytest.approx(seconds, rel=1e-2)
+
+
+def test_decimal_and_binary_prefixes_differ() -> None:
+    assert (units.parse_bytes("25MB"), units.parse_bytes("25 MiB")) == (25_000_000, 26_214_400)
+    assert units.parse_bits_per_s("25 Gbit/s") == 25e9
+    assert units.parse_seconds("8m") == 480
+
+
+def test_wrong_sizes_and_rates_are_refused() -> None:
+    for size in ("25Mb", "25 parsecs", "MB", "", "-1MB", "1e", "nan"):
+        with pytest.raises(UserError, match="size"):
+            units.parse_bytes(size)
+    for rate in ("1GB", "0gbit", "fast", "1"):
+        with pytest.raises(UserError, match="rate"):
+            units.parse_bits_per_s(rate)

@@ -115,7 +115,7 @@ def fit(arguments: argparse.Namespace) -> None:
     description = fitted.to_dict()
     measured = Measured.of(sizes, said.get("backend"), said["source"])
     if "median_abs_held_out_error" not in description["fit"]:
-        _, errors = fitting.held_out_errors(fitted.form, sizes, seconds)
+        errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
         median = float(np.median(abs(errors))) if errors.size else None
         description["fit"]["median_abs_held_out_error"] = median
     description["fit"] |= measured._asdict()
@@ -134,7 +134,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     compared = fits.compare(sizes, seconds, *forms, **of)
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     own_output(to, arguments.file)
-    off = {form: (unseen.sizes, unseen.errors()) for form, unseen in compared.unseen.items()}
+    off = {form: (unseen.sizes, unseen.errors) for form, unseen in compared.unseen.items()}
     plots.write_png(plots.cost_forms(compared.fits, off, compared.chosen), to)
     said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to)}
     if arguments.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -16,14 +16,14 @@ from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
 MOST_WORKERS = 100_000  # more than any machine has GPUs
-UNDESCRIBED = {"described": False}
-"""Metadata of a field that is no part of a form's JSON description."""
 REPLACED = {
     "curve": "chords",
+    "density_log": "log",
     "piecewise:joined": "piecewise",
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",
     "segments:jump": "segments",
+    "sparse_gather": "the cost of its all_gather, with --density and --selection",
     "stepped": "table, or alpha_beta of a ring",
 }
 """Forms and variants that are no more, to what replaces them."""
@@ -38,18 +38,18 @@ class Form(ABC):
     def __post_init__(self) -> None:
         for name, kind in parameters(type(self)).items():
             value = getattr(self, name)
-            if kind != "float" and isinstance(value, (list, np.ndarray)):
+            if kind == "float":
+                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                right = number and abs(value) <= MOST
+            else:
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-            if isinstance(value, np.ndarray) and kind != "float":
                 right = bool(np.all(np.abs(value) <= MOST))
-            else:
-                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-                right = number and abs(value) <= MOST
             if not right:
-                wrong = f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
-                raise UserError(f"{self.form} cost: {wrong}")
+                self.check(
+                    False, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
+                )
 
     def check(self, right: Any, what: str) -> None:
         """Raise a UserError that says ``what`` must be, unless that is right."""
@@ -65,7 +65,7 @@ class Form(ABC):
 
 def described(kind: type[Form]) -> tuple[str, ...]:
     """Return the names of the fields that a form's JSON description has."""
-    return tuple(f.name for f in fields(kind) if f.metadata.get("described", True))
+    return tuple(f.name for f in fields(kind) if f.name != "samples")
 
 
 F = TypeVar("F", bound=Form)
@@ -126,7 +126,7 @@ class MessageCost(Form):
     collective: str = field(default="all_reduce", kw_only=True)
     workers: int | None = field(default=None, kw_only=True)
     algorithm: str | None = field(default=None, kw_only=True)
-    samples: Samples | None = field(default=None, kw_only=True, metadata=UNDESCRIBED)
+    samples: Samples | None = field(default=None, kw_only=True)
 
     def __init_subclass__(cls, *, described: bool = True) -> None:
         if described:
@@ -268,11 +268,6 @@ class Piecewise(MessageCost):
     slope_s_per_byte: float
     intercept_s: float
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        above = self.threshold_bytes > 0
-        self.check(above, f"threshold_bytes is {self.threshold_bytes}: must be above zero")
-
     def _seconds(self, sizes: Floats) -> Floats:
         small_s = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
         large_s = self.slope_s_per_byte * sizes + self.intercept_s
@@ -303,14 +298,13 @@ class Segments(MessageCost):
 # -- draws: how sure a cost is -------------------------------------------------------------------
 
 DRAWS, MOST_DRAWS = 200, 10_000  # of a cost: as ddlkit fit writes them, and at most
-DIGITS = 7  # of numbers in draws, in a file
 AROUND = 10
 """So many errors count in the mean around a size: so the half-width of 95% of the draws is below three times
 the error in the median of fourteen dense tables (rules vidur-*), and 87% of their rows lie in it."""
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOut(Form):
     """How far a form is off near each size, learned from sizes that were held out of its fit.
 
     at_bytes : (k,) sizes, increasing, from the first to the last that the cost was fitted to
@@ -319,11 +313,20 @@ class HeldOut:
     below, above : what that grows by, for a size e times smaller, or larger, than all of them
     """
 
+    form: ClassVar[str] = "held_out"
     at_bytes: Floats
     log_errors: Floats
     below: float
     above: float
     apart: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes, errors = np.atleast_1d(self.at_bytes), np.atleast_1d(self.log_errors)
+        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
+        self.check(rising and sizes.shape == errors.shape, "at_bytes must increase, an error each")
+        least = min(errors.min(), self.below, self.above, self.apart)
+        self.check(least >= 0, "errors must not be below zero")
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
         """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
@@ -343,30 +346,9 @@ class HeldOut:
         shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
         sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
         times = np.where(np.arange(count) % 2, sizes, -sizes)
-        use = {name: getattr(cost, name) for name in ("collective", "workers", "algorithm")}
-        use["samples"] = cost.samples
+        names = ("collective", "workers", "algorithm", "samples")
+        use = {name: getattr(cost, name) for name in names}
         return tuple(_Off(cost, self, float(factor), **use) for factor in times)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it JSON-ready, errors to four digits."""
-        errors = [float(f"{error:.4g}") for error in self.log_errors]
-        return {**vars(self), "at_bytes": self.at_bytes.tolist(), "log_errors": errors}
-
-    @classmethod
-    def from_dict(cls, description: Any) -> HeldOut:
-        """Return what ``to_dict`` described. Raises UserError for anything else."""
-        try:
-            numbers = [np.asarray(description[f.name], float) for f in fields(cls)]
-            at_bytes, errors, *ends = numbers
-            right = at_bytes.ndim == 1 and at_bytes.size >= 2 and at_bytes.shape == errors.shape
-            right &= all(np.all((each >= 0) & (each < np.inf)) for each in numbers)
-            right &= bool(np.all(np.diff(at_bytes, prepend=0.0) > 0))
-            held_out = cls(at_bytes, errors, *map(float, ends))
-        except (KeyError, TypeError, ValueError, OverflowError):
-            right = False
-        if not right:
-            raise UserError("the cost's held_out is not what ddlkit fit writes: fit again")
-        return held_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,44 +379,20 @@ def gap(measured: Floats, sizes: ArrayLike) -> Floats:
     return np.asarray(np.log(measured[behind] / measured[behind - 1]))
 
 
-def packed(draws: Sequence[Form]) -> dict[str, Any]:
-    """Return, JSON-ready, each parameter's distinct numbers in ``draws`` of one form, and which by draw."""
-    columns: dict[str, Any] = {"count": len(draws)}
-    for name in parameters(type(draws[0])):
-        columns[name] = []
-        for numbers in np.array([np.ravel(getattr(draw, name)) for draw in draws], float).T:
-            texts = [f"{number:.{DIGITS}g}" for number in numbers]
-            values, which = np.unique(texts, return_inverse=True)
-            places = which.tolist() if len(values) > 1 else []
-            columns[name].append({"values": [*map(float, values)], "which": places})
-    return columns
-
-
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
     """Return the cost, and the draws that came with it (none for a cost written by hand)."""
     cost, fitted = from_dict(description, FORMS), description.get("fit", {})
     if not isinstance(fitted, dict):
         raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
-    held_out, columns = fitted.get("held_out"), fitted.get("draws") or {"count": 0}
-    if held_out:
-        errors = HeldOut.from_dict(held_out)
-        return cost, [*errors.draws(cost, _count(held_out.get("draws", DRAWS)))]
+    held_out, draws = fitted.get("held_out"), fitted.get("draws", [])
     try:
-        count, by_name = _count(columns["count"]), {}
-        for name in parameters(type(cost)) if count else ():
-            every = [
-                np.asarray(column["values"], dtype=float)[column["which"] or [0] * count]
-                for column in columns[name]
-            ]
-            rows = np.array(every, dtype=float).reshape(len(every), count).T
-            by_name[name] = rows if np.ndim(getattr(cost, name)) else rows[:, 0]
-        draws = [replace(cost, **{n: rows[k] for n, rows in by_name.items()}) for k in range(count)]
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
-        raise UserError("the cost's draws are not what ddlkit fit writes: fit again") from error
-    return cost, draws
-
-
-def _count(draws: Any) -> int:
-    if not isinstance(draws, int) or not 0 <= draws <= MOST_DRAWS:
-        raise UserError(f"the cost has {shown(draws)} draws: from 0 to {MOST_DRAWS}: fit again")
-    return draws
+        if held_out:
+            errors = {k: v for k, v in held_out.items() if k != "draws"}
+            count = min(int(held_out.get("draws", DRAWS)), MOST_DRAWS)
+            drawn = from_dict({"form": HeldOut.form} | errors, {HeldOut.form: HeldOut})
+            return cost, [*drawn.draws(cost, count)]
+        return cost, [replace(cost, **draw) for draw in draws[:MOST_DRAWS]]
+    except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
+        raise UserError(
+            f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
+        ) from error

@@ -11,16 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
-from ddlkit.core.pareto import undominated
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, undominated
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
@@ -65,11 +64,6 @@ class Iteration:
     copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
         arrived, one message after the other: what PyTorch's DDP does with its buckets
     leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
-
-    >>> from ddlkit.core.cost import AlphaBeta
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
-    >>> Iteration(toy, FusionPlan("none", (1, 2)), AlphaBeta(0.5, 1e-6)).prediction
-    Prediction(iteration_s=7.0, compute_s=3.0, communication_s=5.0)
     """
 
     workload: Workload
@@ -78,8 +72,7 @@ class Iteration:
     link: Link = PLAIN
     copy_s_per_byte: float = 0.0
     leave_s: Floats | None = None
-    group_bytes: Ints = field(init=False, repr=False)
-    """(G,) size of each message."""
+    group_bytes: Ints = field(init=False, repr=False)  # (G,) size of each message
 
     def __post_init__(self) -> None:
         if not 0 <= self.copy_s_per_byte <= MOST:
@@ -135,7 +128,7 @@ class Iteration:
         else:
             each = [self.link.parts(cost, self.group_bytes) for cost in costs]
             parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
-            ends_s = self.link.ends(ready_s, parts)
+            ends_s = self.link.play(ready_s, parts)[1]
         return self._unpacked_s(ends_s) + self.workload.update_s * stretch
 
     def timeline(self) -> Timeline:
@@ -185,8 +178,7 @@ class Iteration:
                 begin_s, end_s = end_s, float(shown_s[i])
                 name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
-        kind = self.cost.collective
-        starts_s, ends_s = self.played_s
+        kind, (starts_s, ends_s) = self.cost.collective, self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
             start_s = float(starts_s[group])
             # A later rounding of the cumulative sums must not make a span end before it starts.
@@ -229,11 +221,18 @@ class LinearScenarios:
     @classmethod
     def of(cls, workload: Workload, plan: FusionPlan) -> LinearScenarios:
         """Return the groups' coefficients, of which only corners of their convex hull can be the maximum."""
+        from scipy.spatial import ConvexHull, QhullError
+
         sizes = plan.group_bytes(workload).astype(float)
         messages = np.arange(len(sizes), 0, -1.0)
         compute_s = plan.group_ready_s(workload) + workload.update_s
         points = np.stack([compute_s, messages, np.cumsum(sizes[::-1])[::-1]])
-        return cls(points[:, _corners(points)])
+        spread = np.ptp(points, axis=1, keepdims=True)
+        unit = (points - points.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+        try:
+            return cls(points[:, np.sort(ConvexHull(unit.T).vertices)])
+        except QhullError:  # few, or flat
+            return cls(points)
 
     def iteration_s(
         self, scale: ArrayLike, alpha_s: ArrayLike, beta_s_per_byte: ArrayLike
@@ -250,21 +249,7 @@ class LinearScenarios:
         return result
 
 
-def _corners(points: Floats) -> NDArray[np.int64]:
-    """Return columns of (3, m) points that are corners of their convex hull (all if few or flat)."""
-    from scipy.spatial import ConvexHull, QhullError
-
-    spread = np.ptp(points, axis=1, keepdims=True)
-    unit = (points - points.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    try:
-        return np.sort(ConvexHull(unit.T).vertices).astype(np.int64)
-    except QhullError:
-        return np.arange(points.shape[1])
-
-
-# -- what a message may take of a machine ----------------------------------------------------------
-# A collective that gets more of a machine is often sooner done, and slows down more what is computed (the
-# `sharing` paper). Which is better depends on whether anything is still computed.
+# -- what a message may take of a machine: more is often sooner done, and slows down compute more ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,13 +278,8 @@ class Shared:
         sizes = self.plan.group_bytes(self.workload).tolist()
         each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
         parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
-        ends_s = link.ends(self.plan.group_ready_s(self.workload), parts)
+        ends_s = link.play(self.plan.group_ready_s(self.workload), parts)[1]
         return float(ends_s.max()) + self.workload.update_s
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return (G,) whose resources each message has."""
-        return tuple(way.name for way in self.given)
 
 
 class _Front(NamedTuple):
@@ -332,8 +312,7 @@ def jointly(
         before = {first: fronts[first] for first in firsts}
         ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
         kept = undominated(ways.end_s, -ways.work_s)
-        columns: list[Any] = [column[kept] for column in ways]
-        fronts[end] = _Front(*columns)
+        fronts[end] = _Front._make(column[kept] for column in ways)
     state = int(np.argmin(fronts[n].end_s))
     cuts, given, end = [], [], n
     while end:
@@ -341,8 +320,8 @@ def jointly(
         cuts.append(end)
         given.append(choices[int(front.choice[state])])
         end, state = int(front.first[state]), int(front.state[state])
-    planned = plan or FusionPlan("jointly", tuple(reversed(cuts)))
-    return Shared(workload, planned, tuple(reversed(given)))
+    plan = plan or FusionPlan("jointly", tuple(reversed(cuts)))
+    return Shared(workload, plan, tuple(reversed(given)))
 
 
 def _after(

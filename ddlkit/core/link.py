@@ -39,9 +39,8 @@ class Link:
         software runs while tokens grow for its next bytes; without, it comes on top of the bytes
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
-    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready
-
-    Slowdowns are one number, or (G,) one for each message.
+    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready;
+        both are one number, or (G,) one for each message
     """
 
     in_flight: int = 1
@@ -81,10 +80,6 @@ class Link:
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         wire_s = np.where(by_link, taken_s + saved_s, wire_s)
         return Parts(np.where(by_link, software_s, taken_s), wire_s)
-
-    def ends(self, ready_s: ArrayLike, parts: Parts) -> Floats:
-        """Return (..., G) the end of each message, which begins with fewer than `in_flight` under way."""
-        return self.play(ready_s, parts)[1]
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
         """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
@@ -259,8 +254,6 @@ def wire_s_per_byte(
 
 # -- the name of a lab's link --------------------------------------------------------------------
 
-_PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
-
 
 class Named(NamedTuple):
     """What the name of a link says; engine : "tbf", the kernel's token bucket, or "emulated", ours."""
@@ -268,10 +261,8 @@ class Named(NamedTuple):
     engine: str
     rate_bits_per_s: float
     delay_s: float
-    jitter_s: float
-    loss: float
-    burst_s: float = 0.0
-    framing_bytes: int = FRAMING_BYTES
+    burst_s: float
+    framing_bytes: int
 
     @property
     def framing(self) -> float:
@@ -287,22 +278,23 @@ def is_lab(link: str) -> bool:
 def read_link(link: str) -> Named:
     """Return what the name of a lab's link says, as it stands in tables; UserError for other links.
 
-    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
-    ('emulated', 500000000.0, 0.002, 0.0, 0.001)
+    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:3]
+    ('emulated', 500000000.0, 0.002)
     """
     if not is_lab(link):
         raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
+
+    def part(name: str, otherwise: str) -> str:
+        match = re.search(rf"-{name}([0-9][^-]*)", link)
+        return match[1] if match else otherwise
+
     engine, _, rest = link.partition(":")
-    rate, *parts = rest.split("-")
-    bits_per_s = parse_bits_per_s(rate)
+    bits_per_s = parse_bits_per_s(rest.partition("-")[0])
     if engine == "lab":
         saved_s = burst_bytes(bits_per_s) * 8 / bits_per_s
-        return Named("tbf", bits_per_s, 0.0, 0.0, 0.0, saved_s, TBF_FRAMING_BYTES)
-    matches = (re.fullmatch(rf"({'|'.join(_PARTS)})([0-9].*)", part) for part in parts)
-    texts = _PARTS | {match[1]: match[2] for match in matches if match}
-    delay_s, jitter_s, saved_s = (parse_seconds(texts[n]) for n in ("delay", "jitter", "burst"))
-    loss, framing_bytes = float(texts["loss"]), int(texts["framing"])
-    return Named(engine, bits_per_s, delay_s, jitter_s, loss, saved_s, framing_bytes)
+        return Named("tbf", bits_per_s, 0.0, saved_s, TBF_FRAMING_BYTES)
+    delay_s, saved_s = (parse_seconds(part(name, "0s")) for name in ("delay", "burst"))
+    return Named(engine, bits_per_s, delay_s, saved_s, int(part("framing", f"{FRAMING_BYTES}")))
 
 
 def ranks_per_node(link: str) -> int:
@@ -314,59 +306,3 @@ def ranks_per_node(link: str) -> int:
 def way_s(link: str) -> float:
     """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links."""
     return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0
-
-
-# -- gloo's own ring all-reduce over links with a delay ----------------------------------------------
-# Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and confirmed by measured times: each step of the
-# ring is cut into segments, two at least, of 1 MiB at most, and two are under way at once. A rank enters a
-# segment when both of the segment but one before are done, tells its neighbour that it is ready, and sends
-# when the same word comes from the other side. So small messages pay a round trip r a pair of segments.
-#
-# With bytes of x seconds a segment a pair takes T seconds, of which the link is busy 2x. Ranks are not in
-# step, so the word finds the link at any time of them, and then as a rule x from being free:
-#
-#     T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
-
-SEGMENT_BYTES, UNDER_WAY = 2**20, 2  # most of a segment; segments at once, and least of a step
-
-
-@dataclass(frozen=True)
-class GlooRing:
-    """An all-reduce of gloo's from what it is made of, numbers or arrays; call it on bytes of messages.
-
-    software_s : of a round trip, which also passes four delays, by ranks that have their cores; with fewer
-        cores it takes workers x core_share times as long, if that is above 1
-    link_s_per_byte, delay_s, burst_s : of each link
-    core_share : share of all cores that a rank's software takes while it runs
-
-    >>> ring = GlooRing(1e-4, 8e-9, workers=4)
-    >>> round(ring(8), 6), round(GlooRing(1e-4, 8e-9, workers=4, delay_s=1e-3)(8), 6)
-    (0.0006, 0.0246)
-    """
-
-    software_s: float
-    link_s_per_byte: float
-    workers: int
-    delay_s: float = 0.0
-    burst_s: float = 0.0
-    core_share: float = 0.0
-
-    def __call__(self, n_bytes: ArrayLike) -> Any:
-        """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
-        sizes, ranks = np.asarray(n_bytes, float), self.workers
-        cut = np.ceil(np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks)
-        x = sizes / (cut * ranks) * self.link_s_per_byte
-        r = 4 * self.delay_s + self.software_s * np.maximum(1.0, ranks * self.core_share)
-        segments = (ranks - 1) * cut
-        pairs = np.ceil(segments / 2)
-        pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
-        # All but the last of the pairs take T, and in each the link rests once and saves tokens.
-        played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
-        least_s = np.maximum(segments * x, pairs * r)
-        seconds = 2 * np.maximum(least_s, played_s - pairs * self.burst_s)
-        return float(seconds) if np.ndim(seconds) == 0 else seconds
-
-    def bytes_s(self, n_bytes: ArrayLike) -> Floats:
-        """Return seconds, in the shape of ``n_bytes``, for which each link is busy with a message."""
-        ring_share = 2 * (self.workers - 1) / self.workers
-        return np.asarray(ring_share * self.link_s_per_byte * np.asarray(n_bytes, float))

@@ -5,7 +5,6 @@ Errors are relative (10% count the same at 1 KiB and at 1 GiB) unless a line cou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ import numpy as np
 from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta, Chords, Form, Piecewise, Segments, Table, parameters
 from ddlkit.core.errors import UserError
-from ddlkit.core.sparse import DensityLog, Log, Scan, SelectionTimes
+from ddlkit.core.sparse import Log, Scan
 from ddlkit.core.workload import Floats
 
 PIECES, MIN_SIZES_PER_PIECE = 3, 3  # of a ``segments`` fit
@@ -24,37 +23,27 @@ LINES = ("relative", "least_squares", "medians", "ends")
 in seconds through every sample, or through the median of every size; through the two ends alone."""
 
 
-def least_squares(
-    design: Floats, seconds: Floats, unit_s: Floats | None = None
-) -> tuple[Floats, Floats]:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2), and (n,) leverage.
+def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None) -> Floats:
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
 
     design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
-    leverage : weight of each row on its own fitted value, from 0 to 1
     """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)
-    basis, rank = np.zeros(0), 0
-    try:
-        if np.all(scale > 0):
-            basis, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
-        if rank < design.shape[1]:
-            raise np.linalg.LinAlgError
-        inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
-    except np.linalg.LinAlgError:
-        what = "the sizes do not determine the parameters: measure more distinct sizes"
-        raise UserError(what) from None
-    return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
+    values, rank = scale, 0
+    if np.all(scale > 0):
+        values, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
+    if rank < design.shape[1]:
+        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
+    return values / scale
 
 
-def grouped(points: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
-    """Return (k', k) distinct ones of (n, k) points, and the times at each."""
-    rows = points[:, 0] if points.shape[1] == 1 else points  # numbers take half the time of rows
-    distinct, inverse, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    in_order = seconds[np.argsort(inverse.ravel(), kind="stable")]
-    groups = np.split(in_order, np.cumsum(counts)[:-1])
-    return distinct.reshape(-1, points.shape[1]), groups
+def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
+    """Return (k,) distinct ones of (n,) sizes, and the times at each."""
+    distinct, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    in_order = seconds[np.argsort(inverse, kind="stable")]
+    return distinct, np.split(in_order, np.cumsum(counts)[:-1])
 
 
 def each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
@@ -98,8 +87,7 @@ def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
     """Return breakpoints of least total loss, geometric means of neighbours; UserError for too few sizes."""
-    points, groups = grouped(sizes[:, None], seconds)
-    grid, needed = points[:, 0], minimum * len(designs)
+    (grid, groups), needed = grouped(sizes, seconds), minimum * len(designs)
     if grid.size < needed:
         pieces = f"{len(designs)} pieces need at least {needed} distinct sizes"
         raise UserError(f"{pieces}, got {grid.size}")
@@ -125,71 +113,52 @@ def apart(
     """Return 2k values of k pieces between the breaks, fitted one by one."""
     which, values = np.searchsorted(breaks, sizes, side="right"), list[float]()
     for k, design in enumerate(designs):
-        values += least_squares(design(sizes[which == k]), seconds[which == k])[0].tolist()
+        values += least_squares(design(sizes[which == k]), seconds[which == k]).tolist()
     return values
 
 
 # -- forms -------------------------------------------------------------------------------------
 
 Fitter = Callable[..., dict[str, Any]]
-"""Columns of what the cost is a function of, then seconds, to the fitted parameters."""
+"""Sizes and seconds, (n,) each, to the fitted parameters."""
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
     """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, else 0."""
     names = parameters(kind)
 
-    def fitter(*columns: Floats) -> dict[str, Any]:
-        *at, seconds = columns
+    def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
-        design = np.column_stack([term(*at) for term in terms])
-        return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
+        design = np.column_stack([term(sizes) for term in terms])
+        return dict(zip(names, least_squares(design, seconds).tolist(), strict=True))
 
     return fitter
 
 
-def _full_grid(kind: type[Form]) -> Fitter:
-    """Return how a table is fitted: medians at each point, which must make a full grid."""
-
-    def fitter(*columns: Floats) -> dict[str, Any]:
-        *at, seconds = columns
-        points, groups = grouped(np.column_stack(at[::-1]), seconds)
-        axes = [np.unique(column) for column in points.T]
-        shape = [axis.size for axis in axes]
-        if len(points) != np.prod(shape):
-            full = f"the {shape[0]} densities x {shape[1]} sizes of a table"
-            raise UserError(f"{len(points)} points are not {full}: measure every size at each")
-        grid = (*axes[::-1], each(np.median, groups).reshape(shape))
-        return dict(zip(parameters(kind), (axis.tolist() for axis in grid), strict=True))
-
-    return fitter
+def _medians(sizes: Floats, seconds: Floats) -> dict[str, Any]:
+    """Return how a table is fitted: medians at each size."""
+    distinct, groups = grouped(sizes, seconds)
+    return {"bytes": distinct.tolist(), "seconds": each(np.median, groups).tolist()}
 
 
 def _line(how: str) -> Fitter:
-    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time."""
+    """Return how a line is laid: one of LINES."""
+    if how not in LINES:
+        raise UserError(f"cost form alpha_beta:{how}: use {', '.join(LINES)}")
     if how == "relative":
         return _linear_in_parameters(AlphaBeta)
-    try:
-        slope = 0.0 if how in LINES else float(how)
-    except ValueError:
-        slope = math.nan
-    if how not in LINES and not 0 < slope < math.inf:
-        ways = f"{', '.join(LINES)}, or seconds per byte as 1.2e-8"
-        raise UserError(f"cost form alpha_beta:{how}: use {ways}")
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        points, groups = grouped(sizes[:, None], seconds)
-        grid, medians = points[:, 0], each(np.median, groups)
-        values = np.array([medians[0], slope])
+        grid, groups = grouped(sizes, seconds)
+        medians = each(np.median, groups)
         if how == "least_squares":
             grid, medians = sizes, seconds
         elif how == "ends":
             grid, medians = grid[[0, -1]], medians[[0, -1]]
-        if how in LINES:
-            unit_s = np.ones_like(medians)
-            values = least_squares(straight(grid), medians, unit_s)[0]
-            if values[0] < 0:  # in seconds the largest messages decide
-                values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
+        unit_s = np.ones_like(medians)
+        values = least_squares(straight(grid), medians, unit_s)
+        if values[0] < 0:  # in seconds the largest messages decide
+            values = np.append(0.0, least_squares(grid[:, None], medians, unit_s))
         return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
     return fitter
@@ -203,11 +172,6 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
     )
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
-        below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
-        above = np.unique(sizes).size - below
-        if min(below, above) < 2:
-            sides = f"{below} sizes below and {above} above: each piece needs 2"
-            raise UserError(f"a threshold of {units.format_bytes(threshold_bytes)} has {sides}")
     else:
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
     values = apart(designs, (threshold_bytes,), sizes, seconds)
@@ -224,8 +188,8 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {
-    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, DensityLog, Log, Scan)},
-    **{kind: (_full_grid(kind), 2) for kind in (Table, Chords, SelectionTimes)},
+    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, Log, Scan)},
+    **{kind: (_medians, 2) for kind in (Table, Chords)},
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
 }

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import FORMS, UNDESCRIBED, Form, MessageCost, Table, from_dict
-from ddlkit.core.errors import UserError, shown
+from ddlkit.core.cost import Form, MessageCost, Table
+from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
@@ -35,7 +35,7 @@ def elements_of(n_bytes: ArrayLike) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseGather(MessageCost):
+class SparseGather(MessageCost, described=False):
     """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
 
     gather : of the whole output, P k elements of 4 bytes; selecting : them before, None: not known
@@ -45,13 +45,10 @@ class SparseGather(MessageCost):
     gather: MessageCost
     density: float
     collective: str = field(default="all_gather", kw_only=True)
-    selecting: Selecting | None = field(default=None, kw_only=True, metadata=UNDESCRIBED)
+    selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if isinstance(self.gather, dict):  # of a JSON description
-            object.__setattr__(self, "gather", from_dict(self.gather, FORMS))
         gather = self.gather
-        self.check(isinstance(gather, MessageCost), f"gather is {shown(gather)}: no other cost")
         gathers = gather.workers is not None and gather.collective == "all_gather"
         self.check(gathers, "needs the cost of an all_gather that knows its workers")
         self.check(0 < self.density <= 1, f"density {self.density} is not above 0 and at most 1")
@@ -75,17 +72,6 @@ class SparseGather(MessageCost):
         """Return the whole outputs of both gathers, in bytes, for dense groups of ``n_bytes``."""
         kept = np.maximum(1.0, np.rint(self.density * elements_of(n_bytes)))
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready description, with the gather's own inside."""
-        return {"form": self.form, "density": self.density, "gather": self.gather.to_dict()}
-
-
-def group_selection_s(
-    workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
-) -> Floats:
-    """Return (G,) seconds to select each group's largest elements."""
-    return np.asarray(selecting(elements_of(plan.group_bytes(workload)), density), dtype=float)
 
 
 def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
@@ -129,7 +115,7 @@ class SelectionCost(Form):
     def __init_subclass__(cls) -> None:
         SELECTION_FORMS[cls.form] = cls
 
-    def __call__(self, elements: ArrayLike, density: ArrayLike) -> Any:
+    def __call__(self, elements: ArrayLike, density: ArrayLike = 1.0) -> Any:
         """Return seconds for ``elements`` of at least 1 and ``density`` above 0 to 1; shapes broadcast."""
         d, rho = np.broadcast_arrays(np.asarray(elements, float), np.asarray(density, float))
         seconds = self._seconds(d, rho)
@@ -137,17 +123,6 @@ class SelectionCost(Form):
 
     @abstractmethod
     def _seconds(self, d: Floats, rho: Floats) -> Floats: ...
-
-
-@dataclass(frozen=True, eq=False)
-class DensityLog(SelectionCost):
-    """omgs Eq 10 as printed: t = gamma rho d log2 d, with gamma = gamma_s; the base is not printed."""
-
-    form: ClassVar[str] = "density_log"
-    gamma_s: float
-
-    def _seconds(self, d: Floats, rho: Floats) -> Floats:
-        return self.gamma_s * rho * d * np.log2(d)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,16 +159,12 @@ class SelectionTimes(SelectionCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rows = self.seconds[None] if np.ndim(self.seconds) == 1 else self.seconds
-        axes = {"density": (self.density, 1), "elements": (self.elements, 2)}
-        for name, (axis, least) in axes.items():
+        for name, axis, least in (("density", self.density, 1), ("elements", self.elements, 2)):
             rising = axis.size >= least and np.all(np.diff(axis, prepend=0.0) > 0)
             self.check(rising, f"{name} must be {least} or more, increasing, above zero")
-        fitting = rows.shape == (self.density.size, self.elements.size)
+        fitting = self.seconds.shape == (self.density.size, self.elements.size)
         self.check(fitting, "seconds must hold one row a density, one column a size")
-        self.check(np.all(rows > 0), "every time in seconds must be above zero")
-        rows.setflags(write=False)
-        object.__setattr__(self, "seconds", rows)
+        self.check(np.all(self.seconds > 0), "every time in seconds must be above zero")
 
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
         last, largest = len(self.seconds) - 1, self.elements[-1]

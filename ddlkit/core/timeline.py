@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -102,18 +101,16 @@ class Timeline:
         shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
         start_s = self.start_s + shift_s.loc[self.iteration].to_numpy()
         threads: dict[tuple[int, str, int], int] = {}
-        spans = []
+        spans: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(start_s)):
-            rank = int(self.rank[row])
+            rank, took_s = int(self.rank[row]), self.end_s[row] - self.start_s[row]
             tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
+            span = {"ph": "X", "name": str(self.task[row]), "cat": str(self.kind[row])}
+            times = {"ts": float(start_s[row]) * 1e6, "dur": float(took_s) * 1e6}
             named = ("iteration", "group", "bytes", "origin")
-            span: dict[str, Any] = {"ph": "X", "name": str(self.task[row])}
-            span |= {"cat": str(self.kind[row]), "ts": float(start_s[row]) * 1e6}
-            span |= {"dur": float(self.end_s[row] - self.start_s[row]) * 1e6}
             args = {name: getattr(self, name)[row].item() for name in named}
-            spans.append({**span, "pid": rank, "tid": tid, "args": args})
-        ranks = np.unique(self.rank).tolist()
-        names = [("process_name", rank, 0, f"rank {rank}") for rank in ranks]
+            spans.append({**span, **times, "pid": rank, "tid": tid, "args": args})
+        names = [("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()]
         for (rank, stream, track), tid in threads.items():
             names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
         metadata = [
@@ -128,14 +125,12 @@ class Timeline:
         end_s = start_s + (self.end_s - self.start_s)
         # Where one ends and the next begins in the same instant, rounding must not part them.
         over_s = end_s - 1e-12 * np.abs(end_s)
-        busy: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
-        free: dict[tuple[int, str], list[int]] = defaultdict(list)
+        busy_s: dict[tuple[int, str], list[float]] = defaultdict(list)
         for row in np.lexsort((end_s, start_s)).tolist():
-            key = int(self.rank[row]), str(self.stream[row])
-            while busy[key] and busy[key][0][0] <= start_s[row]:
-                heappush(free[key], heappop(busy[key])[1])
-            tracks[row] = heappop(free[key]) if free[key] else len(busy[key])
-            heappush(busy[key], (float(over_s[row]), tracks[row]))
+            until_s = busy_s[int(self.rank[row]), str(self.stream[row])]
+            free = (k for k, end in enumerate(until_s) if end <= start_s[row])
+            tracks[row] = next(free, len(until_s))
+            until_s[tracks[row] : tracks[row] + 1] = [float(over_s[row])]
         return tracks
 
 

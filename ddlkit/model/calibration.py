@@ -1,22 +1,18 @@
-"""From measured collectives to what a message costs, how far single messages scatter, and what they share.
-
-Noise has two kinds: a single message scatters about the median of its size, and all messages of a session
-drift together, as its own sessions tell (`Noise`), or better all links of a recording (`Drift`).
-"""
+"""From measured collectives to what a message costs, how far single messages scatter, and what they share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.case import Case
-from ddlkit.core.cost import MessageCost, Samples
+from ddlkit.core.cost import AlphaBeta, MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
@@ -28,7 +24,6 @@ UNFITTED = "alpha_beta:wire"
 """The line without a fit: the smallest message's time, and bytes at the link's rate less its framing."""
 STOLEN_LIMIT = 0.02  # share of the cores that a machine's host may take while something is measured
 LINK = ["link", "ranks", "collective"]
-POOLED = "pooled"  # in tables of predictions: drift by all links of a recording
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +72,8 @@ class Calibration:
     ) -> Calibration:
         """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
 
-        form : as `fit` takes it, or UNFITTED for links whose rate is known; draws : bootstrap resamples
-        also : further forms, without draws; UNFITTED is left out of a link whose rate is not known
+        form : as `fit` takes it; draws : bootstrap resamples
+        also : further forms, without draws; or UNFITTED, for links whose rate is known
 
         Raises UserError for messages that were sent step by step: training's are the library's own.
         """
@@ -87,14 +82,18 @@ class Calibration:
             name = collectives.loc[stepped, "algorithm"].iloc[0]
             raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
         known = {}
-        for key, every in by_link(undisturbed(collectives)):
+        for (link, ranks, collective), every in undisturbed(collectives).groupby(LINK):
             rows = every[every["in_flight"] == 1]
             fitted = _fitted(rows, form, draws)
-            forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
-            others = {name: _fitted(rows, name, 0).cost for name in forms}
+            others = {name: _fitted(rows, name, 0).cost for name in also if name != UNFITTED}
+            if UNFITTED in also and rows["link_bits_per_s"].all():
+                others[UNFITTED] = _unfitted(rows)
             sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
             noise = Noise.of(*sampled.to_numpy(float).T)
-            known[key] = Communication(fitted.cost, fitted.draws, shared_link(every), noise, others)
+            communication = Communication(
+                fitted.cost, fitted.draws, shared_link(every), noise, others
+            )
+            known[str(link), int(ranks), str(collective)] = communication
         return cls(known)
 
     def without_burst_tokens(self) -> Calibration:
@@ -122,25 +121,26 @@ class Calibration:
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
-    collective, workers = str(rows["collective"].iloc[0]), int(rows["ranks"].iloc[0])
-    if form == UNFITTED:
-        rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
-        if not rate_bits_per_s:
-            raise UserError(f"no rate is known of {rows['link'].iloc[0]}: {UNFITTED} needs one")
-        framing = _framing(str(rows["link"].iloc[0]))
-        wire_s = wire_s_per_byte(collective, workers, rate_bits_per_s, framing)
-        form = f"alpha_beta:{wire_s!r}"
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
-    return fit(
-        form,
-        rows["bytes"],
-        rows["seconds"],
-        collective=collective,
-        workers=workers,
-        algorithm=str(rows["algorithm"].iloc[0]),
-        samples=Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float)),
-        draws=draws,
-    )
+    samples = Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float))
+    how: dict[str, Any] = {**_of(rows), "samples": samples, "draws": draws}
+    return fit(form, rows["bytes"], rows["seconds"], **how)
+
+
+def _of(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return what a cost holds for that is made of these messages."""
+    first = rows.iloc[0]
+    use = {"collective": str(first["collective"]), "workers": int(first["ranks"])}
+    return {**use, "algorithm": str(first["algorithm"])}
+
+
+def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
+    """Return the smallest message's time, and bytes at the link's rate."""
+    use, rate_bits_per_s = _of(rows), float(rows["link_bits_per_s"].iloc[0])
+    framing = _framing(str(rows["link"].iloc[0]))
+    wire_s = wire_s_per_byte(use["collective"], use["workers"], rate_bits_per_s, framing)
+    smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())
+    return AlphaBeta(smallest_s, wire_s, **use)
 
 
 def shared_link(samples: pd.DataFrame) -> Link:
@@ -175,33 +175,13 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     return collectives[~lost]
 
 
-def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
-    """Return the same calibration with the drift that all links of a recording tell."""
-    rows = undisturbed(collectives[collectives["in_flight"] == 1])
-    links = {key: Sessions.of(own) for key, own in by_link(rows)}
-    drift, known = Drift.of([*links.values()]), dict(calibration.known)
-    for key, communication in known.items():
-        if communication.noise is not None and key in links:
-            noise = drift.noise(communication.noise, links[key])
-            known[key] = replace(communication, noise=noise)
-    return Calibration(known)
-
-
-def by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataFrame]]:
-    """Yield each link, number of ranks and collective, and the rows of these three."""
-    for (link, ranks, collective), own in rows.groupby(LINK):
-        yield (str(link), int(ranks), str(collective)), own
-
-
 NEIGHBOURS = 4.0
 """Sizes up to this many times smaller or larger inform one size's drift."""
-KNEE = (1.5, 3.0)
-"""A size's time over the smallest one's: below, bytes take less than half of a start-up; above, over two."""
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """The noise of one collective over one link.
+    """The noise of one collective over one link: messages scatter, all of a session drift together.
 
     bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their session's median
     drift : (s,) standard deviation of the logarithm of a session's median; 0 for a single session
@@ -275,61 +255,3 @@ def _own_drift(sizes: Floats, medians: Floats) -> tuple[Floats, Floats]:
     degrees = near @ np.maximum(0, known - 1)
     drift = np.sqrt(np.where(count > 0, around, variance[often].mean()))
     return drift, np.where(count > 0, degrees, (known[often] - 1).sum()).astype(float)
-
-
-class Sessions(NamedTuple):
-    """What one link's sessions say; decides : (s,) where a size's time stands to KNEE: 0, 1 or 2.
-
-    variance : (s,) of a session's mean logarithm; NaN where fewer than two sessions have the size
-    """
-
-    sessions: int
-    bytes: Floats
-    decides: np.ndarray
-    variance: Floats
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame) -> Sessions:
-        """Return it of rows of one link, number of ranks and collective, one message in flight."""
-        logs = rows.assign(log=np.log(rows["seconds"]))
-        means = logs.groupby(["bytes", "session"])["log"].mean()
-        medians = rows.groupby("bytes")["seconds"].median()
-        over = (medians / medians.iloc[0]).to_numpy()
-        sizes = medians.index.to_numpy(float)
-        variance = means.groupby("bytes").var().to_numpy(float)
-        return cls(rows["session"].nunique(), sizes, np.searchsorted(KNEE, over), variance)
-
-
-@dataclass(frozen=True)
-class Drift:
-    """The variance of a session, by what decides (start-up, bytes or both), (3,), and the degrees behind it.
-
-    Sizes of one session drift together, so they count once. Nothing is taken off for single samples' scatter:
-    samples of one size follow one another within a second, and say little of what comes a minute later.
-    """
-
-    variance: Floats
-    degrees: float
-
-    @classmethod
-    def of(cls, links: Sequence[Sessions]) -> Drift:
-        """Return it with each link counting alike. Where none says anything, all that is said counts."""
-        means = np.full((len(links), len(KNEE) + 1), np.nan)
-        for row, link in enumerate(links):
-            for column in range(means.shape[1]):
-                chosen = link.variance[(link.decides == column) & np.isfinite(link.variance)]
-                means[row, column] = chosen.mean() if chosen.size else np.nan
-        known = np.isfinite(means)
-        sums, counts = np.where(known, means, 0.0).sum(axis=0), known.sum(axis=0)
-        whole = sums.sum() / max(1, counts.sum())
-        by = np.divide(sums, counts, where=counts > 0, out=np.full(len(sums), whole))
-        tells = known.any(axis=1)
-        degrees = sum(link.sessions - 1 for link, does in zip(links, tells, strict=True) if does)
-        return cls(by, float(degrees))
-
-    def noise(self, own: Noise, link: Sessions) -> Noise:
-        """Return a link's noise with this drift; its own stays where all links have no more degrees."""
-        deviation = np.sqrt(self.variance[link.decides] * (1 + 1 / link.sessions))
-        better = self.degrees > own.degrees
-        drift = np.where(better, deviation, own.drift)
-        return replace(own, drift=drift, degrees=np.where(better, self.degrees, own.degrees))

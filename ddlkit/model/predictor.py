@@ -20,7 +20,7 @@ from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, Planner
-from ddlkit.core.sparse import Selecting, group_selection_s, with_selection
+from ddlkit.core.sparse import Selecting, elements_of, with_selection
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import UNFITTED, Calibration, Communication
 from ddlkit.papers.osf import predict_osf
@@ -129,8 +129,8 @@ def computed(
     if case.selection_sha256 not in selections:
         name = case.selection_sha256[:12] or "of a real one"
         raise UserError(f"case {case.key}: selection times {name} are not at hand")
-    plan = plan_of(case)
-    selection_s = group_selection_s(workload, plan, case.density, selections[case.selection_sha256])
+    plan, selecting = plan_of(case), selections[case.selection_sha256]
+    selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
     # Only what is waited out can be stretched.
     stretch = slower if case.selection_sha256 else 1.0
     return with_selection(workload, plan, stretch * selection_s)
@@ -146,10 +146,6 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     """Return the plan of one of our planners, or of the papers'.
 
     Raises UserError for an unknown planner, or one that needs a cost when none is given.
-
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0, 1.0], [1_000_000, 3_000_000, 20_000_000])
-    >>> make_plan("buffer:4MB", toy).ends
-    (2, 3)
     """
     papers.load()
     return planning.make_plan(spec, workload, cost)

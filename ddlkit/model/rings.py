@@ -1,28 +1,71 @@
-"""gloo's ring law (`ddlkit.core.link`) fitted to labs: to one lab's own sizes, and to all for another.
+"""gloo's ring all-reduce over links with a delay: its law, fitted to all labs of a machine, predicts others.
 
-*Own law*: fitted to the lab's medians; what it misses is kept, smoothed over neighbouring sizes. *Transfer*:
-all labs of a machine fit one law, which predicts a lab that they have not seen.
+Read in gloo's source (allreduce.cc, tcp/pair.cc; 2025) and confirmed by measured times: each step of the
+ring is cut into segments, two at least, of 1 MiB at most, and two are under way at once. A rank enters a
+segment when both of the segment but one before are done, tells its neighbour that it is ready, and sends
+when the same word comes from the other side. So small messages pay a round trip r a pair of segments.
+
+With bytes of x seconds a segment a pair takes T seconds, of which the link is busy 2x. Ranks are not in
+step, so the word finds the link at any time of them, and then as a rule x from being free:
+
+    T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import DRAWS, Samples, Table
-from ddlkit.core.link import STEPS, GlooRing, Named, read_link
+from ddlkit.core.link import STEPS, Named, read_link
 from ddlkit.core.workload import Floats
-from ddlkit.model.calibration import Calibration, Communication, by_link, undisturbed
-from ddlkit.model.predictor import OWN
+from ddlkit.model.calibration import undisturbed
 
 EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
 SCATTER = 0.03  # relative error of a lab's median, beside which prior beliefs count
-OWN_GRID: Floats = np.exp2(np.arange(8.0, 30.01, 1 / 16))  # bytes at which costs are computed
+SEGMENT_BYTES, UNDER_WAY = 2**20, 2  # most of a segment; segments at once, and least of a step
+
+
+@dataclass(frozen=True)
+class GlooRing:
+    """An all-reduce of gloo's from what it is made of, numbers or arrays; call it on bytes of messages.
+
+    software_s : of a round trip, which also passes four delays, by ranks that have their cores; with fewer
+        cores it takes workers x core_share times as long, if that is above 1
+    link_s_per_byte, delay_s, burst_s : of each link
+    core_share : share of all cores that a rank's software takes while it runs
+
+    >>> ring = GlooRing(1e-4, 8e-9, workers=4)
+    >>> round(ring(8), 6), round(GlooRing(1e-4, 8e-9, workers=4, delay_s=1e-3)(8), 6)
+    (0.0006, 0.0246)
+    """
+
+    software_s: float
+    link_s_per_byte: float
+    workers: int
+    delay_s: float = 0.0
+    burst_s: float = 0.0
+    core_share: float = 0.0
+
+    def __call__(self, n_bytes: ArrayLike) -> Any:
+        """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
+        sizes, ranks = np.asarray(n_bytes, float), self.workers
+        cut = np.ceil(np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks)
+        x = sizes / (cut * ranks) * self.link_s_per_byte
+        r = 4 * self.delay_s + self.software_s * np.maximum(1.0, ranks * self.core_share)
+        segments = (ranks - 1) * cut
+        pairs = np.ceil(segments / 2)
+        pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
+        # All but the last of the pairs take T, and in each the link rests once and saves tokens.
+        played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
+        least_s = np.maximum(segments * x, pairs * r)
+        seconds = 2 * np.maximum(least_s, played_s - pairs * self.burst_s)
+        return float(seconds) if np.ndim(seconds) == 0 else seconds
 
 
 class RingLab(NamedTuple):
@@ -109,100 +152,6 @@ def ring_of(values: Floats, named: Named, workers: int, waking: float | None = N
         burst_s=named.burst_s,
         core_share=share * (waking is None),
     )
-
-
-LAW, TABLE = "law", "table"  # what a lab's cost is: gloo's law fitted to its medians, or these
-SMOOTH, LEAST_SIZES = 0.25, 5
-
-
-@dataclass(frozen=True, eq=False)
-class OwnLaw:
-    """gloo's law (``ring``) as one lab's medians say it; cores : of the machine."""
-
-    lab: RingLab
-    cores: int
-    ring: GlooRing
-
-    @classmethod
-    def of(cls, lab: RingLab, cores: int) -> OwnLaw:
-        """Return the law fitted to a lab's medians."""
-        return cls(lab, cores, ring_of(fit_rings([lab], cores), lab.named, lab.workers))
-
-    def seconds(self, n_bytes: Floats) -> Floats:
-        """Return seconds of messages of ``n_bytes`` (k,): the law, and what it misses."""
-        missed = smoothed(np.log(self.lab.seconds / self.ring(self.lab.bytes)))
-        return np.asarray(self.ring(n_bytes) * np.exp(self._between(n_bytes, missed)))
-
-    def _between(self, n_bytes: Floats, values: Floats) -> Floats:
-        """Return values at the sizes, straight in the logarithm of bytes between them, constant beyond."""
-        return np.interp(np.log(n_bytes), np.log(self.lab.bytes), values)
-
-    def held_out_errors(self) -> Floats:
-        """Return (s,) error at each size, as a logarithm, when all others tell it; ends as neighbours."""
-        count = self.lab.bytes.size
-        errors = np.zeros(count)
-        for k in range(1, count - 1):
-            kept = np.arange(count) != k
-            others = self.lab._replace(bytes=self.lab.bytes[kept], seconds=self.lab.seconds[kept])
-            predicted_s = OwnLaw.of(others, self.cores).seconds(self.lab.bytes[k : k + 1])
-            errors[k] = float(np.log(predicted_s[0] / self.lab.seconds[k]))
-        errors[[0, -1]] = errors[[1, -2]]
-        return errors
-
-    def draws(self, medians: Floats, samples: Samples) -> Iterator[Table]:
-        """Yield costs of resampled medians (d, s), each off as far as sizes held out are."""
-        from scipy.stats import t as student
-
-        lack = np.sqrt(smoothed(self.held_out_errors() ** 2))
-        degrees = max(1, self.lab.bytes.size - 3)
-        random = np.random.default_rng(0)
-        off = student.ppf(random.uniform(size=medians.shape), degrees) * lack
-        moved = np.log(medians / self.lab.seconds)
-        for lacking, resampled in zip(off, moved, strict=True):
-            factor = np.exp(self._between(OWN_GRID, lacking + smoothed(resampled)))
-            yield self.cost(samples, factor)
-
-    def cost(self, samples: Samples, factor: Floats | float = 1.0) -> Table:
-        """Return what a message costs, computed at OWN_GRID, times a factor of each size there."""
-        how: Any = {"workers": self.lab.workers, "algorithm": "ring", "samples": samples}
-        return Table(OWN_GRID, self.seconds(OWN_GRID) * factor, **how)
-
-
-def smoothed(values: Floats) -> Floats:
-    """Return (s,) a size's own value and SMOOTH of each of its neighbours'; an end is its own neighbour."""
-    beyond = np.concatenate([values[:1], values, values[-1:]])
-    return np.asarray(SMOOTH * (beyond[:-2] + beyond[2:]) + (1 - 2 * SMOOTH) * values)
-
-
-def by_law(calibration: Calibration, collectives: pd.DataFrame, cores: int) -> Calibration:
-    """Return the same calibration with messages by the law, where it applies; the table stays as OWN.
-
-    That is gloo's own all-reduce over emulated links, of LEAST_SIZES or more. cores : of the machine
-    """
-    known = dict(calibration.known)
-    rows = undisturbed(collectives[collectives["in_flight"] == 1])
-    for key, own in by_link(rows):
-        stepped = own["algorithm"].astype(str).str.startswith(STEPS).any()
-        ring = key[2] == "all_reduce" and not stepped and key[0].startswith("emulated:")
-        if key in known and ring and own["bytes"].nunique() >= LEAST_SIZES:
-            known[key] = _by_own_law(known[key], own, cores)
-    return Calibration(known)
-
-
-def _by_own_law(table: Communication, rows: pd.DataFrame, cores: int) -> Communication:
-    """Return one lab by the law; noise and link as they are."""
-    groups = [(float(n), own["seconds"].to_numpy()) for n, own in rows.groupby("bytes")]
-    sizes = np.array([n for n, _ in groups])
-    seconds = np.array([np.median(own) for _, own in groups])
-    link, workers = rows["link"].iloc[0], int(rows["ranks"].iloc[0])
-    law = OwnLaw.of(RingLab(link, workers, sizes, seconds), cores)
-    random, draws = np.random.default_rng(0), len(table.draws) and DRAWS
-    medians = [np.median(random.choice(own, (draws, own.size)), axis=1) for _, own in groups]
-    messages = rows.groupby("bytes")["messages_per_sample"].first()
-    samples = Samples(sizes, messages.to_numpy(float))
-    drawn = tuple(law.draws(np.stack(medians, axis=1), samples)) if draws else ()
-    others = {**table.others, OWN: table.cost}
-    return replace(table, cost=law.cost(samples), draws=drawn, others=others)
 
 
 def held_out_rings(

@@ -21,7 +21,6 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
-    DensityLog,
     Log,
     Scan,
     Selecting,
@@ -30,7 +29,7 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import load
-from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
+from ddlkit.papers.omgs import PUBLISHED_GAMMA_S, selection_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -223,7 +222,7 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
 
 WORKERS, DENSITY = 16, 0.001  # of sparsified messages (omgs)
 SELECTIONS: dict[str, Selecting] = {
-    "density_log": DensityLog(PUBLISHED_GAMMA_S),
+    "density_log": lambda size, density: selection_s(PUBLISHED_GAMMA_S, density, size),
     "log": Log(PUBLISHED_GAMMA_S),
     "scan": Scan(2e-5, 5 * ELEMENT_BYTES / 320e9),  # bytes/s of a GDDR5X card's memory, of 2017
 }

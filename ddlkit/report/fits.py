@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost, Table
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.fit import SIMPLE_FIRST, Fit, Unseen, chosen_because, fit, unseen_by_form
+from ddlkit.core.fit import SIMPLE_FIRST, Fit, HeldOutErrors, chosen_because, errors_by_form, fit
 from ddlkit.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
 
     table: DataFrame
     fits: dict[str, Fit[MessageCost]]
-    unseen: dict[str, Unseen]
+    unseen: dict[str, HeldOutErrors]
     chosen: str
     why: str
 
@@ -39,7 +39,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
-    unseen = unseen_by_form(names, sizes, seconds)
+    unseen = errors_by_form(names, sizes, seconds)
     chosen, why = chosen_because({form: unseen[form] for form in SIMPLE_FIRST if form in unseen})
     fits, rows = {}, {}
     for form in names:
@@ -50,7 +50,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
             if form in (chosen, *forms):
                 raise
         at = unseen[form].sizes if form in unseen else np.empty(0)
-        off = pd.Series(np.abs(unseen[form].errors()) if form in unseen else at, dtype=float)
+        off = pd.Series(np.abs(unseen[form].errors) if form in unseen else at, dtype=float)
         rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, unseen, chosen, why)

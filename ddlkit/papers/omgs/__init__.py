@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, needed_cost, planner
-from ddlkit.core.sparse import DensityLog, Log, Selecting, SparseGather
+from ddlkit.core.sparse import Log, Selecting, SparseGather
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
@@ -91,7 +91,8 @@ def exposed_s(
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
     """omgs Eq 10: time to select the largest rho d; rho = density, d = elements; log2 as published."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return DensityLog(gamma)(elements, density)
+        size = np.asarray(elements, float)
+        return gamma * density * size * np.log2(size)
 
 
 def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:

@@ -378,7 +378,7 @@ def omgs_fig02(
     figure, axes = plots.canvas(columns=2, height=3.8)
     for ax, printed_s in zip(axes, (paper, authors), strict=True):
         plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
-    plots.cost_fit(axes[0], dict(selecting), density=DENSITY)
+    plots.cost_fit(axes[0], dict(selecting))
     plots.cost_fit(axes[1], {fit.form: fit for fit in gathering})
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {ring.cost.workers}"
     for ax, name in zip(axes, names, strict=True):
@@ -386,7 +386,7 @@ def omgs_fig02(
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     plots.title(figure, f"No formula has this step: {_largest_step(medians)}")
-    gathered = pd.Series(ring.seconds).groupby(ring.bytes).median()
+    gathered = pd.Series(ring.seconds).groupby(ring.sizes).median()
     printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
     parts = [medians, gathered.rename("gather_s").rename_axis("bytes").reset_index()]
     parts += [pd.DataFrame({"elements": few, **printed}), pd.DataFrame({"bytes": few, **lines})]

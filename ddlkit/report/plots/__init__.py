@@ -372,31 +372,25 @@ def samples(
 
 
 @theme()
-def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = None) -> None:
-    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals.
-
-    density : of selections, one that was measured
-    """
+def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
+    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals."""
     first, *_ = fits.values()
-    (sizes, *rest), seconds = first.at, first.seconds
-    if density is not None:
-        chosen = np.isclose(rest[0], density)
-        sizes, seconds = sizes[chosen], seconds[chosen]
+    sizes, seconds = first.sizes, first.seconds
     medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
     scale, unit = time_unit(medians)
     points(ax, medians.index, scale * medians, "measured", size=4, label="measured, median")
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
-    place = [grid] if density is None else [grid, np.full_like(grid, density)]
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
         shape = {"color": style.color, "linestyle": style.line, "label": style.label}
-        ax.plot(grid, scale * fit.cost(*place), **shape)
+        ax.plot(grid, scale * fit.cost(grid), **shape)
         if fit.draws:
-            low, high = (scale * limit for limit in fit.interval(*place))
+            low, high = (scale * limit for limit in fit.interval(grid))
             ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
-    set_log(ax, "by" if density is None else "xy")
-    what = first.cost.collective.replace("_", "-") if density is None else "selection"
-    xlabel = "message size" if density is None else "elements"
+    collective = getattr(first.cost, "collective", "")
+    set_log(ax, "by" if collective else "xy")
+    what = collective.replace("_", "-") or "selection"
+    xlabel = "message size" if collective else "elements"
     ax.set(xlabel=xlabel, ylabel=f"{what} time [{unit}]")
     add_legend(ax, "inside")
 

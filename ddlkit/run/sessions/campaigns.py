@@ -32,8 +32,6 @@ from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, sele
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, forecast_case, predictor
-from ddlkit.model.calibration import POOLED, pooled
-from ddlkit.model.rings import LAW, TABLE, by_law
 from ddlkit.run import vitals
 from ddlkit.run.clock import Budget
 from ddlkit.run.lab import ENGINES, Conditions
@@ -269,7 +267,7 @@ class LabPoints:
         if store.has_table(path):
             return store.read_selection_times(path, density)
         sizes = np.array(SELECTION_SIZES, dtype=float)
-        return SelectionTimes(sizes, np.array([density]), sizes * SELECTION_S)
+        return SelectionTimes(sizes, np.array([density]), sizes[None] * SELECTION_S)
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield one session of the lab's calibration, collective by collective."""
@@ -448,40 +446,25 @@ class LabPoints:
                 )
         return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
-    def predicted(self, together: pd.DataFrame) -> pd.DataFrame:
-        """Return rows of a table ``predicted``; ``together``, all labs tell how sessions drift.
-
-        `predictor.OURS` is by the law over emulated links, and `predictor.MEASURED` then ours by the table.
-        """
-        rows = self.calibration_rows()
-        table = pooled(Calibration.of(rows, also=predictor.TRIAL_COSTS), together)
-        ours, frames = by_law(table, rows, machine.cores()), []
+    def predicted(self) -> pd.DataFrame:
+        """Return rows of a table ``predicted``: what each model says of each case of the lab."""
+        calibration = Calibration.of(self.calibration_rows(), also=predictor.TRIAL_COSTS)
+        frames = []
         for case, workload in ((planned.case, planned.workload) for planned in self.planned()):
-            lab = case.link, case.workers, case.collective
-            by, costs = {predictor.OURS: ours}, {predictor.OURS: TABLE}
-            if ours.known[lab] is not table.known[lab]:
-                by |= {predictor.MEASURED: table}
-                costs = {predictor.OURS: LAW, predictor.MEASURED: TABLE}
             selecting = {case.selection_sha256: self.selection_times(case.density)}
-            forecasts = {
-                model: forecast_case(case, {case.profile_sha256: workload}, calibration, selecting)
-                for model, calibration in by.items()
-            }
-            times = predictor.predicted_times(forecasts[predictor.OURS], ours.of_case(case).others)
-            times |= {model: predictor.times(cast.prediction) for model, cast in forecasts.items()}
-            cells = {
-                (model, quantity): seconds
+            workloads = {case.profile_sha256: workload}
+            ours = forecast_case(case, workloads, calibration, selecting)
+            times = predictor.predicted_times(ours, calibration.of_case(case).others)
+            rows = [
+                (model, quantity, seconds)
                 for model, both in times.items()
                 for quantity, seconds in zip(("iteration", "exposed"), both, strict=True)
-            }
-            for model, cast in forecasts.items():
-                ends = zip(("lower", "upper"), cast.interval_s or (), strict=False)
-                cells |= {(model, end): seconds for end, seconds in ends}
-            rows_of = [(*key, seconds) for key, seconds in cells.items() if np.isfinite(seconds)]
-            frame = pd.DataFrame(rows_of, columns=["model", "quantity", "seconds"])
-            frame["cost"] = frame["model"].map(costs).fillna("")
-            frame["drift"] = frame["model"].map(dict.fromkeys(costs, POOLED)).fillna("")
-            frames.append(frame.assign(case=case.key))
+                if np.isfinite(seconds)
+            ]
+            ends = zip(("lower", "upper"), ours.interval_s or (), strict=False)
+            rows += [(predictor.OURS, end, seconds) for end, seconds in ends]
+            frame = pd.DataFrame(rows, columns=["model", "quantity", "seconds"])
+            frames.append(frame.assign(case=case.key, cost="", drift=""))
         return pd.concat(frames, ignore_index=True)
 
 
@@ -493,5 +476,4 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
                 f"a prediction comes before its runs: there are some of {lab.shape.name}"
             )
     say("every calibration is there: predicting")
-    together = pd.concat([lab.calibration_rows() for lab in labs])
-    return pd.concat([lab.predicted(together) for lab in labs], ignore_index=True)
+    return pd.concat([lab.predicted() for lab in labs], ignore_index=True)
