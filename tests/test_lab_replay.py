@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,7 @@ def random_times(script: Script, rng: np.random.Generator, ranks: int) -> np.nda
         late_s = rng.exponential(1e-3, (3, len(script.ready_s)))
         awake_s = np.maximum.accumulate(script.ready_s + late_s[0])
         done_s = np.maximum.accumulate(awake_s + late_s[1]) + np.cumsum(late_s[2])
-        groups = (awake_s, awake_s + 1e-9, done_s)
+        groups = (awake_s, awake_s, awake_s + 1e-9, done_s)
         ends = script.forward_s, done_s[-1], done_s[-1] + script.update_s
         rows.append(np.hstack([*groups, ends]))
     return np.array(rows)
@@ -57,12 +58,20 @@ def test_dilation_stretches_time_and_leaves_bytes(data: st.DataObject, k: float)
     assert slow.bytes == plain.bytes and sum(plain.bytes) == workload.bytes.sum()
     assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
     assert slow.compute_s == pytest.approx(workload.compute_s * k)
+    assert all(0 <= 4 * n - size < 4 for n, size in zip(plain.elements, plain.bytes, strict=True))
 
 
-def test_only_the_last_rank_straggles() -> None:
-    script = Script.from_case(planned("buffer:512KiB", Loopback(), workers=3, straggler=1.5))
+def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
+    more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
+    case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
+    script = Script.from_case(case, lambda elements, density: 1e-9 * elements)
+    assert script.kept == [max(1, round(0.01 * d)) for d in script.elements]
+    assert script.sent_bytes == [8 * k for k in script.kept]
+    assert script.selection_s == pytest.approx([2e-9 * d for d in script.elements])
     assert [script.played_by(rank) for rank in (0, 1)] == [script, script]
     assert script.played_by(2).compute_s == pytest.approx(1.5 * script.compute_s)
+    with pytest.raises(UserError, match="unknown times"):
+        replay.replay(Loopback(), 2, [case])
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
@@ -89,19 +98,30 @@ def test_no_messages_overlap_and_no_byte_is_lost(
 
 
 def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) -> None:
-    """All in turn, one beside a straggler; and what is done is not played again."""
+    """Dense, sparse, and beside a straggler: all in turn, and what is done is not played again."""
     place = Loopback()
+
+    def waited(elements: Any, density: float) -> Any:
+        return 2e-7 * elements  # 13 ms for each of the first five tensors
+
+    sparse: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc"}
     cases = [
         planned("single", place),
         planned("buffer:512KiB", place, dilation=2.0),
-        planned("none", place, straggler=2.0),
+        planned("none", place, **sparse),
+        planned("none", place, **sparse, straggler=2.0),
     ]
     keys = [case.case.key for case in cases]
-    runs, spans = replay.replay(place, 2, cases, 2, done=[(keys[1], 1)], out=tmp_path)
-    assert list(runs["case"]) == [*keys, keys[0], keys[2]]
-    assert list(runs["repeat"]) == [0] * 3 + [1] * 2
-    expected_s = {keys[0]: 0.09, keys[1]: 0.18, keys[2]: 0.18}
-    assert np.allclose(runs["compute_s"], runs["case"].map(expected_s))
+    how: dict[str, Any] = {"selection": waited, "out": tmp_path}
+    runs, spans = replay.replay(place, 2, cases, 2, done=[(keys[1], 1)], **how)
+    assert list(runs["case"]) == [*keys, keys[0], *keys[2:]]
+    assert list(runs["repeat"]) == [0] * 4 + [1] * 3
+    selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
+    sparse_s = TINY.compute_s + selection_s
+    expected_s = dict(
+        zip(keys, (TINY.compute_s, 2 * TINY.compute_s, sparse_s, 2 * sparse_s), strict=True)
+    )
+    assert np.allclose(runs["compute_s"], runs["case"].map(expected_s), rtol=1e-3)
     assert (runs["iteration_s"] >= runs["compute_s"]).all()
     exposed_s = runs["iteration_s"] - runs["compute_s"]
     assert np.allclose(runs["exposed_communication_s"], exposed_s)
@@ -113,11 +133,14 @@ def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) ->
         assert (ready_s >= Script.from_case(case).ready_s).all(axis=None)
     # The spans of the first round, of both ranks, and every byte in them.
     assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
-    sent = spans[spans["kind"] == "all_reduce"].groupby(["case", "rank"])["bytes"].sum()
-    assert len(sent) == 6 and (sent == TINY.bytes.sum()).all()
-    again = replay.replay(place, 2, cases, 2, out=tmp_path)
-    assert len(again.runs) == 6
-    pd.testing.assert_frame_equal(again.runs.head(5), runs)
+    sums = spans.groupby(["case", "kind"])["bytes"].sum()
+    assert sums[keys[0], "all_reduce"] == sums[keys[1], "all_reduce"] == 2 * TINY.bytes.sum()
+    script = Script.from_case(cases[2], waited)
+    assert sums[keys[2], "all_gather"] == 2 * sum(script.sent_bytes)
+    assert sums[keys[2], "sparsify"] == 2 * TINY.bytes.sum()
+    again = replay.replay(place, 2, cases, 2, **how)
+    assert len(again.runs) == 8
+    pd.testing.assert_frame_equal(again.runs.head(7), runs)
 
 
 @pytest.mark.fault(

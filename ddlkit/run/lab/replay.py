@@ -1,9 +1,10 @@
 """Replay of recorded compute with real collectives: what training would take on this network.
 
 Each rank, all on one machine, whose clock they share, waits out the recorded compute by absolute deadlines
-and posts a group's all-reduce when its last gradient would be ready. Waiting is sleeping: with more ranks
-than cores, one that spins would take the processor from gloo's threads. Rank 0 appends each iteration to a
-file when it is complete, so that a kill loses only the one under way.
+and posts a group's collective when its last gradient would be ready: an all-reduce, or of sparsified
+gradients, after the recorded time of selecting, an all-gather of values and one of indices. Waiting is
+sleeping: with more ranks than cores, one that spins would take the processor from gloo's threads. Rank 0
+appends each iteration to a file when it is complete, so that a kill loses only the one under way.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
+from ddlkit.core import sparse
 from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import way_s
 from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.sparse import elements_of
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
@@ -65,10 +66,13 @@ def plan_case(
     Time is dilated so that an iteration computes as long as one message of everything takes, where a model
     of their overlap has most to lose.
 
-    axes : further fields of the Case, such as straggler
+    cost : of a group by its dense size. What a `sparse.SparseGather` knows of selecting is dilated, too
+    axes : further fields of the Case, such as density, straggler
     """
     workload = profile.workload()
     dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
+    if isinstance(cost, sparse.SparseGather) and (selecting := cost.selecting) is not None:
+        cost = replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
     plan = make_plan(spec, workload.scaled(dilation), cost)
     case = Case(
         kind="replay",
@@ -90,39 +94,68 @@ def plan_case(
 
 @dataclass(frozen=True)
 class Script:
-    """What a rank plays in one iteration; times in seconds from the common start, dilated."""
+    """What a rank plays in one iteration; times in seconds from the common start, dilated.
+
+    ready_s : when each group is ready, without the selections before it
+    kept : how many elements of each group are sent, () where all are
+    selection_s : how long each selection takes, () where there is none
+    """
 
     case: Case
     forward_s: float
     ready_s: Sequence[float]
     bytes: Sequence[int]
+    elements: Sequence[int]
     update_s: float
+    kept: Sequence[int] = ()
+    selection_s: Sequence[float] = ()
 
     @classmethod
-    def from_case(cls, planned: PlannedCase) -> Script:
-        """Make the script of a case."""
-        slow = planned.workload.scaled(planned.case.dilation)
-        ready_s, n_bytes = planned.plan.group_ready_s(slow), planned.plan.group_bytes(slow)
-        return cls(planned.case, slow.forward_s, ready_s.tolist(), n_bytes.tolist(), slow.update_s)
+    def from_case(cls, planned: PlannedCase, selection: sparse.Selecting | None = None) -> Script:
+        """Make the script of a case; one that gathers waits out recorded times of selection."""
+        case, plan = planned.case, planned.plan
+        slow = planned.workload.scaled(case.dilation)
+        elements = sparse.elements_of(plan.group_bytes(slow)).astype(int)
+        sent: dict[str, Sequence[Any]] = {}
+        if case.collective == "all_gather":
+            if selection is None:
+                raise UserError(f"replay: case {case.key} waits out selections of unknown times")
+            waited_s = case.dilation * selection(elements, case.density)
+            kept = [sparse.selected(size, case.density) for size in elements.tolist()]
+            sent = {"kept": kept, "selection_s": waited_s.tolist()}
+        return cls(
+            case=case,
+            forward_s=slow.forward_s,
+            ready_s=plan.group_ready_s(slow).tolist(),
+            bytes=plan.group_bytes(slow).tolist(),
+            elements=elements.tolist(),
+            update_s=slow.update_s,
+            **sent,
+        )
 
     @property
     def compute_s(self) -> float:
         """Return the iteration without communication."""
-        return self.ready_s[-1] + self.update_s
+        return self.ready_s[-1] + sum(self.selection_s) + self.update_s
+
+    @property
+    def sent_bytes(self) -> Sequence[int]:
+        """Return bytes that a rank sends of each group; beside values that are selected, their indices."""
+        return [2 * sparse.ELEMENT_BYTES * k for k in self.kept] or self.bytes
 
     @property
     def expected_s(self) -> float:
         """Return generous seconds of the iteration: no overlap, and twice the bytes each way."""
         case = self.case
         byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
-        wire_s = sum(self.bytes) * byte_s
+        wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
         wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
         return self.compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
         """Return the script of that rank: the last one is the straggler, if there is one."""
         slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
-        times = ("forward_s", "ready_s", "update_s")
+        times = ("forward_s", "ready_s", "selection_s", "update_s")
         slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
         return replace(self, **slow)
 
@@ -155,19 +188,21 @@ def replay(
     cases: Sequence[PlannedCase],
     rounds: int = 3,
     *,
+    selection: sparse.Selecting | None = None,
     done: Collection[tuple[str, int]] = (),
     tries: int = 1,
     out: Path | None = None,
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
+    selection : recorded times of it, needed for cases that gather
     done : (case's key, repeat) of iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     out : where rows are appended as they come; what an interrupted replay left there is not played again
 
     Raises UserError as `launch` does.
     """
-    scripts = [Script.from_case(planned) for planned in cases]
+    scripts = [Script.from_case(planned, selection) for planned in cases]
     keys = [planned.case.key for planned in cases]
     limit_s = 60 + 3 * tries * rounds * sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
@@ -206,19 +241,28 @@ class _Messages:
     """
 
     def __init__(self, me: Rank, script: Script) -> None:
-        self._script, self._sum = script, sum(range(1, me.world_size + 1))
-        sizes = elements_of(script.bytes).astype(int).tolist()
-        self._parts = [torch.full((n,), me.rank + 1.0) for n in sizes]
+        self._script, self._ranks = script, me.world_size
         self._works: list[dist.Work] = []
-        self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
+        mine = me.rank + 1.0
+        self._dense = [torch.full((n,), mine) for n in script.elements if not script.kept]
+        sent = [(torch.full((n,), mine), torch.arange(n, dtype=torch.int32)) for n in script.kept]
+        self._sparse = [
+            [(part.new_zeros(me.world_size * len(part)), part) for part in pair] for pair in sent
+        ]
+        self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         self._noting = threading.Thread(target=self._note, daemon=True)
         self._noting.start()
 
     def post(self, group: int) -> float:
         """Send a group; returns when that was done."""
-        self._works.append(dist.all_reduce(self._parts[group], async_op=True))
-        self._posted.put(self._works[-1])
+        if self._script.kept:
+            pairs = self._sparse[group]
+            works = [peers.gather_single(*pair, async_op=True) for pair in pairs]
+        else:
+            works = [dist.all_reduce(self._dense[group], async_op=True)]
+        self._last.put(works[-1])
+        self._works += works
         return time.perf_counter()
 
     def wait(self) -> tuple[float, Floats]:
@@ -230,15 +274,19 @@ class _Messages:
         return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
-        """Raise RuntimeError unless every sum is right."""
-        wrong = [n for n, part in enumerate(self._parts) if not (part == self._sum).all()]
-        if wrong:
-            where = f"group {wrong[0]} of case {self._script.case.key}"
+        """Raise RuntimeError unless every sum is right, and every gathered element where it belongs."""
+        n = self._ranks
+        right = [bool((part == n * (n + 1) / 2).all()) for part in self._dense]
+        for (values, _), (indices, sent) in self._sparse:
+            of_ranks = values.view(n, -1) == torch.arange(1.0, n + 1)[:, None]
+            right.append(bool(of_ranks.all() and (indices.view(n, -1) == sent).all()))
+        if not all(right):
+            where = f"group {right.index(False)} of case {self._script.case.key}"
             raise RuntimeError(f"replay: wrong values in {where}")
 
     def _note(self) -> None:
         for _ in self._script.ready_s:
-            self._posted.get().wait()
+            self._last.get().wait()
             self._complete_s.append(time.perf_counter())
 
 
@@ -258,17 +306,22 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
 
 def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, Usage]:
     """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
-    awake_s, posted_s = np.empty((2, len(script.ready_s)))
+    awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
+    spent_s = 0.0  # by the selections so far: all that follows is later by it
     forward_end_s = _sleep_until(start_s + script.forward_s)
-    for group, ready_s in enumerate(script.ready_s):
-        awake_s[group] = _sleep_until(start_s + ready_s)
+    for group, planned_s in enumerate(script.ready_s):
+        ready_s = start_s + planned_s + spent_s
+        awake_s[group] = selected_s[group] = _sleep_until(ready_s)
+        if script.selection_s:
+            spent_s += script.selection_s[group]
+            selected_s[group] = _sleep_until(ready_s + script.selection_s[group])
         if group == 0:
             before = processor_times()
         posted_s[group] = messages.post(group)
     waited_s, done_s = messages.wait()
     sending = processor_usage(before, processor_times())
     end_s = _sleep_until(waited_s + script.update_s)
-    groups = (awake_s, posted_s, done_s)
+    groups = (awake_s, selected_s, posted_s, done_s)
     return np.hstack([*groups, forward_end_s, waited_s, end_s]) - start_s, sending
 
 
@@ -285,8 +338,8 @@ def _sleep_until(deadline_s: float) -> float:
 def make_timeline(script: Script, everyone: Floats) -> Timeline:
     """Make spans of all ranks, in seconds from the common start; ``bytes`` is what a rank contributes.
 
-    everyone : (ranks, 3 G + 3) seconds: when a rank woke with each group's gradients, went on computing,
-        and saw its message complete; ends of forward, of waiting and of the update
+    everyone : (ranks, 4 G + 3) seconds: when a rank woke with each group's gradients, had selected, went on
+        computing, and saw its messages complete; ends of forward, of waiting and of the update
 
     A collective begins when it is posted and its predecessor has ended.
     """
@@ -308,10 +361,12 @@ def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
     yield span("forward", -1, 0.0, forward_end_s)
     begin_s, free_s = forward_end_s, 0.0
     for group, n_bytes in enumerate(script.bytes):
-        awake_s, posted_s, done_s = seen_s[:-3].reshape(3, -1)[:, group].tolist()
+        awake_s, selected_s, posted_s, done_s = seen_s[:-3].reshape(4, -1)[:, group].tolist()
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
-        sent = {"stream": "communication", "bytes": n_bytes}
-        yield span("all_reduce", group, max(awake_s, free_s), done_s, **sent)
+        if script.kept:
+            yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
+        sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
+        yield span(script.case.collective, group, max(selected_s, free_s), done_s, **sent)
         begin_s, free_s = posted_s, done_s
     yield span("wait", -1, begin_s, waited_s)
     yield span("update", -1, waited_s, end_s)

@@ -398,6 +398,7 @@ class LabPoints:
             every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
             asked = {(case.case.key, turn) for case, turn in missing}
             how: dict[str, Any] = {"tries": vitals.TRIES, "out": self._left}
+            how["selection"] = lambda n, density: self.selection_times(density)(n, density)
             described = json.dumps([asdict(case.case) for case in wanted])
             store.atomic_write_text(self._left / CASES, described + "\n")
             try:
