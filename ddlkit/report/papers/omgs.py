@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core.sparse import Log
 from ddlkit.core.units import MIB
 from ddlkit.papers import audit, networks, omgs, osf
-from ddlkit.papers.omgs.cluster import NETWORKS, Setting, planned, published_code
+from ddlkit.papers.omgs import NETWORKS, Setting, planned, published_code
 from ddlkit.report import claims, source
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import omgs as figures
