@@ -17,7 +17,7 @@ from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import pollux, vidur
+from ddlkit.report.clusters import dense_tables, pollux
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -101,7 +101,7 @@ RULES: dict[str, dict[str, Rule]] = {
     "11_where_it_breaks": {"first": PREDICTED, "last": PREDICTED},
     "12_real_gpus": {
         "chosen": one_of(lambda given: pollux.NETWORKS),
-        "table": one_of(lambda given: vidur.tables()),
+        "table": one_of(lambda given: dense_tables()),
     },
     "13_your_own_cluster": CASE,
     "14_tables_and_verdicts": {"papers": one_of(lambda _: papers.load(), many=True)},
