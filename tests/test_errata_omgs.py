@@ -422,12 +422,6 @@ def test_many_mergings_at_once_are_eqs_5_to_9_of_the_merged_network(
     assert float(omgs.merged_iteration_s(instance, flags)) == pytest.approx(eq5)
 
 
-def test_the_counterexample_is_28_per_cent_slower() -> None:
-    merged = omgs.find_merged_layers(omgs.COUNTEREXAMPLE)
-    taken_s = float(omgs.merged_iteration_s(omgs.COUNTEREXAMPLE, merged))
-    assert taken_s / optimal(omgs.COUNTEREXAMPLE)[1] == pytest.approx(1.28)
-
-
 def test_the_audit_is_reproducible_and_nothing_beats_the_optimum() -> None:
     draw, sparse = audits.sparse_draw, ("single", "mgs:8192", "omgs", "omgs:theorem")
     first, again = (audits.random_audit(draw, sparse, 12, seed=3) for _ in range(2))
