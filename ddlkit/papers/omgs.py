@@ -20,7 +20,14 @@ from ddlkit import store
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, make_plan, needed_cost, planner
-from ddlkit.core.sparse import ELEMENT_BYTES, Log, Selecting, SparseGather, sparse_iteration
+from ddlkit.core.sparse import (
+    ELEMENT_BYTES,
+    DensityLog,
+    Log,
+    Selecting,
+    SparseGather,
+    sparse_iteration,
+)
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper, networks
@@ -47,6 +54,40 @@ def iteration_s(
     That is nothing of one worker (Eq 3), all of TopK-SGD (Eq 4), t_c^no of LAGS-SGD (Eq 5).
     """
     return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + communication_s
+
+
+def backward_start_s(
+    forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
+) -> Floats:
+    """omgs Eqs 2, 6: (L,) tau_b, with Eq 7 put in; t_f = forward_s, t_b = backward_s, t_s = selection_s."""
+    spent = np.asarray(backward_s, float) + np.asarray(selection_s, float)
+    return forward_s + np.cumsum(spent[::-1])[::-1] - spent
+
+
+def topk_iteration_s(
+    forward_s: float, backward_s: ArrayLike, selection_s: float, communication_s: float
+) -> float:
+    """omgs Eq 4: nothing overlaps. Symbols: t_s = selection_s, t_c = communication_s."""
+    return iteration_s(forward_s, backward_s, selection_s, communication_s)
+
+
+def selection_start_s(backward_start_s: ArrayLike, backward_s: ArrayLike) -> Floats:
+    """omgs Eq 7: (L,) tau_s = tau_b + t_b."""
+    return np.asarray(backward_start_s, float) + np.asarray(backward_s, float)
+
+
+def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> Floats:
+    """omgs Eq 8: (L,) tau_c; tau_s + t_s = selection_end_s, t_c = communication_s, both (L,)."""
+    start, sent = selection_end_s.tolist(), communication_s.tolist()
+    for i in range(len(start) - 2, -1, -1):
+        start[i] = max(start[i], start[i + 1] + sent[i + 1])
+    return np.array(start)
+
+
+def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
+    """omgs Eq 10: time to select the largest rho d; rho = density, d = elements; log2 as published."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return DensityLog(gamma)(elements, density)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +164,9 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
     """omgs Eqs 2, 6-8: (tau_b, tau_s, tau_c, t_c), each (L,), no layer being merged; Eq 2 if t_s is 0."""
     selecting = instance.selection_s(instance.elements)
     sent_s = instance.communication_s(instance.elements)
-    spent = instance.backward_s + selecting
-    begun = instance.forward_s + np.cumsum(spent[::-1])[::-1] - spent
-    computed = begun + instance.backward_s
-    sending = computed + selecting
-    for i in range(instance.layers - 2, -1, -1):
-        sending[i] = max(sending[i], sending[i + 1] + sent_s[i + 1])
+    begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
+    computed = selection_start_s(begun, instance.backward_s)
+    sending = communication_start_s(computed + selecting, sent_s)
     return begun, computed, sending, sent_s
 
 
