@@ -44,16 +44,10 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
 
 
 def iteration_s(
-    forward_s: float,
-    backward_s: ArrayLike,
-    selection_s: ArrayLike = 0.0,
-    communication_s: float = 0.0,
+    forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0, exposed_s: float = 0.0
 ) -> float:
-    """omgs Eqs 3-5: t_f, sum of t_b, sum of t_s, and of t_c what backward does not hide.
-
-    That is nothing of one worker (Eq 3), all of TopK-SGD (Eq 4), t_c^no of LAGS-SGD (Eq 5).
-    """
-    return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + communication_s
+    """omgs Eqs 3, 5: t_f, sum of t_b, sum of t_s, t_c^no = exposed_s; the last two 0 of one worker (Eq 3)."""
+    return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + exposed_s
 
 
 def backward_start_s(
@@ -372,8 +366,7 @@ def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
 def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], ...]:
     """omgs Algorithm 2: the layers in each message of an iteration, in order of sending; merged : (L,).
 
-    Merged layers are pushed into a buffer (lines 18, 28), which a normal layer sends and clears (lines 15-16,
-    25-26). Printed, nothing pushes the normal layer.
+    A normal layer sends what merged ones pushed (lines 15-28); printed, nothing pushes the normal layer.
     """
     sent, buffer = list[tuple[int, ...]](), list[int]()
     for layer in range(len(merged), 0, -1):
@@ -396,8 +389,6 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
     return (*merged, pending) if pending else tuple(merged)
 
 
-# -- the cluster of the paper --
-
 LSTM = "LSTM-PTB"
 NETWORKS = {"VGG-16": "vgg16_cifar", "ResNet-50": "ResNet50", "Inception-v4": "inception_v4"}
 NETWORKS[LSTM] = "lstm_ptb"
@@ -419,10 +410,7 @@ def published_code() -> dict[str, float]:
 
 
 def published_cost(workers: int, density: float) -> SparseGather:
-    """Return the published cost of messages: gamma d log2 d, then values and indices gathered.
-
-    The gather is by bytes gathered, on 1 Gbit/s Ethernet; workers : 2, 4, 8 or 16
-    """
+    """Return the published cost, of 2, 4, 8 or 16 workers on 1 Gbit/s: gamma d log2 d, then gathers."""
     code = published_code()
     line = code[f"alpha-{workers}"], code[f"beta-{workers}"]
     gather = AlphaBeta(*line, collective="all_gather", workers=workers)
