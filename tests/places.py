@@ -33,7 +33,8 @@ def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -
     plan = make_plan(spec, workload)
     ends = ";".join(map(str, plan.ends))
     link = (place.name, place.link_bits_per_s)
-    case = Case("replay", "tiny", "made", 1, 2, *link, "all_reduce", spec, ends)
+    collective = "all_gather" if fields.get("density", 1.0) < 1 else "all_reduce"
+    case = Case("replay", "tiny", "made", 1, 2, *link, collective, spec, ends)
     return PlannedCase(replace(case, **fields), workload, plan)
 
 

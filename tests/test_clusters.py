@@ -22,7 +22,7 @@ from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.report import clusters
-from ddlkit.report.clusters import EXTERNAL, abci, cs336, pollux, rows, vidur
+from ddlkit.report.clusters import EXTERNAL, abci, cs336, pollux, rows
 from ddlkit.store import readers
 
 FITTED = "pollux-resnet50-fitted"
@@ -105,9 +105,9 @@ def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
     fitting = {name for name, rule in clusters.rules().items() if "shape" in rule}
     assert set(pollux.NETWORKS) == fitting
     assert len(rows("pollux-resnet50").test) == 749
-    assert {len(part.calibrate) for part in vidur.tables().values()} == {12}
-    tuned = {table for rule in vidur.RULES for table in clusters.rules()[rule]["tuned"]}
-    assert [table in tuned for table in sorted(vidur.tables())] == [True, False] * 7
+    assert {len(part.calibrate) for part in clusters.dense_tables().values()} == {12}
+    tuned = {table for rule in clusters.DENSE for table in clusters.rules()[rule]["tuned"]}
+    assert [table in tuned for table in sorted(clusters.dense_tables())] == [True, False] * 7
 
 
 def drawn_shape(seed: int) -> Workload:
@@ -236,6 +236,6 @@ def test_compute_estimated_apart_is_predicted_best_by_a_slowdown_of_both(
 
 
 def test_the_goal_of_one_percent_is_missed_on_half_of_the_dense_tables() -> None:
-    judged = vidur.judged(vidur.predictions())
+    judged = clusters.judged(clusters.dense_predictions())
     assert len(judged) == 14 and judged["n"].sum() == 14464 and judged["held"].sum() == 7
-    assert (judged["below_25_mib"] <= vidur.GOAL_SMALL).all()
+    assert (judged["below_25_mib"] <= clusters.GOAL_SMALL).all()

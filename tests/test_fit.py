@@ -25,10 +25,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import COUNTS, SIMPLE_FIRST, THROUGH_ALL, fit, held_out_errors, unseen_errors
 from ddlkit.core.pieces import LINES
 from ddlkit.core.sparse import SparseGather
-from ddlkit.core.units import MIB
 from ddlkit.formats import messages
-from ddlkit.report import fits
-from ddlkit.report.clusters import vidur
+from ddlkit.report import clusters, fits
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
@@ -133,7 +131,7 @@ def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, mess
 
 def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three_errors() -> None:
     """95% of the rows would need intervals of five times the error: NCCL's outliers are many errors away."""
-    dense = vidur.judged(vidur.predictions())
+    dense = clusters.judged(clusters.dense_predictions())
     assert len(dense) == 14 and dense["n"].sum() == 14464
     assert dense["median"].median() <= 0.0103 and dense["median"].min() < 0.004
     assert dense["below_25_mib"].median() <= 0.016 and dense["below_25_mib"].max() <= 0.031

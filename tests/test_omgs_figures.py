@@ -14,8 +14,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, single
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
-from ddlkit.papers.omgs import cluster
-from ddlkit.papers.omgs.cluster import PARTS, PLANS, Setting
+from ddlkit.papers import omgs as cluster
+from ddlkit.papers.omgs import PARTS, PLANS, Setting
 from ddlkit.report import source
 from ddlkit.report.figures import omgs
 from ddlkit.run.nets import registry

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import (
@@ -103,12 +102,6 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.Data
     assert spans.end_s.max() == pytest.approx(by_hand.iteration_s)
     selected_s = (spans.end_s - spans.start_s)[spans.kind == "sparsify"].sum()
     assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
-
-
-def test_a_group_that_takes_a_negative_time_to_select_is_refused() -> None:
-    workload = Workload.from_arrays(0.0, [1.0, 1.0], [4, 4])
-    with pytest.raises(UserError, match="the sparse_gather selection cost is negative"):
-        make_plan("exact", workload, sparse(Scan(-1.0, 0.0)))
 
 
 # ---------------------------------------------------------------- planners of the paper

@@ -43,11 +43,3 @@ def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) 
         path.write_bytes(changed)
         with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
             readers.read_transcribed(path)
-
-
-def test_what_was_never_transcribed_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "tab01.csv").write_text("a\n1\n")
-    seal(tmp_path)
-    (tmp_path / "tab02.csv").write_text("a\n1\n")
-    with pytest.raises(UserError, match=r"tab02\.csv differs from what was transcribed"):
-        readers.read_transcribed(tmp_path / "tab02.csv")

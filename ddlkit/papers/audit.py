@@ -22,14 +22,12 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     Log,
-    Scan,
-    Selecting,
     SparseGather,
     sparse_iteration,
 )
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import load
-from ddlkit.papers.omgs import PUBLISHED_GAMMA_S, selection_s
+from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -221,19 +219,14 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
 
 
 WORKERS, DENSITY = 16, 0.001  # of sparsified messages (omgs)
-SELECTIONS: dict[str, Selecting] = {
-    "density_log": lambda size, density: selection_s(PUBLISHED_GAMMA_S, density, size),
-    "log": Log(PUBLISHED_GAMMA_S),
-    "scan": Scan(2e-5, 5 * ELEMENT_BYTES / 320e9),  # bytes/s of a GDDR5X card's memory, of 2017
-}
-"""omgs Eq 10 as printed; without density, as the code has it; and a radix select that reads five times."""
+SELECTION = Log(PUBLISHED_GAMMA_S)  # omgs Eq 10 without density, as the authors' code has it
 
 
-def linear_cost(alpha_s: float, beta_s: float, selecting: Selecting) -> SparseGather:
+def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
     """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element."""
     per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
     gather = AlphaBeta(alpha_s / 2, per_byte, collective="all_gather", workers=WORKERS)
-    return SparseGather(gather, DENSITY, selecting=selecting)
+    return SparseGather(gather, DENSITY, selecting=SELECTION)
 
 
 def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload, float, float]:
@@ -245,11 +238,7 @@ def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload,
     return workload, float(10 ** rng.uniform(-4, -1.5)), float(10 ** rng.uniform(-10, -8))
 
 
-def sparse_draw(selection: str) -> Draw:
-    """Return how to draw a `random_workload` with one of SELECTIONS, on which the instances do not depend."""
-
-    def draw(rng: np.random.Generator) -> tuple[Workload, MessageCost]:
-        workload, alpha_s, beta_s = random_workload(rng, range(2, 41))
-        return workload, linear_cost(alpha_s, beta_s, SELECTIONS[selection])
-
-    return draw
+def sparse_draw(rng: np.random.Generator) -> tuple[Workload, SparseGather]:
+    """Return a `random_workload` of 2 to 40 tensors with its cost."""
+    workload, alpha_s, beta_s = random_workload(rng, range(2, 41))
+    return workload, linear_cost(alpha_s, beta_s)

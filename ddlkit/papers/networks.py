@@ -133,21 +133,17 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     yield dense(inputs, 1000)
 
 
-def inception_v4_stages() -> dict[str, list[Any]]:
-    """Return Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stage -> blocks -> branches -> units.
+def _inception_v4() -> Iterator[Layer]:
+    """Yield Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stages of blocks of branches of units.
 
     A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
     or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
     """
     stages = json.loads(Path(__file__).with_name("inception_v4.json").read_text(encoding="utf-8"))
     times = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
-    return {name: blocks * times.get(name, 1) for name, blocks in stages.items()}
-
-
-def _inception_v4() -> Iterator[Layer]:
     channels, side = 3, 299
-    for blocks in inception_v4_stages().values():
-        for branches in blocks:
+    for name, blocks in stages.items():
+        for branches in blocks * times.get(name, 1):
             inputs, place, channels = channels, side, 0
             for units in branches:
                 row, outputs, side = _row(inputs, place, units)

@@ -20,11 +20,6 @@ def gain_range(
     return least, gain(throughput + half, default_throughput - half)
 
 
-def speedup(relative_time: float) -> float:
-    """Return how much faster is what takes ``relative_time`` of the default (sharing Fig 2)."""
-    return gain(1.0, relative_time)
-
-
 def iteration_s(batch: int, images_per_s: float) -> float:
     """Return iteration time behind a throughput: batch size over images per second (sharing 4.4.2)."""
     return batch / images_per_s

@@ -15,7 +15,7 @@ from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
-from ddlkit.report.clusters import pollux, vidur
+from ddlkit.report.clusters import dense_tables, pollux
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.plots.shown import show_tables
 
@@ -33,7 +33,7 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
     "formulas": lambda _: osf_scaling.FORMULAS,
     "framework": lambda _: STRATEGIES,
     "chosen": lambda _: pollux.NETWORKS,
-    "table": lambda _: vidur.tables(),
+    "table": lambda _: dense_tables(),
     "papers": lambda _: papers.load(),
     "instances": lambda _: range(1, 100_001),
     "layers": lambda _: range(1, 21),

@@ -58,11 +58,6 @@ def compute_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float
     return 3 * batch * float(np.sum(forward_flops)) / (c * flops_per_s)
 
 
-def backward_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float) -> Floats:
-    """osf Eq 6: (n,) t_backward = 2 t_forward = 2 M C / (c pi) of each layer; symbols as Eq 5."""
-    return 2 * batch * np.asarray(forward_flops, dtype=float) / (c * flops_per_s)
-
-
 def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
     """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
 

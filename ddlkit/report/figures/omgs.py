@@ -1,6 +1,6 @@
 """omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed and as trained.
 
-Costs are those of the authors' published code, layer times are scanned (`ddlkit.papers.omgs.cluster`). The
+Costs are those of the authors' published code, layer times are scanned (`ddlkit.papers.omgs`). The
 lab computes as the nearest setting does, and so much longer as its shortest sparse message is above the
 start-up that it stands for: its times over that stretch are those of the paper's cluster.
 
@@ -33,14 +33,13 @@ from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import OURS, computed
 from ddlkit.papers import audit, osf
-from ddlkit.papers.omgs.cluster import (
+from ddlkit.papers.omgs import (
     PARTS,
     PLANS,
     Setting,
     most_saved_s,
     planned,
     published_cost,
-    published_gather,
     scan,
 )
 from ddlkit.report import accuracy, plots, source
@@ -70,9 +69,8 @@ def fig01() -> dict[str, Timeline]:
     """
     sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
     workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
-    gather = published_gather(WORKERS)
-    dense = AlphaBeta(gather.alpha_s, float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS)
-    cost = SparseGather(gather, audit.DENSITY, selecting=audit.SELECTIONS["log"])
+    cost = replace(published_cost(WORKERS, audit.DENSITY), selecting=audit.SELECTION)
+    dense = AlphaBeta(cost.gather.startup_s(), float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS)
     specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
     lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
     for name, spec in specs.items():

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ddlkit.core.sparse import Log
 from ddlkit.core.units import MIB
 from ddlkit.papers import audit, networks, omgs, osf
-from ddlkit.papers.omgs.cluster import NETWORKS, Setting, planned, published_code
+from ddlkit.papers.omgs import NETWORKS, Setting, planned, published_code
 from ddlkit.report import claims, source
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import omgs as figures
@@ -65,7 +65,7 @@ def _theorem1() -> Result:
     three = omgs.COUNTEREXAMPLE
     by_rule_s = float(omgs.merged_iteration_s(three, omgs.find_merged_layers(three)))
     ratio = by_rule_s / float(omgs.merged_iteration_s(three, omgs.combinations(3)).min())
-    gaps = audit.random_audit(audit.sparse_draw("log"), ("omgs",), 100)["gap"]
+    gaps = audit.random_audit(audit.sparse_draw, ("omgs",), 100)["gap"]
     optimal = f"{np.mean(gaps <= audit.OPTIMAL):.0%} of {len(gaps)}"
     note = f"{ratio:.2f} for three equal layers; optimal in {optimal} random instances under Eqs 10, 11"
     return counted(max(ratio, 1 + float(gaps.max())), note)

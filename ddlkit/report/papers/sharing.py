@@ -100,7 +100,7 @@ def _above_1(ratio: float, note: str) -> Result:
 def _allreduce_speedup(configuration: str) -> Result:
     ratio = _relative_time(configuration)
     note = f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
-    return own([100 * sharing.speedup(time) for time in ratio + ROUNDING], note)
+    return own([100 * sharing.gain(1.0, time) for time in ratio + ROUNDING], note)
 
 
 @check("sharing-fig03-default-min", 0)

@@ -26,7 +26,7 @@ from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import ELEMENT_BYTES, selected
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.papers.omgs.cluster import published_cost
+from ddlkit.papers.omgs import published_cost
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn, zoo

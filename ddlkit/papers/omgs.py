@@ -6,20 +6,25 @@ cannot be meant, ``literal=True`` gives what it prints. LAGS-SGD is the planner 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import io
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit.core.cost import MessageCost
+from ddlkit import store
+from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.plan import FusionPlan, needed_cost, planner
-from ddlkit.core.sparse import Log, Selecting, SparseGather
+from ddlkit.core.plan import FusionPlan, make_plan, needed_cost, planner
+from ddlkit.core.sparse import ELEMENT_BYTES, Log, Selecting, SparseGather, sparse_iteration
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.papers import Paper
+from ddlkit.papers import Paper, networks
+from ddlkit.store import readers
 
 _SUBJECT = "Distributed Deep Learning with Merged Gradient Sparsification on GPUs"
 PAPER = Paper("omgs", 4, f"Communication-Efficient {_SUBJECT}")
@@ -31,6 +36,13 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
     return np.asarray(weights, float) - learning_rate * np.asarray(gradient, float)
 
 
+def iteration_s(
+    forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0, exposed_s: float = 0.0
+) -> float:
+    """omgs Eqs 3, 5: t_f, sum of t_b, sum of t_s, t_c^no = exposed_s; the last two 0 of one worker (Eq 3)."""
+    return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + exposed_s
+
+
 def backward_start_s(
     forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
 ) -> Floats:
@@ -39,23 +51,11 @@ def backward_start_s(
     return forward_s + np.cumsum(spent[::-1])[::-1] - spent
 
 
-def sgd_iteration_s(forward_s: float, backward_s: ArrayLike) -> float:
-    """omgs Eq 3: one worker's iteration, t_f + sum of t_b; the update is left out."""
-    return forward_s + float(np.sum(backward_s))
-
-
 def topk_iteration_s(
     forward_s: float, backward_s: ArrayLike, selection_s: float, communication_s: float
 ) -> float:
     """omgs Eq 4: nothing overlaps. Symbols: t_s = selection_s, t_c = communication_s."""
-    return sgd_iteration_s(forward_s, backward_s) + selection_s + communication_s
-
-
-def lags_iteration_s(
-    forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike, exposed_s: float
-) -> float:
-    """omgs Eq 5: computation, selection (L,), and the communication t_c^no = exposed_s that shows."""
-    return sgd_iteration_s(forward_s, backward_s) + float(np.sum(selection_s)) + exposed_s
+    return iteration_s(forward_s, backward_s, selection_s, communication_s)
 
 
 def selection_start_s(backward_start_s: ArrayLike, backward_s: ArrayLike) -> Floats:
@@ -71,33 +71,11 @@ def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> F
     return np.array(start)
 
 
-def exposed_s(
-    communication_start_s: Floats,
-    communication_s: Floats,
-    selection_start_s: Floats,
-    selection_s: Floats,
-    *,
-    literal: bool = False,
-) -> float:
-    """omgs Eq 9: t_c^no, communication after layer 1 has been selected. All arguments (L,).
-
-    Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s.
-    """
-    selecting = -selection_s[0] if literal else selection_s[0]
-    selected = selection_start_s[0] + selecting
-    return float(communication_start_s[0] + communication_s[0] - selected)
-
-
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
     """omgs Eq 10: time to select the largest rho d; rho = density, d = elements; log2 as published."""
     with np.errstate(divide="ignore", invalid="ignore"):
         size = np.asarray(elements, float)
         return gamma * density * size * np.log2(size)
-
-
-def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
-    """omgs Eq 11: t_c = alpha + beta d; d = size, in bytes by Eq 11, in gradients by Tab II."""
-    return alpha_s + beta_s * np.asarray(size, float)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,18 +107,9 @@ class Instance:
         return np.where(some, self.selection(np.where(some, present, 2.0), self.density), 0.0)
 
     def communication_s(self, elements: ArrayLike) -> Floats:
-        """Return (...,) seconds of a message (omgs Eq 11); 0 where there is nothing to send."""
+        """omgs Eq 11: (...,) t_c = alpha + beta d; 0 where there is nothing to send."""
         present = np.asarray(elements, float)
-        return np.where(present > 0, all_gather_s(self.alpha_s, self.beta_s, present), 0.0)
-
-
-def selection_penalty_s(
-    selection: Selecting, one: ArrayLike, other: ArrayLike, density: float = 1.0
-) -> Floats:
-    """omgs Eq 12 (with Eq 10, Eq 20): how much longer one selection from both takes than two."""
-    first, second = np.asarray(one, float), np.asarray(other, float)
-    together = selection(first + second, density)
-    return np.asarray(together - selection(first, density) - selection(second, density))
+        return np.where(present > 0, self.alpha_s + self.beta_s * present, 0.0)
 
 
 def merge(instance: Instance, merged: ArrayLike) -> Instance:
@@ -179,39 +148,52 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     return sent_s
 
 
+def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
+    """omgs Eqs 2, 6-8: (tau_b, tau_s, tau_c, t_c), each (L,), no layer being merged; Eq 2 if t_s is 0."""
+    selecting = instance.selection_s(instance.elements)
+    sent_s = instance.communication_s(instance.elements)
+    begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
+    computed = selection_start_s(begun, instance.backward_s)
+    sending = communication_start_s(computed + selecting, sent_s)
+    return begun, computed, sending, sent_s
+
+
+def exposed_s(instance: Instance, *, literal: bool = False) -> float:
+    """omgs Eq 9: t_c^no, communication after layer 1 has been selected, when no layer is merged.
+
+    Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s.
+    """
+    _, computed, sending, sent_s = timeline(instance)
+    selecting = float(instance.selection_s(instance.elements[0]))
+    selected = computed[0] + (-selecting if literal else selecting)
+    return float(sending[0] + sent_s[0] - selected)
+
+
 def objective_s(instance: Instance, *, literal: bool = False) -> float:
     """omgs Eq 18: what is minimised, for a network that has been merged and has two layers or more.
 
     Printed is max{tau_c(1) + t_c(1), tau_c(2) + t_c(2)} + t_c(1); Eq 17 needs tau_s(1) + t_s(1) first.
     """
-    _, _, selected, sending, sent = timeline(instance)
-    first = sending[0] + sent[0] if literal else selected[0]
-    return float(max(first, sending[1] + sent[1]) + sent[0])
-
-
-def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """omgs Eqs 6-8: (tau_b, tau_s, tau_s + t_s, tau_c, t_c), each (L,), when no layer is merged."""
-    selecting = instance.selection_s(instance.elements)
-    sent = instance.communication_s(instance.elements)
-    begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
-    computed = selection_start_s(begun, instance.backward_s)
-    sending = communication_start_s(computed + selecting, sent)
-    return begun, computed, computed + selecting, sending, sent
+    _, computed, sending, sent_s = timeline(instance)
+    first = computed[0] + instance.selection_s(instance.elements[0])
+    first = sending[0] + sent_s[0] if literal else first
+    return float(max(first, sending[1] + sent_s[1]) + sent_s[0])
 
 
 class Candidates:
-    """omgs Eqs 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
+    """omgs Eqs 12, 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
 
     All values are (L-1,), no layer being merged yet. Symbols: u(l) = u_s, when the gradients of both would be
     computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
-    both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements.
+    both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements. By Eq 12, together_s
+    is more than before_s and own_s.
 
     q3 : apart, the second message waits for the first; the contrary is Q1
     q4, q5 : together, the message is selected before layer l's could start; within a start-up after that
     """
 
     def __init__(self, instance: Instance) -> None:
-        _, computed, _, sending, sent = timeline(instance)
+        _, computed, sending, sent = timeline(instance)
         elements, selecting = instance.elements, instance.selection_s(instance.elements)
         self.instance, self.elements = instance, elements[1:]
         self.u_s = computed[1:] + instance.backward_s[:-1]
@@ -375,16 +357,12 @@ def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     return FusionPlan(f"mgs:{text}", tuple(ends.tolist()))
 
 
-def messages(
-    merged: Sequence[bool] | Bools, *, literal: bool = False
-) -> tuple[tuple[int, ...], ...]:
-    """omgs Algorithm 2: the layers in each message of an iteration, in order of sending.
+def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], ...]:
+    """omgs Algorithm 2: the layers in each message of an iteration, in order of sending; merged : (L,).
 
-    merged : (L,). From layer L to 1, a merged layer is pushed into a buffer (lines 18, 28), which a normal
-    layer selects from, or sends, and clears (lines 15-16, 25-26). Printed, nothing pushes the normal layer.
+    A normal layer sends what merged ones pushed (lines 15-28); printed, nothing pushes the normal layer.
     """
-    sent: list[tuple[int, ...]] = []
-    buffer: list[int] = []
+    sent, buffer = list[tuple[int, ...]](), list[int]()
     for layer in range(len(merged), 0, -1):
         if merged[layer - 1] or not literal:
             buffer.append(layer)
@@ -403,3 +381,113 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
             merged.append(pending)
             pending = 0
     return (*merged, pending) if pending else tuple(merged)
+
+
+LSTM = "LSTM-PTB"
+NETWORKS = {"VGG-16": "vgg16_cifar", "ResNet-50": "ResNet50", "Inception-v4": "inception_v4"}
+NETWORKS[LSTM] = "lstm_ptb"
+"""The four of omgs Tab V, and what their layers are listed under."""
+PLANS = {"TopK": "single", "LAGS": "none", "MGS": "mgs:8192", "OMGS": "omgs", "exact": "exact"}
+"""Algorithm -> planner. Of OMGS there are two rules: Algorithm 1, and that of the published code."""
+PARTS = ("forward", "backward", "selection", "exposed")
+UNITS = (1024, 1280, 1500, 1750, 2047)
+"""Of the LSTM: 1,024 to 2,047 agree with the messages of MGS-SGD in Tab V; 1,500 is the published code's."""
+
+
+@cache
+def published_code() -> dict[str, float]:
+    """Return what the authors' published code states (data/papers/omgs/code.csv), by its id, in SI units."""
+    import pandas as pd  # only here: this room imports without it
+
+    table = readers.read_transcribed(store.DATA / "papers" / "omgs" / "code.csv")
+    return dict(pd.read_csv(io.BytesIO(table)).set_index("id")["value"].astype(float))
+
+
+def published_cost(workers: int, density: float) -> SparseGather:
+    """Return the published cost, of 2, 4, 8 or 16 workers on 1 Gbit/s: gamma d log2 d, then gathers."""
+    code = published_code()
+    line = code[f"alpha-{workers}"], code[f"beta-{workers}"]
+    gather = AlphaBeta(*line, collective="all_gather", workers=workers)
+    return SparseGather(gather, density, selecting=Log(code["gamma"]))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the paper leaves open of one network's iteration on its cluster.
+
+    compute_s : t_f + t_b; backward : its share; even : share of the backward that is spread over the layers
+        alike, the rest by multiply-adds; units : of the LSTM
+    """
+
+    network: str
+    compute_s: float
+    backward: float = 2 / 3
+    even: float = 0.0
+    units: int = 1500
+
+    def workload(self) -> Workload:
+        """Return one iteration: a layer's tensors become ready together."""
+        sizes, by_work, alike = _shape(self.network, self.units if self.network == LSTM else 0)
+        backward_s = self.compute_s * self.backward
+        shares = (1 - self.even) * by_work + self.even * alike
+        forward_s = self.compute_s - backward_s
+        return Workload.from_arrays(forward_s, backward_s * shares, ELEMENT_BYTES * sizes)
+
+
+@cache
+def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
+    """Return elements of tensors in ready order; shares of the backward by multiply-adds, and by layer."""
+    listed = tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
+    total = sum(layer.multiply_adds for layer in listed)
+    rows = [
+        (size, 0.0 if k else layer.multiply_adds / total, 0.0 if k else 1 / len(listed))
+        for layer in reversed(listed)
+        for k, size in enumerate(layer.tensors[::-1])
+    ]
+    sizes, by_work, alike = zip(*rows, strict=True)
+    return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
+
+
+def breakdown(workload: Workload, plan: FusionPlan, cost: SparseGather) -> dict[str, float]:
+    """Return seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
+    whole_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
+    selection_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
+    parts_s = [workload.forward_s, float(workload.backward_s.sum()), selection_s]
+    shown_s = whole_s - parts_s[0] - parts_s[1] - parts_s[2]
+    parts = dict(zip(PARTS, (*parts_s, shown_s), strict=True))
+    return {**parts, "iteration": whole_s, "messages": len(plan.ends)}
+
+
+def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, float]:
+    """Return the `breakdown` of a setting under a planner."""
+    workload = setting.workload()
+    return breakdown(workload, make_plan(planner, workload, cost), cost)
+
+
+def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
+    """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
+    whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
+    apart_s = messages * float(Log(published_code()["gamma"])(whole / ELEMENT_BYTES / messages, 1))
+    return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
+
+
+def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
+    """Yield every setting of a network under both rules; compute times up to ``topk_s``, evenly spaced."""
+    compute_each_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
+    units = UNITS if network == LSTM else (0,)
+    for case in product(compute_each_s, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):
+        setting = Setting(network, *case)
+        topk, mgs = (planned(setting, PLANS[name], cost) for name in ("TopK", "MGS"))
+        for rule in ("omgs", "omgs:code"):
+            merged = planned(setting, rule, cost)
+            yield {
+                **vars(setting),
+                "rule": rule,
+                "topk_s": topk["iteration"],
+                "mgs_s": mgs["iteration"],
+                "omgs_s": merged["iteration"],
+                "messages": merged["messages"],
+                "topk_exposed_s": topk["exposed"],
+                "omgs_exposed_s": merged["exposed"],
+                "selection_share": merged["selection"] / setting.compute_s,
+            }
