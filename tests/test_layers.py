@@ -118,7 +118,7 @@ def test_sums_are_the_unhooked_times_even_if_hooks_are_slow(
 
 
 def test_resnet18_is_whole_in_order_and_fits_the_store() -> None:
-    """Its FLOPs, two per published multiply-add: the other networks' are counted in test_zoo."""
+    """Its FLOPs, two per published multiply-add: the other networks' are counted in test_networks."""
     profile, samples = profile_layers("resnet18", 2, threads=1, budget=ONCE)
     assert profile.flops.sum() == pytest.approx(2 * 2 * 1.814e9, rel=2e-3)
     sizes = {name: p.numel() for name, p in networks.build("resnet18").named_parameters()}

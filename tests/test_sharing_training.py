@@ -22,15 +22,16 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.clock import Budget
-from ddlkit.run.measure import sharing_training, standin
+from ddlkit.run.measure import standin
+from ddlkit.run.measure import training as training_module
 from ddlkit.run.measure.layers import Training
-from ddlkit.run.measure.sharing_training import (
+from ddlkit.run.measure.standin import Footprint, read_message
+from ddlkit.run.measure.training import (
     SendingTraining,
     Setting,
     chunks_of_messages,
     measure_sending,
 )
-from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -149,7 +150,7 @@ def test_buckets_are_those_of_ddp(sending_of: Any) -> None:
 def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_ready(
     sending_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing_training, "ddp", plan.none)
+    monkeypatch.setattr(training_module, "ddp", plan.none)
     sending = sending_of("lenet5")
     training = sending.training
     assert len(sending.sizes) == 10

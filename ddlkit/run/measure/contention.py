@@ -11,18 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
+from ddlkit.run.clock import (
+    Budget,
+    Floats,
+    Marks,
+    measure_interleaved,
+    measure_on,
+    sample_rows,
+    timed,
+)
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Unavailable, all_or_partial
@@ -105,14 +111,14 @@ def kernel_rows(
     return sample_rows({**labels, **_NONE, **beside}, seconds)
 
 
-# -- in rounds -----------------------------------------------------------------------------------
+# -- in turn -------------------------------------------------------------------------------------
 
 # Of what is this quick there are samples enough for an interval of the median that says something.
 QUICK_S, QUICK_REPEATS = 0.05, 20
 LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took turns
 
 
-def rounds(
+def in_turn(
     name: str,
     scale: Scale,
     device: torch.device,
@@ -120,65 +126,66 @@ def rounds(
     ways: Sequence[Any],
     budget: Budget,
 ) -> Iterator[pd.DataFrame]:
-    """Yield rows of a kernel alone and beside its neighbour in each of ``ways``, a sample of each a round.
+    """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
 
-    So drift meets all alike, and what has been measured when one fails is kept. Each way is tried first:
-    from the first that fails, or whose neighbour does not run at the same time, none is measured.
-
-    budget : max_repeats rounds; those that start after max_s are only of what has fewer than min_repeats
-        samples, or than QUICK_REPEATS if it takes less than QUICK_S
+    Each way is tried first: from the first that fails, or whose neighbour does not run at the same time, none
+    is measured. Of a kernel that takes less than QUICK_S there are at least QUICK_REPEATS samples.
 
     Raises, at the end, what the failing one did; at once, if it was the first.
     """
     kernel = None if name == IDLE else kernels(scale)[name]
     compute = kernel.on(device) if kernel else neighbour.idle
     compute()  # loads and allocates what cannot be while the neighbour runs
-    tried_s: dict[Any, float] = {None: _passage(neighbour, None, compute)[0]}
+    reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
+
+    def passage(way: Any) -> Marks:
+        marks, read = neighbour.beside(way, compute)
+        reads[way].append(read)
+        return marks
+
+    torch.cuda.synchronize()
+    alone_s = float(passage(None).seconds()[-1])
     failed: Exception | None = None
     for way in ways:
+        reads[way] = []
         try:
-            tried_s[way] = _together(neighbour, way, compute, tried_s[None])
+            _try(passage, way, reads[way], alone_s, neighbour.chances)
         except Exception as error:
             if way == ways[0]:
                 raise
             failed = error
+            del reads[way]
             break
-    quick = max(budget.min_repeats, QUICK_REPEATS)
-    fewest = {way: quick if s < QUICK_S else budget.min_repeats for way, s in tried_s.items()}
-    begin_s = perf_counter()
-    for sample in range(budget.max_repeats):
-        late = perf_counter() - begin_s >= budget.max_s
-        frames = []
-        for way in (way for way in tried_s if not late or sample < fewest[way]):
-            seconds, seen = _passage(neighbour, way, compute)
-            columns = seen if way is None else seen | neighbour.columns(way)
-            frames.append(kernel_rows(name, kernel, columns, [seconds]))
-        if not frames:
-            break
-        yield pd.concat(frames, ignore_index=True).assign(sample=sample)
+    if alone_s < QUICK_S and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
+        budget = replace(budget, min_repeats=QUICK_REPEATS)
+    actions = {way: partial(passage, way) for way in reads}
+    samples = measure_interleaved(actions, budget, synchronize=torch.cuda.synchronize)
+    for way, seconds in samples.items():
+        seen = [read() for read in reads[way][-len(seconds) :]]
+        rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
+        shares = {"overlap_share": [traffic.overlap_share for traffic in seen]}
+        company = neighbour.columns(way) if way else {}
+        yield kernel_rows(name, kernel, {"ranks": 1, **rates, **shares, **company}, seconds)
     if failed:
         raise failed
 
 
-def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[str, Any]]:
-    """Return seconds of one computation, and what was seen beside it, as columns."""
-    torch.cuda.synchronize()
-    marks, read = neighbour.beside(way, compute)
-    torch.cuda.synchronize()
-    seen = {"bytes_per_s": read().bytes_per_s, "overlap_share": read().overlap_share}
-    return float(marks.seconds()[-1]), {"ranks": 1, **seen}
-
-
-def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
-    """Return seconds of a first computation. Raises UserError where it took turns with its neighbour.
+def _try(
+    passage: Callable[[Any], Marks],
+    way: Any,
+    reads: Sequence[Callable[[], Traffic]],
+    alone_s: float,
+    chances: int,
+) -> None:
+    """Raise UserError where a kernel takes turns with its neighbour, at every chance.
 
     A profiler does that, and a GPU with one queue: each passage would last as long as the neighbour can.
     """
-    for _ in range(neighbour.chances):
-        seconds, seen = _passage(neighbour, way, compute)
-        share = seen["overlap_share"]
+    for _ in range(chances):
+        seconds = float(passage(way).seconds()[-1])
+        share = reads[-1]().overlap_share
         if share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
-            return seconds
+            return
     raise taking_turns("a kernel", way, seconds, alone_s, share)
 
 
@@ -220,7 +227,7 @@ class CopyEngine:
             host = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             there = host.to(device)
             self._ends[way] = (there, host) if way == "h2d" else (host, there)
-        self._alone = self._last = timed(self.idle, device)()
+        self._last = timed(self.idle, device)()
         copies = (partial(self._copy, way) for way in DIRECTIONS)
         self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
 
@@ -236,8 +243,7 @@ class CopyEngine:
         """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
         current = torch.cuda.current_stream(self._device)
         directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
-        compute_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
-        copying_s = max(LEAST_COPIES_S, AS_LONG * compute_s)
+        copying_s = max(LEAST_COPIES_S, AS_LONG * float(self._last.seconds()[-1]))
         line, inside = Marks(self._device), Marks(self._device)
         line.mark()
         for direction in directions:
@@ -257,7 +263,6 @@ class CopyEngine:
         inside.mark()
         line.mark()
         self._last = inside
-        self._alone = self._alone if way else inside
         return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
 
     def _copy(self, way: str) -> None:
@@ -305,7 +310,7 @@ def measure_beside(
     what = f"{', '.join(names)} beside communication"
     with compute_on(what, device) as place, torch.no_grad():
         neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        each = (rounds(name, scale, place, neighbour, ways, budget) for name in names)
+        each = (in_turn(name, scale, place, neighbour, ways, budget) for name in names)
         return all_or_partial("contention", itertools.chain.from_iterable(each))
 
 
@@ -335,41 +340,3 @@ def footprints(brief: bool) -> list[Footprint]:
     limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
     grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]
     return grid + [Footprint(blocks, 512, 0.0, FIFO_BYTES) for blocks in BLOCKS]
-
-
-# -- by what communication can be given more or less ----------------------------------------------
-
-# Variables that NCCL reads, and options of a communicator, each since which version.
-_CONTROLS: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
-    **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
-    "NCCL_LAUNCH_ORDER_IMPLICIT": (2, 26),
-    **dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), (2, 17)),
-}
-
-
-def offered() -> pd.DataFrame:
-    """Return table ``controls``: what this installation offers (sharing Fig 1), and why not the rest."""
-    rows = [
-        ("environment" if name.isupper() else "communicator", name, _lacking(name, since))
-        for name, since in _CONTROLS.items()
-    ]
-    unused = "torch does not pass it on, and nothing here needs it"
-    rows.append(("call", "nccl4py NCCLCollConfig", unused))  # as the paper gave NCCL one of its own
-    table = pd.DataFrame(rows, columns=["level", "control", "reason"])
-    outcome = np.where(table["reason"] == "none", "offered", "absent")
-    no_call = {"asked_blocks": 0, "taken_blocks": 0, "taken_threads": 0}
-    return table.assign(outcome=outcome, operation="none", **no_call)
-
-
-def _lacking(control: str, since: tuple[int, int]) -> str:
-    """Return why a variable, or an option, is not there; "none" if it is."""
-    if not dist.is_nccl_available():
-        return f"torch {torch.__version__} has no NCCL"
-    version: tuple[int, ...] = torch.cuda.nccl.version()
-    if version[:2] < since:
-        there, needed = (".".join(map(str, numbers)) for numbers in (version, since))
-        return f"NCCL {there} is older than {needed}"
-    options: Any = dist.ProcessGroupNCCL.Options()
-    offered = control.isupper() or hasattr(getattr(options, "config", None), control)
-    return "none" if offered else f"torch {torch.__version__} does not pass it on"

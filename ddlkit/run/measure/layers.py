@@ -36,17 +36,28 @@ from ddlkit.run.sessions import ran_out_of_memory, say
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 
 
-class Training:
-    """A network in training on one fixed batch."""
+def _nothing() -> None:
+    pass
 
-    def __init__(self, network: str, batch: int, device: torch.device, precision: str) -> None:
-        self.model = networks.build(network).to(device)
+
+class Training:
+    """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
+
+    def __init__(
+        self,
+        network: str,
+        batch: int,
+        device: torch.device,
+        precision: str,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.model = model or networks.build(network).to(device)
         self.inputs, self.labels = networks.sample_batch(network, batch, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
         # Rate 0 is the same arithmetic, but the weights stay put: every repeat computes the same.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
 
-    def iterate(self, mark: Callable[[], object]) -> None:
+    def iterate(self, mark: Callable[[], object] = _nothing) -> None:
         """Do an iteration; ``mark`` is called at its start and after forward, backward and update."""
         mark()
         with self.autocast:
@@ -254,10 +265,10 @@ def _graph(training: Training) -> dict[str, Floats]:
         with torch.cuda.stream(
             stream
         ):  # libraries make themselves at home in each stream they meet
-            training.iterate(lambda: None)
+            training.iterate()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
-            training.iterate(lambda: None)
+            training.iterate()
         seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
     except RuntimeError as error:
         say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")

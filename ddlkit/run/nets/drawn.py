@@ -1,13 +1,11 @@
-"""Two small data sets that are drawn, not downloaded; the same seed draws the same.
+"""A small data set that is drawn, not downloaded; the same seed draws the same.
 
-Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance. Of a text
-can be learned: which word may follow; number, over a relative clause if there is one; the topic, which lasts
-for some sentences; and which verb a noun prefers.
+Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +13,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Pattern = Callable[[Floats, Floats], NDArray[np.bool_]]
 Random = np.random.Generator
-
-# -- pictures ----------------------------------------------------------------------------------
 
 SIDE = 56
 NOISE = 0.06  # standard deviation; brightness goes from 0 to 1
@@ -89,67 +85,3 @@ def _put(
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:
     return x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
-
-
-# -- sentences ---------------------------------------------------------------------------------
-
-TOPICS, NOUNS, VERBS = 8, 8, 4
-STAYS = 0.9  # that the next sentence has the same topic
-DESCRIBED, CLAUSE, OBJECT = 0.4, 0.2, 0.7  # a noun has an adjective, a clause; a verb an object
-PREFERRED = 0.7  # that a verb is the one that its noun prefers
-
-DETERMINERS = (("the", "a", "this"), ("the", "some", "these"))  # of one, of several
-ADJECTIVES = [
-    *("old", "new", "big", "small", "red", "blue", "fast", "slow"),
-    *("warm", "cold", "high", "low", "soft", "hard", "near", "far"),
-]
-WORDS = (
-    *(".", "that", "the", "a", "this", "some", "these"),
-    *ADJECTIVES,
-    *(f"noun{t}.{n}{end}" for t in range(TOPICS) for n in range(NOUNS) for end in ("", "s")),
-    *(f"verb{t}.{n}{end}" for t in range(TOPICS) for n in range(VERBS) for end in ("s", "")),
-)
-"""The vocabulary: nouns and verbs by topic, number within it, and form."""
-_PLACE = {word: place for place, word in enumerate(WORDS)}
-_NOUN, _VERB = _PLACE["noun0.0"], _PLACE["verb0.0s"]
-_ZIPF = 1 / np.arange(1, NOUNS + 1)
-
-
-def draw_text(count: int, seed: int) -> NDArray[np.int64]:
-    """Return the first ``count`` words, as places in WORDS, of the text of that seed."""
-    random = np.random.default_rng(seed)
-    words: list[int] = []
-    topic = int(random.integers(TOPICS))
-    while len(words) < count:
-        if random.random() > STAYS:
-            topic = int(random.integers(TOPICS))
-        words += [*_clause(topic, random), _PLACE["."]]
-    return np.array(words[:count], dtype=np.int64)
-
-
-def _clause(topic: int, random: Random) -> Iterator[int]:
-    """Yield subject, verb and perhaps an object."""
-    noun, several = yield from _phrase(topic, random)
-    if random.random() < CLAUSE:
-        yield _PLACE["that"]
-        yield _verb(topic, noun, several, random)
-        yield from _phrase(topic, random)
-    yield _verb(topic, noun, several, random)
-    if random.random() < OBJECT:
-        yield from _phrase(topic, random)
-
-
-def _phrase(topic: int, random: Random) -> Generator[int, None, tuple[int, int]]:
-    """Yield determiner, perhaps an adjective, and a noun; return which noun, and whether it is several."""
-    several, noun = int(random.integers(2)), int(random.choice(NOUNS, p=_ZIPF / _ZIPF.sum()))
-    yield _PLACE[DETERMINERS[several][int(random.integers(3))]]
-    if random.random() < DESCRIBED:
-        yield _PLACE[ADJECTIVES[int(random.integers(len(ADJECTIVES)))]]
-    yield _NOUN + 2 * (topic * NOUNS + noun) + several
-    return noun, several
-
-
-def _verb(topic: int, noun: int, several: int, random: Random) -> int:
-    preferred = random.random() < PREFERRED
-    number = noun % VERBS if preferred else int(random.integers(VERBS))
-    return _VERB + 2 * (topic * VERBS + number) + several
