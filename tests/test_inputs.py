@@ -23,7 +23,7 @@ STORED = ("jpeg", "raw")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("inputs")
-    table = speed.measure_inputs("cpu", place, (80, 60), 2, 32, BRIEF)
+    table = speed.measure_inputs(place, (80, 60), 2, 32, BRIEF)
     assert not list(place.iterdir())  # no pictures stay
     return store.save_table(table["inputs"], place, "inputs-x", schema="inputs", command=[])
 
@@ -67,7 +67,7 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
 def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     with pytest.raises(UserError, match="cannot "):
-        speed.measure_inputs("cpu", tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
+        speed.measure_inputs(tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
     with pytest.raises(UserError, match="no training with pictures in"):
         figures.parts(tmp_path)
     with pytest.raises(UserError, match="no decode of jpeg by 3 ranks: measure input again"):

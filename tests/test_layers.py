@@ -180,24 +180,11 @@ def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
         profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
 
 
-def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse() -> None:
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
-
-    monkeypatch.setattr(torch.cuda, "Stream", refuse)
-    assert not layers._graph(layers.Training("lenet5", 2, torch.device("cpu"), "fp32"))
-    assert capsys.readouterr().err.endswith("when stream is capturing\n")
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-@pytest.mark.parametrize("network", ["resnet18", "vit_b_16", "alexnet"])
-def test_a_graph_is_made_of_every_kind_of_layer(network: str, precision: str) -> None:
-    """Of normalisation, attention and dropout each: what a graph cannot hold is seen here first."""
-    profile, samples = profile_layers(network, 8, device="cuda", precision=precision, budget=FEW)
+def test_a_gpu_is_timed_by_its_own_clock(precision: str) -> None:
+    profile, samples = profile_layers("vit_b_16", 8, "cuda", precision, FEW)
     median = samples.groupby("quantity")["seconds"].median()
-    assert median["issue"] > 0 and median["graph_iteration"] > 0
+    assert median["issue"] > 0
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)

@@ -80,7 +80,7 @@ def test_points_have_every_way_at_every_density_but_after_memory_ran_out(
             raise RuntimeError("CUDA out of memory. Tried to allocate")
         return None
 
-    monkeypatch.setitem(selection.WAYS, "topk_sorted", topk)
+    monkeypatch.setitem(selection.WAYS, "topk_unsorted", topk)
     once = Budget(warmup=0, min_repeats=1, max_repeats=1)
     with pytest.raises(Partial, match="out of memory") as raised:
         selection.measure_selection("cpu", 1_000, (1e-3, 0.1), once)

@@ -27,7 +27,6 @@ from ddlkit.run.clock import (
     measure_interleaved,
     measure_on,
     sample_rows,
-    timed,
 )
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
@@ -48,7 +47,6 @@ class Scale:
 
 PAPER = Scale(images=64, side=224, product=8192, attention=(4, 32, 4096, 128))
 TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
-IDLE = "idle"  # no kernel: what the communication does by itself
 
 
 @dataclass(frozen=True)
@@ -102,11 +100,10 @@ _NONE: dict[str, Any] = {
 
 
 def kernel_rows(
-    name: str, kernel: Kernel | None, beside: Mapping[str, Any], seconds: Any
+    name: str, kernel: Kernel, beside: Mapping[str, Any], seconds: Floats
 ) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    shape = "x".join(map(str, kernel.shape)) if kernel else "none"
-    dtype = str(kernel.dtype).removeprefix("torch.") if kernel else "none"
+    shape, dtype = "x".join(map(str, kernel.shape)), str(kernel.dtype).removeprefix("torch.")
     labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
     return sample_rows({**labels, **_NONE, **beside}, seconds)
 
@@ -133,8 +130,8 @@ def in_turn(
 
     Raises, at the end, what the failing one did; at once, if it was the first.
     """
-    kernel = None if name == IDLE else kernels(scale)[name]
-    compute = kernel.on(device) if kernel else neighbour.idle
+    kernel = kernels(scale)[name]
+    compute = kernel.on(device)
     compute()  # loads and allocates what cannot be while the neighbour runs
     reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
 
@@ -214,7 +211,7 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 class CopyEngine:
     """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
 
-    How many follows from the time of one, and of what was last computed.
+    How many follows from the time of one, and of what was last computed alone.
     """
 
     chances = 3  # where a computation was held up, copies end too early
@@ -227,7 +224,6 @@ class CopyEngine:
             host = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             there = host.to(device)
             self._ends[way] = (there, host) if way == "h2d" else (host, there)
-        self._last = timed(self.idle, device)()
         copies = (partial(self._copy, way) for way in DIRECTIONS)
         self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
 
@@ -235,20 +231,16 @@ class CopyEngine:
         """Return which way is copied, as columns of table ``contention``."""
         return {"communication": f"copy_engine_{way}"}
 
-    def idle(self) -> None:
-        """Compute nothing for about two milliseconds."""
-        torch.cuda._sleep(2 * HOLD_CYCLES)
-
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
         current = torch.cuda.current_stream(self._device)
         directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
-        copying_s = max(LEAST_COPIES_S, AS_LONG * float(self._last.seconds()[-1]))
         line, inside = Marks(self._device), Marks(self._device)
         line.mark()
         for direction in directions:
             self._streams[direction].wait_stream(current)
         for direction in directions:
+            copying_s = max(LEAST_COPIES_S, AS_LONG * float(self._alone.seconds()[-1]))
             with torch.cuda.stream(self._streams[direction]):
                 line.mark()
                 for number in range(1 + math.ceil(copying_s / self._copy_s)):
@@ -262,7 +254,8 @@ class CopyEngine:
         compute()
         inside.mark()
         line.mark()
-        self._last = inside
+        if way is None:
+            self._alone = inside
         return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
 
     def _copy(self, way: str) -> None:
@@ -301,7 +294,7 @@ def measure_beside(
 ) -> pd.DataFrame:
     """Return table ``contention``: kernels alone and beside the stand-in, or the copy engine, in turn.
 
-    names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
+    names : of `kernels`; ways : footprints of the stand-in, or some of WAYS that copies go
 
     Raises UserError where not even the first way can be measured, Partial where a later one cannot.
     """
@@ -318,7 +311,7 @@ def cases(device: str, brief: bool) -> Iterator[Case]:
     """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
     names, scale, budget = _BRIEF if brief else _LONG
     on_gpu = device == "cuda"
-    for name in (*names, IDLE) if on_gpu else names[:1]:
+    for name in names if on_gpu else names[:1]:
         measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
         yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
 

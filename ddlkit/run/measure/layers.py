@@ -33,8 +33,6 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import ran_out_of_memory, say
 
-GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
-
 
 def _nothing() -> None:
     pass
@@ -164,7 +162,7 @@ def profile_layers(
 
     Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
     without hooks; and the samples as a table. On a GPU quantity "issue" is when the host had asked for all of
-    an unhooked iteration, "graph_iteration" as of `_graph`.
+    an unhooked iteration.
 
     Raises UserError for an unknown network, a batch below 1, and as `compute_on`.
     """
@@ -174,7 +172,6 @@ def profile_layers(
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
         on_gpu = {"issue": issue} if place.type == "cuda" else {}
-        on_gpu |= _graph(training) if on_gpu and not me else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     quantities = {
@@ -252,28 +249,6 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
     marks = [np.array([run.seconds() for run in runs[-repeats:]]) for runs in (plain, watched)]
     return marks[0], marks[1], np.array(issue_s[-repeats:])
-
-
-def _graph(training: Training) -> dict[str, Floats]:
-    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
-
-    None can of a network that waits for the GPU within, or where its own memory is not there.
-    """
-    try:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # libraries make themselves at home in each stream they meet
-            training.iterate()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            training.iterate()
-        seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
-    except RuntimeError as error:
-        say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
-        return {}
-    return {"graph_iteration": seconds}
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,6 @@ def _topk(magnitudes: Tensor, k: int) -> Tensor:
 # -- measuring ---------------------------------------------------------------------------------
 
 WAYS: dict[str, Callable[[Tensor, int], object]] = {
-    "topk_sorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=True),
     "topk_unsorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=False),
     "tournament": tournament,
 }

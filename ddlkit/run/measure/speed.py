@@ -208,36 +208,29 @@ def prepared(content: bytes, side: int) -> torch.Tensor:
 
 
 def measure_inputs(
-    device: str, directory: Path, shape: WidthHeight, batch: int, side: int, budget: Budget
+    directory: Path, shape: WidthHeight, batch: int, side: int, budget: Budget
 ) -> Tables:
     """Return table ``inputs``: seconds of a batch, each part with nothing else going on.
 
-    Quantities are a cold "read", "decode" on one core, and to a GPU "h2d", from pinned memory. Raises Partial
-    with the rest where nothing can be cold, UserError for no room in ``directory``.
+    Quantities are a cold "read", and "decode" on one core. Raises Partial without the first where nothing can
+    be cold, UserError for no room in ``directory``.
     """
     try:
         with scratch(directory) as place:
-            made = _frames(torch.device(device), stored(place, shape, batch), side, budget)
+            made = _frames(stored(place, shape, batch), side, budget)
             return {"inputs": all_or_partial("inputs", made)}
     except OSError as error:
         why = f"cannot store pictures in {directory}: {error.strerror}"
         raise UserError(f"{why}: choose another --out") from None
 
 
-def _frames(
-    device: torch.device, paths: Sequence[Path], side: int, budget: Budget
-) -> Iterator[pd.DataFrame]:
+def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.DataFrame]:
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
     labels = {"device": "cpu", "stored": "jpeg", "batch": len(paths), "bytes": n_bytes, "ranks": 1}
     seconds = measure(lambda: [prepared(content, side) for content in contents], budget)
     what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
     yield sample_rows(labels | what, seconds)
-    if device.type == "cuda":
-        images = torch.stack([prepared(content, side) for content in contents]).pin_memory()
-        seconds = measure_on(device, partial(images.to, device, non_blocking=True), budget)
-        what |= {"quantity": "h2d", "how": "pinned", "device": device.type, "stored": "float32"}
-        yield sample_rows(labels | what | {"bytes": images.nbytes}, seconds)
     from_disk: list[int] = []
 
     def read_all() -> None:

@@ -39,7 +39,6 @@ BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
 PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
 HOLD_S = 1e-3  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
-IDLE_S = 2e-3
 
 # 16 bytes a load, 2 x 10 loads under way: 94 registers on sm_90 (NVRTC 13.0), as NCCL's kernel has 96.
 UNROLL = 10
@@ -169,10 +168,6 @@ class GpuStandIn:
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
         return marks, functools.partial(_read, record, chunk_bytes)
-
-    def idle(self) -> None:
-        """Compute nothing for IDLE_S, to see the communication by itself."""
-        self._gate.launch(1, 1, [self.record(0), _OPENED, 0, int(IDLE_S * _NS), 0, 0])
 
     def join(self) -> None:
         """Let torch's current stream go on only when all that was sent has ended."""

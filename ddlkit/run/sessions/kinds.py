@@ -208,9 +208,9 @@ def memory_copies(here: Here, budget: Budget, sizes: Sequence[int] = ()) -> Iter
 def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
-    """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
+    """Reading and decoding, each with nothing else going on."""
     what = ((width, height), batch, side, budget)
-    measure = partial(measuring("speed").measure_inputs, here.device, here.out, *what)
+    measure = partial(measuring("speed").measure_inputs, here.out, *what)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
