@@ -1,8 +1,7 @@
 """Kernels beside NCCL itself where there is one GPU: two ranks in one process, both on it.
 
-Rows as beside the stand-in; each rank runs a kernel of its own, so twice the blocks are taken. NCCL allows it
-from 2.30.3 on, as an experiment, and hangs where both kernels do not find room at the same time: every
-setting has a process of its own, which is ended when its time is up.
+Each rank runs a kernel of its own, so twice the blocks are taken. NCCL hangs where both do not find room at
+the same time: every setting has a process of its own, which is ended when its time is up.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from ddlkit.run.sessions import Unavailable, all_or_partial
 
 RANKS = 2
 OLDEST = 23003  # 2.30.3
-LIBRARY = "DDLKIT_NCCL"
+LIBRARY = "DDLKIT_NCCL"  # names one; else that of torch's wheels is taken, or of the system
 LIMIT_S = 60.0  # for each setting: more is a hang
 SETTINGS = ((1, 64), (2, 256), (4, 512), (8, 512))
 VARIABLES = {
@@ -58,8 +57,10 @@ _FLOAT32, _SUM = 7, 0  # ncclDataType_t, ncclRedOp_t
 class Nccl:
     """One libnccl, bound to itself even where torch has loaded another. Raises Unavailable without it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self) -> None:
         mode = os.RTLD_NOW | os.RTLD_LOCAL | getattr(os, "RTLD_DEEPBIND", 0)
+        in_torchs = map(str, in_wheels("nccl/lib/libnccl.so.2"))
+        path = os.environ.get(LIBRARY) or next(in_torchs, "libnccl.so.2")
         try:
             self._library = ctypes.CDLL(path, mode=mode)
             for words in (self._library.ncclGetErrorString, self._library.ncclGetLastError):
@@ -75,30 +76,24 @@ class Nccl:
             raise UserError(f"{name}: {what}: {why}")
 
 
-def library() -> str:
-    """Return the library that DDLKIT_NCCL names, or else the one in torch's wheels, or its plain name."""
-    in_torchs = map(str, in_wheels("nccl/lib/libnccl.so.2"))
-    return os.environ.get(LIBRARY) or next(in_torchs, "libnccl.so.2")
-
-
 def unavailable() -> str:
     """Return why NCCL cannot have two ranks on one GPU here; "" if it may."""
     number = c_int()
     try:
-        Nccl(library()).call("ncclGetVersion", byref(number))
+        Nccl().call("ncclGetVersion", byref(number))
     except UserError as error:
         return str(error)
-    if (version := number.value) >= OLDEST:
+    if number.value >= OLDEST:
         return ""
-    lacks = f"NCCL {version // 10000}.{version // 100 % 100}.{version % 100} has no two ranks on one GPU"
-    return f"{lacks}, 2.30.3 does: name its libnccl.so.2 by {LIBRARY}"
+    lacks = f"NCCL {number.value} has no two ranks on one GPU"
+    return f"{lacks}, {OLDEST} (2.30.3) does: name its libnccl.so.2 by {LIBRARY}"
 
 
 class TwoRanks:
     """Two ranks of NCCL on one device. Raises UserError where it fails, and where its sums are wrong."""
 
-    def __init__(self, nccl: Nccl, device: torch.device, message_bytes: int) -> None:
-        self._nccl, self._device = nccl, device
+    def __init__(self, device: torch.device, message_bytes: int) -> None:
+        self._nccl, self._device = Nccl(), device
         self.wait = clock.synchronizer(device)
         self.wait()  # makes torch's context, which NCCL then finds
         count = RANKS if device.type == "cuda" else 0
@@ -107,7 +102,7 @@ class TwoRanks:
         self.messages = [*first[:, None].repeat(1, message_bytes // 4)]
         self._communicators = (c_void_p * RANKS)()
         devices = (c_int * RANKS)(*[device.index or 0] * RANKS)
-        nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
+        self._nccl.call("ncclCommInitAll", self._communicators, RANKS, devices)
         self.post()
         self.wait()
         if not all(bool((message == 1 + RANKS).all()) for message in self.messages):
@@ -149,15 +144,11 @@ class OneGpuSettings:
 
 
 def measure_on_one_gpu(
-    pairs: Sequence[tuple[int, int]],
-    settings: OneGpuSettings,
-    *,
-    on_gpu: bool = True,
-    limit_s: float = LIMIT_S,
+    pairs: Sequence[tuple[int, int]], settings: OneGpuSettings, on_gpu: bool = True
 ) -> Tables:
     """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
 
-    pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after ``limit_s``
+    pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after LIMIT_S
 
     Raises Unavailable where NCCL is too old, UserError where the first pair fails, Partial where a later one.
     """
@@ -167,7 +158,7 @@ def measure_on_one_gpu(
     def under(blocks: int, threads: int) -> pd.DataFrame:
         asked = {"NCCL_MIN_CTAS": blocks, "NCCL_MAX_CTAS": blocks, "NCCL_NTHREADS": threads}
         variables = VARIABLES | {name: str(count) for name, count in asked.items()}
-        how: Any = {"place": Loopback(name="one-gpu", variables=variables), "timeout_s": limit_s}
+        how: Any = {"place": Loopback(name="one-gpu", variables=variables), "timeout_s": LIMIT_S}
         how |= {"join": {"backend": "gloo", "on_gpu": on_gpu}}
         rows: pd.DataFrame = launch.launch(one_gpu_job, settings, ranks=1, **how)["contention"]
         return rows
@@ -181,21 +172,20 @@ def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
 
     Kernels that took turns with the messages are left out. Raises UserError where all did.
     """
-    measured = False
+    refused: list[UserError] = []
     with compute_on("two ranks of NCCL", me.device), torch.no_grad():
-        ranks = TwoRanks(Nccl(library()), me.device, settings.message_bytes)
+        ranks = TwoRanks(me.device, settings.message_bytes)
         for name in settings.names:
             rows = beside(me.device, name, settings, ranks)
             alone_s, beside_s = rows.groupby("communication", sort=False)["seconds"].median()
             share = float(rows["overlap_share"].max())
             if share >= LEAST_OVERLAP:
-                measured = True
                 yield {"contention": rows}
-            else:
-                why = taking_turns(name, "two ranks", beside_s, alone_s, share)
-                me.say(str(why))
-    if not measured:
-        raise why
+                continue
+            refused.append(taking_turns(name, "two ranks", beside_s, alone_s, share))
+            me.say(str(refused[-1]))
+    if len(refused) == len(settings.names):
+        raise refused[-1]
 
 
 def beside(
@@ -211,11 +201,7 @@ def beside(
     alone = clock.timed(compute, device)
     measure = partial(clock.measure_interleaved, synchronize=ranks.wait, setup=ranks.reset)
 
-    def message() -> None:
-        ranks.post()
-        ranks.join()
-
-    def both() -> Marks:
+    def both(count: int) -> Marks:
         ranks.post(count)
         if device.type == "cuda":
             torch.cuda._sleep(contention.HOLD_CYCLES)
@@ -223,18 +209,25 @@ def beside(
         ranks.join()
         return marks
 
+    def message() -> None:
+        ranks.post()
+        ranks.join()
+
     few = measure({"kernel": alone, "message": message}, Budget(1, 3, 3))
     kernel_s, message_s = (float(np.median(seconds)) for seconds in few.values())
     count = 1 + math.ceil(AS_LONG * kernel_s / message_s)
-    samples = measure({"none": alone, "both": both}, settings.budget)
+    together = partial(both, count)
+    samples = measure({"none": alone, "both": together}, settings.budget)
     ranks.reset()
-    seen = read_trace(json.loads(clock.chrome_trace(both, device)))
+    seen = read_trace(json.loads(clock.chrome_trace(together, device)))
     sent_bytes = count * settings.message_bytes * bus_factor("all_reduce", RANKS)
     seen |= {"communication": "nccl_one_gpu", "bytes_per_s": sent_bytes / seen.pop("messages_s")}
     blocks, threads = (int(os.environ[name]) for name in ("NCCL_MAX_CTAS", "NCCL_NTHREADS"))
     asked = {"ranks": RANKS, "blocks": blocks, "threads": threads}
-    each = {"none": asked, "both": asked | seen}
-    frames = [kernel_rows(name, kernel, each[who], samples[who]) for who in each]
+    frames = [
+        kernel_rows(name, kernel, asked, samples["none"]),
+        kernel_rows(name, kernel, asked | seen, samples["both"]),
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
@@ -249,15 +242,13 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     if not (messages and computed):
         seen_both = f"{len(messages)} messages and {len(computed)} computations"
         raise UserError(f"the profiler saw {seen_both}: that they ran together is not proven")
-    message, compute = (
-        np.array([(event.start_s, event.end_s) for event in of]) for of in (messages, computed)
-    )
-    union = np.concatenate([message, compute])
-    sent_s, computed_s, either_s = (np.diff(merge(of)).sum() for of in (message, compute, union))
+    groups = messages, computed, messages + computed
+    times = [np.array([(event.start_s, event.end_s) for event in group]) for group in groups]
+    sent_s, computed_s, either_s = (np.diff(merge(each)).sum() for each in times)
     how = messages[0].args
     return {
         "overlap_share": max(0.0, float((sent_s + computed_s - either_s) / computed_s)),
-        "messages_s": float(message[:, 1].max() - message[:, 0].min()),
+        "messages_s": float(np.ptp(times[0])),
         "taken_blocks": math.prod(how.get("grid", [0])),
         "taken_threads": math.prod(how.get("block", [0])),
         "registers": int(how.get("registers per thread", 0)),

@@ -6,7 +6,7 @@ does: it reads two buffers and writes their sum to a third. The rate counts the 
 message's bytes would be; memory moves three times as many.
 
 Not faithful: NCCL's buffers live largely in the L2 cache (as these do with ``fifo_bytes``), and nobody waits
-for a peer: at full speed an upper bound of what communication does to its neighbour, at a link's rate fair.
+for a peer: at full speed it is an upper bound, at a link's rate fair.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ CLUSTER = 4
 BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
-PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
-HOLD_S = 1e-3  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
+PATIENCE_NS = 50_000_000  # for the stand-in to start, before the computation does
+HOLD_NS = (
+    1_000_000  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
+)
 
 # 16 bytes a load, 2 x 10 loads under way: 94 registers on sm_90 (NVRTC 13.0), as NCCL's kernel has 96.
 UNROLL = 10
@@ -120,9 +122,9 @@ class GpuStandIn:
     def columns(self, footprint: Footprint) -> dict[str, Any]:
         """Return what the kernel takes, as columns of table ``contention``."""
         return {
-            "communication": "standin",
             "blocks": footprint.blocks,
             "threads": footprint.threads,
+            "communication": "standin",
             "taken_blocks": footprint.blocks,
             "taken_threads": nccl_threads(footprint.threads),
             "bytes_per_s_asked": footprint.bytes_per_s,
@@ -152,17 +154,14 @@ class GpuStandIn:
             self._send.launch(*shape, arguments, self.columns(footprint)["cluster"])
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
-        """Start communicating, then compute, then stop; without a footprint, compute alone.
-
-        ``compute`` must have run before: what it loads may wait for an idle GPU. Nothing here waits for it.
-        """
-        blocks = footprint.blocks if footprint else 0
-        chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
-        record, marks = self.record(blocks), Marks("cuda")
+        """Start communicating, then compute, which must have run before, then stop; or compute alone."""
+        blocks, chunk_bytes, record = 0, 0, self.record(0)
         if footprint:
+            blocks, chunk_bytes = footprint.blocks, self.chunk_bytes(footprint.threads)
+            record = self.record(blocks)
             self.send(footprint, 2**63 - 1, record)
-        hold_ns, patience_ns = int(HOLD_S * _NS), int(PATIENCE_S * _NS)
-        self._gate.launch(1, 1, [record, _OPENED, blocks, hold_ns, patience_ns, 0])
+        marks = Marks("cuda")
+        self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
         marks.mark()
@@ -221,7 +220,7 @@ class _Launch(ctypes.Structure):
 
 
 class CudaFunction:
-    """A function of the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
+    """A function on the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
 
     def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
         self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
@@ -231,13 +230,7 @@ class CudaFunction:
         _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes)
         self.registers = count.value
 
-    def launch(
-        self,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[torch.Tensor | int | float],
-        cluster: int = 1,
-    ) -> None:
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Any], cluster: int = 1) -> None:
         """Put the function into torch's current stream.
 
         arguments : tensors go as addresses, and live until it has ended; ints as 64 bits without sign
@@ -246,19 +239,11 @@ class CudaFunction:
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
         attributes[1].id, attributes[1].value[0] = _CLUSTER_POLICY, _SPREAD
-        how = _Launch(
-            grid=(blocks, 1, 1),
-            block=(threads, 1, 1),
-            shared_bytes=self._shared_bytes,
-            stream=torch.cuda.current_stream().cuda_stream,
-            attributes=attributes,
-            n_attributes=len(attributes) if cluster > 1 else 0,
-        )
-        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
-        values: list[Any] = [
-            c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else kinds[type(x)](x)
-            for x in arguments
-        ]
+        grid, block, stream = (blocks, 1, 1), (threads, 1, 1), torch.cuda.current_stream()
+        given = attributes, len(attributes) if cluster > 1 else 0
+        how = _Launch(grid, block, self._shared_bytes, stream.cuda_stream, *given)
+        kinds = {int: c_uint64, float: c_double, torch.Tensor: lambda x: c_void_p(x.data_ptr())}
+        values = [kinds[type(argument)](argument) for argument in arguments]
         places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
 

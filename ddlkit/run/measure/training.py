@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,8 +33,16 @@ from ddlkit.core.plan import ddp
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run import clock
-from ddlkit.run.clock import Budget, Marks, chrome_trace, measure, measure_on, synchronizer
+from ddlkit.run.clock import (
+    Budget,
+    Marks,
+    chrome_trace,
+    measure,
+    measure_interleaved,
+    measure_on,
+    sample_rows,
+    synchronizer,
+)
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
 from ddlkit.run.measure.layers import Training, compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
@@ -251,10 +259,6 @@ class Setting:
         """Return its name in tables."""
         return f"last_{self.last.blocks}x{self.last.threads}" if self.last else "same"
 
-    def footprints(self, messages: int) -> list[Footprint]:
-        """Return that of each message."""
-        return [self.footprint] * (messages - 1) + [self.last or self.footprint]
-
 
 # Messages of no chunks: what the host spends on each is not what sharing costs.
 EMPTY = Setting(Footprint(1, 64), ranks=1)
@@ -282,22 +286,51 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     >>> chunks_of_messages([25, 4, 31], [10, 10, 10])
     [3, 0, 3]
     """
-    chunks, owed = [], 0.0
-    for size, each in zip(sizes, round_bytes, strict=True):
-        owed += size
-        chunks.append(max(0, int(np.ceil(owed / each))))
-        owed -= chunks[-1] * each
+    ends = np.cumsum(sizes)
+    chunks, sent = [], 0
+    for end, each in zip(ends, round_bytes, strict=True):
+        chunks.append(max(0, int(np.ceil((end - sent) / each))))
+        sent += chunks[-1] * each
     return chunks
 
 
-class Run(NamedTuple):
-    """One repeat, and what each message's kernel wrote down.
+class Run:
+    """One repeat, and what is sent in it.
 
     marks : start, ends of forward, backward, waiting and update; of messages alone, start and end
+    footprints, chunks, records : of each message: by how much, by each block, and what its kernel wrote down
+    n_bytes : of all messages
     """
 
-    marks: Marks
-    records: Sequence[torch.Tensor]
+    def __init__(self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn) -> None:
+        self.footprints = [setting.footprint] * (len(sizes) - 1)
+        self.footprints.append(setting.last or setting.footprint)
+        each = [at.blocks * stand_in.chunk_bytes(at.threads) for at in self.footprints]
+        factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
+        self.chunks = chunks_of_messages([factor * size for size in sizes], each)
+        self.n_bytes = int(np.dot(self.chunks, each))
+        self.records = [stand_in.record(footprint.blocks) for footprint in self.footprints]
+        self.marks = Marks(self.records[0].device)
+
+    def seen(self) -> dict[str, float]:
+        """Return columns of what marks and records say. Raises UserError where a message is not whole."""
+        spans_s, sent = zip(*map(read_message, self.records), strict=True)
+        whole = np.multiply(self.chunks, [at.blocks for at in self.footprints])
+        if list(sent) != whole.tolist():
+            raise UserError(
+                f"stand-in as {self.footprints[-1]}: sent {sum(sent)} of {whole.sum()} chunks "
+                "in the time that a message may take; ask for a higher rate"
+            )
+        communication_s = max(TICK_S, sum(spans_s))
+        at_s = self.marks.seconds()
+        exposed_s = float(at_s[3] - at_s[2] if len(at_s) > 2 else at_s[1])
+        return {
+            "bytes": self.n_bytes,
+            "bytes_per_s": self.n_bytes / communication_s,
+            "communication_s": communication_s,
+            "exposed_communication_s": exposed_s,
+            "overlap_share": max(0.0, 1 - exposed_s / communication_s),
+        }
 
 
 class SendingTraining:
@@ -307,7 +340,7 @@ class SendingTraining:
         self.training, self.stand_in = training, stand_in
         ready: list[str] = []
         with training.watched(lambda _: None, ready.append):
-            training.iterate(lambda: None)
+            training.iterate()
         named = dict(training.model.named_parameters())
         n_bytes = [named[tensor].nbytes for tensor in ready]
         plan = ddp(workload := Workload.from_arrays(0, [0] * len(ready), n_bytes))
@@ -315,48 +348,29 @@ class SendingTraining:
         parts = [ready[part] for part in plan.slices]
         self._bucket = {tensor: k for k, part in enumerate(parts) for tensor in part}
         self._tensors = [len(part) for part in parts]
-        self._start(EMPTY)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Have gradients leave when they are ready, and the update wait for them."""
-        with ExitStack() as hooks:
-            hooks.enter_context(self.training.watched(lambda _: None, self._ready))
-            handle = self.training.optimizer.register_step_pre_hook(self._wait)
-            hooks.callback(handle.remove)
+        handle = self.training.optimizer.register_step_pre_hook(self._wait)
+        with self.training.watched(lambda _: None, self._ready):
             yield
+        handle.remove()
 
     def iterate(self, setting: Setting) -> Run:
         """Do one iteration, within `hooked`."""
-        run = self._start(setting)
-        self.training.iterate(run.marks.mark)
-        return run
+        self._missing, self._next = list(self._tensors), 0
+        self._run = Run(self.sizes, setting, self.stand_in)
+        self.training.iterate(self._run.marks.mark)
+        return self._run
 
     def send_all(self, setting: Setting) -> Run:
         """Send all messages, one after the other, without an iteration."""
-        run = self._start(setting)
-        run.marks.mark()
+        self._run = Run(self.sizes, setting, self.stand_in)
+        self._run.marks.mark()
         for bucket in range(len(self.sizes)):
             self._send(bucket)
         self._wait()
-        return run
-
-    def chunks(self, setting: Setting) -> tuple[list[int], list[int]]:
-        """Return (buckets,) chunks that each block sends, and bytes of a chunk of all blocks together."""
-        footprints = setting.footprints(len(self.sizes))
-        each = [at.blocks * self.stand_in.chunk_bytes(at.threads) for at in footprints]
-        factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
-        return chunks_of_messages([factor * size for size in self.sizes], each), each
-
-    def _start(self, setting: Setting) -> Run:
-        """Prepare whatever must be there before the clock starts."""
-        self._missing, self._next = list(self._tensors), 0
-        self._footprints, (self._chunks, _) = (
-            setting.footprints(len(self.sizes)),
-            self.chunks(setting),
-        )
-        records = [self.stand_in.record(footprint.blocks) for footprint in self._footprints]
-        self._run = Run(Marks(self.training.labels.device), records)
         return self._run
 
     def _ready(self, tensor: str) -> None:
@@ -367,8 +381,8 @@ class SendingTraining:
             self._next += 1
 
     def _send(self, bucket: int) -> None:
-        record = self._run.records[bucket]
-        self.stand_in.send(self._footprints[bucket], self._chunks[bucket], record)
+        run = self._run
+        self.stand_in.send(run.footprints[bucket], run.chunks[bucket], run.records[bucket])
 
     def _wait(self, *_: object) -> None:
         self.stand_in.join()
@@ -390,9 +404,9 @@ def measure_sharing(
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
     with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
-        sending = SendingTraining(Training(network, batch, place, "fp32"), GpuStandIn())
+        sending = SendingTraining(Training(network, batch, place, PRECISION), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
-    return rows.assign(network=network, device=place.type, batch=batch, precision="fp32")
+    return rows.assign(network=network, device=place.type, batch=batch, precision=PRECISION)
 
 
 def measure_sending(
@@ -409,12 +423,17 @@ def measure_sending(
 
     with sending.hooked():
         actions = {key: partial(once, *key) for key in runs}
-        wait = clock.synchronizer(sending.training.labels.device)
-        samples = clock.measure_interleaved(actions, budget, synchronize=wait)
+        wait = synchronizer(sending.training.labels.device)
+        samples = measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for (what, setting), seconds in samples.items():
-        seen = _columns(sending, setting, runs[what, setting][-len(seconds) :])
-        frames.append(clock.sample_rows({"quantity": what, **seen}, seconds))
+        columns = {"quantity": what, "ranks": setting.ranks, "policy": "none", **_NONE}
+        if what != COMPUTE:
+            taken = sending.stand_in.columns(setting.footprint)
+            columns |= {name: taken[name] for name in taken.keys() & columns}
+            seen = pd.DataFrame([run.seen() for run in runs[what, setting][-len(seconds) :]])
+            columns |= {"policy": setting.policy, "buckets": len(sending.sizes), **seen}
+        frames.append(sample_rows(columns, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -423,38 +442,3 @@ _NONE: dict[str, Any] = {
     **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
     **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
 }
-
-
-def _columns(sending: SendingTraining, setting: Setting, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return columns of one setting: how it sends, and what was seen of each run."""
-    columns = {"ranks": setting.ranks, "policy": "none", **_NONE}
-    if setting == EMPTY:
-        return columns
-    taken = sending.stand_in.columns(setting.footprint)
-    columns |= {name: taken[name] for name in taken.keys() & columns}
-    columns |= {"policy": setting.policy, "buckets": len(sending.sizes)}
-    seen = pd.DataFrame([_seen(sending, setting, run) for run in runs])
-    return columns | seen.to_dict("list")
-
-
-def _seen(sending: SendingTraining, setting: Setting, run: Run) -> dict[str, float]:
-    """Return what a run's marks and records say. Raises UserError where a message is not whole."""
-    chunks, round_bytes = sending.chunks(setting)
-    spans_s, sent = zip(*map(read_message, run.records), strict=True)
-    whole = np.multiply(chunks, [at.blocks for at in setting.footprints(len(chunks))])
-    if list(sent) != whole.tolist():
-        raise UserError(
-            f"stand-in as {setting.policy} {setting.footprint}: sent {sum(sent)} of {whole.sum()} chunks "
-            "in the time that a message may take; ask for a higher rate"
-        )
-    n_bytes = int(np.dot(chunks, round_bytes))
-    communication_s = max(TICK_S, sum(spans_s))
-    at_s = run.marks.seconds()
-    exposed_s = float(at_s[3] - at_s[2] if len(at_s) > 2 else at_s[1])
-    return {
-        "bytes": n_bytes,
-        "bytes_per_s": n_bytes / communication_s,
-        "communication_s": communication_s,
-        "exposed_communication_s": exposed_s,
-        "overlap_share": max(0.0, 1 - exposed_s / communication_s),
-    }
