@@ -16,7 +16,7 @@ from ddlkit.core.units import MIB
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure import contention, standin
-from ddlkit.run.measure.contention import TINY, WAYS, CopyEngine, flow
+from ddlkit.run.measure.contention import COPIES, TINY, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
@@ -43,7 +43,7 @@ def test_overlap_is_the_share_in_which_every_block_ran(
 class Played:
     """A neighbour that is nobody; fails : what to raise, by way; turns : ways that run apart."""
 
-    chances = 1
+    chances, labels = 1, {"ranks": 1}
 
     def __init__(self, fails: Any = (), turns: Any = ()) -> None:
         self.fails, self.turns, self.tried = fails, turns, list[Any]()
@@ -103,7 +103,8 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 ) -> None:
     count = min(map(len, copies))
     lines = [np.cumsum([0.1, *copy[:count]]) for copy in copies]
-    line = np.concatenate([[0.0], *lines, [opened_s, opened_s + takes_s]])
+    in_order = np.transpose(lines).ravel()  # the first of each stream, the second of each, ...
+    line = np.concatenate([[0.0], in_order, [opened_s, opened_s + takes_s]])
     traffic = flow(line, len(copies), MIB)
     ticks = np.linspace(opened_s, opened_s + takes_s, 20_001)
     rates = [
@@ -167,7 +168,7 @@ def test_gpu_writes_every_sum_once_asked_for(gpu: GpuStandIn, blocks: int, threa
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(
-    "way", [Footprint(1, 64), Footprint(32, 256), Footprint(4, 256, 1e9), *WAYS]
+    "way", [Footprint(1, 64), Footprint(32, 256), Footprint(4, 256, 1e9), *COPIES]
 )
 def test_gpu_runs_a_neighbour_beside_the_whole_computation_and_stops_it(
     gpu: GpuStandIn, way: Any, monkeypatch: pytest.MonkeyPatch

@@ -99,13 +99,11 @@ _NONE: dict[str, Any] = {
 }
 
 
-def kernel_rows(
-    name: str, kernel: Kernel, beside: Mapping[str, Any], seconds: Floats
-) -> pd.DataFrame:
-    """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
+def _rows(name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats) -> pd.DataFrame:
+    """Return rows of one kernel in one company; ``columns`` : that are not as of a kernel alone."""
     shape, dtype = "x".join(map(str, kernel.shape)), str(kernel.dtype).removeprefix("torch.")
     labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
-    return sample_rows({**labels, **_NONE, **beside}, seconds)
+    return sample_rows({**labels, **_NONE, **columns}, seconds)
 
 
 # -- in turn -------------------------------------------------------------------------------------
@@ -162,7 +160,8 @@ def in_turn(
         rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
         shares = {"overlap_share": [traffic.overlap_share for traffic in seen]}
         company = neighbour.columns(way) if way else {}
-        yield kernel_rows(name, kernel, {"ranks": 1, **rates, **shares, **company}, seconds)
+        columns = {**neighbour.labels, **rates, **shares, **company}
+        yield _rows(name, kernel, columns, seconds)
     if failed:
         raise failed
 
@@ -183,97 +182,124 @@ def _try(
         share = reads[-1]().overlap_share
         if share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
             return
-    raise taking_turns("a kernel", way, seconds, alone_s, share)
-
-
-def taking_turns(
-    name: str, company: object, seconds: float, alone_s: float, share: float
-) -> UserError:
-    """Return what to raise where a kernel and its company did not run at the same time."""
-    return UserError(
-        f"beside {company} {name} took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
-        f"and both ran at the same time for {share:.0%} of it: something has them take turns"
+    raise UserError(
+        f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, and "
+        f"both ran at the same time for {share:.0%} of it: something has them take turns"
     )
 
 
-# -- the copy engine ----------------------------------------------------------------------------
+# -- the copy engine, and others in streams of their own -----------------------------------------
 
-DIRECTIONS = ("h2d", "d2h")
-WAYS = (*DIRECTIONS, "both")
-
-CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
-# How long copies last, as nobody can stop them: over the computation's time, and at least.
-AS_LONG, LEAST_COPIES_S = 4.0, 0.05
+# How long operations last, as nobody can stop them: over the computation's time, and at least.
+AS_LONG, LEAST_S = 4.0, 0.05
 HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the host has given it the computation
+BOTH = "both"
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
-class CopyEngine:
-    """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
+class Queues:
+    """Equal operations in streams of their own, as many as outlast a computation.
 
     How many follows from the time of one, and of what was last computed alone.
+    streams : by way; n_bytes : that an operation moves in each
     """
 
-    chances = 3  # where a computation was held up, copies end too early
+    chances = 3  # where a computation was held up, operations end too early
+    labels: Mapping[str, Any] = {"ranks": 1}
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._streams = {way: torch.cuda.Stream(device) for way in DIRECTIONS}
-        self._ends = {}  # (target, source) of each direction
-        for way in DIRECTIONS:
-            host = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-            there = host.to(device)
-            self._ends[way] = (there, host) if way == "h2d" else (host, there)
-        copies = (partial(self._copy, way) for way in DIRECTIONS)
-        self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
+    def __init__(self, device: torch.device, ways: Sequence[str], n_bytes: float) -> None:
+        self._device, self._bytes = device, n_bytes
+        self.streams = {way: torch.cuda.Stream(device) for way in ways}
 
-    def columns(self, way: str) -> dict[str, Any]:
-        """Return which way is copied, as columns of table ``contention``."""
-        return {"communication": f"copy_engine_{way}"}
+    def put(self, ways: Sequence[str]) -> None:
+        """Put an operation into each of these streams."""
+        raise NotImplementedError
+
+    def time(self) -> None:
+        """See how long an operation takes, in all streams at the same time."""
+
+        def once() -> None:
+            current = torch.cuda.current_stream(self._device)
+            for stream in self.streams.values():
+                stream.wait_stream(current)
+            self.put([*self.streams])
+            for stream in self.streams.values():
+                current.wait_stream(stream)
+
+        self._each_s = float(measure_on(self._device, once, _FEW).min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
-        """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
+        """Start operations of a way, or BOTH, then compute; None: alone. As of `GpuStandIn.beside`."""
         current = torch.cuda.current_stream(self._device)
-        directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
+        ways = [name for name in self.streams if way in (name, BOTH)]
         line, inside = Marks(self._device), Marks(self._device)
-        line.mark()
-        for direction in directions:
-            self._streams[direction].wait_stream(current)
-        for direction in directions:
-            copying_s = max(LEAST_COPIES_S, AS_LONG * float(self._alone.seconds()[-1]))
-            with torch.cuda.stream(self._streams[direction]):
-                line.mark()
-                for number in range(1 + math.ceil(copying_s / self._copy_s)):
-                    self._copy(direction)
+
+        def mark_each() -> None:
+            for name in ways:
+                with torch.cuda.stream(self.streams[name]):
                     line.mark()
-                    if number == 0:
-                        current.wait_stream(self._streams[direction])
+
+        line.mark()
+        for name in ways:
+            self.streams[name].wait_stream(current)
+        mark_each()
+        if ways:
+            lasting_s = max(LEAST_S, AS_LONG * float(self._alone.seconds()[-1]))
+            for number in range(1 + math.ceil(lasting_s / self._each_s)):
+                self.put(ways)
+                mark_each()
+                if number == 0:
+                    for name in ways:
+                        current.wait_stream(self.streams[name])
         torch.cuda._sleep(HOLD_CYCLES)
         line.mark()
         inside.mark()
         compute()
         inside.mark()
         line.mark()
-        if way is None:
+        if not ways:
             self._alone = inside
-        return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
-
-    def _copy(self, way: str) -> None:
-        target, source = self._ends[way]
-        target.copy_(source, non_blocking=True)
+        return inside, lambda: flow(line.seconds(), len(ways), self._bytes)
 
 
-def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
-    """Return what was copied while a computation ran.
+def flow(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
+    """Return what was moved while a computation ran.
 
-    seconds : of any moment; for each direction, of the copies' beginning and of each one's end; of the
-        computation's beginning and end
+    seconds : of any moment; when operations began in each stream; when the first of each ended, the second of
+        each, and so on; of the computation's beginning and end
     """
     opened_s, closed_s = map(float, window := seconds[-2:])
-    lines: Sequence[Floats] = np.split(seconds[1:-2], directions) if directions else []
-    sent = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
+    lines = seconds[1:-2].reshape(-1, streams).T if streams else ()
+    moved = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
     begins_s, ends_s = ([float(line[at]) for line in lines] for at in (0, -1))
-    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(sent)) * chunk_bytes)
+    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(moved)) * n_bytes)
+
+
+DIRECTIONS = ("h2d", "d2h")
+COPIES = (*DIRECTIONS, BOTH)
+CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
+
+
+class CopyEngine(Queues):
+    """Copies between host and GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, DIRECTIONS, CHUNK_BYTES)
+        hosts = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in DIRECTIONS]
+        near, far = (host.to(device) for host in hosts)
+        self._ends = {"h2d": (near, hosts[0]), "d2h": (hosts[1], far)}  # (target, source)
+        self.time()
+
+    def columns(self, way: str) -> dict[str, Any]:
+        """Return which way is copied, as columns of table ``contention``."""
+        return {"communication": f"copy_engine_{way}"}
+
+    def put(self, ways: Sequence[str]) -> None:
+        """Copy a chunk each way."""
+        for way in ways:
+            target, source = self._ends[way]
+            with torch.cuda.stream(self.streams[way]):
+                target.copy_(source, non_blocking=True)
 
 
 # -- cases -------------------------------------------------------------------------------------
@@ -294,7 +320,7 @@ def measure_beside(
 ) -> pd.DataFrame:
     """Return table ``contention``: kernels alone and beside the stand-in, or the copy engine, in turn.
 
-    names : of `kernels`; ways : footprints of the stand-in, or some of WAYS that copies go
+    names : of `kernels`; ways : footprints of the stand-in, or some of COPIES
 
     Raises UserError where not even the first way can be measured, Partial where a later one cannot.
     """
@@ -320,9 +346,9 @@ def copy_case(device: str, brief: bool) -> Case:
     """Return, as one of `cases`, all kernels beside copies; nobody waits for it where there is no GPU."""
     names, scale, budget = _BRIEF if brief else _LONG
     shorter = replace(budget, max_s=budget.max_s / 4)
-    each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
+    each_s = QUICK_REPEATS * len(COPIES) * LEAST_S
     estimate_s = 3.0 + len(names) * each_s if device == "cuda" else 0.0
-    return "copy-engine", partial(measure_beside, device, names, WAYS, scale, shorter), estimate_s
+    return "copy-engine", partial(measure_beside, device, names, COPIES, scale, shorter), estimate_s
 
 
 def footprints(brief: bool) -> list[Footprint]:

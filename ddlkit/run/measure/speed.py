@@ -7,7 +7,6 @@ import itertools
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from torch import Tensor
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes
 from ddlkit.run.clock import (
-    Action,
     Budget,
     Floats,
-    flusher,
     measure,
     measure_on,
     rows_by,
@@ -47,10 +44,7 @@ Pool = Tensor  # (bytes,) uint8: copies go from places in one to places in anoth
 def measure_peaks(
     device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each.
-
-    Each sample is the mean over several sets of matrices in a row, so that the operands have left the caches.
-    """
+    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOP each."""
     frames = []
     for precision, side in itertools.product(precisions, sides):
         seconds = product_s(torch.device(device), precision, side, budget)
@@ -60,7 +54,7 @@ def measure_peaks(
 
 
 def product_s(device: torch.device, precision: str, side: int, budget: Budget) -> Floats:
-    """Return (repeats,) seconds of one product of two side x side matrices."""
+    """Return (repeats,) seconds of one side x side product: means over sets that leave the caches."""
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
     with compute_on(f"{count} x 3 matrices of {side} x {side} on {device}", device, precision):
@@ -102,7 +96,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
     def frames() -> Iterator[pd.DataFrame]:
         pools = _pools(place, max(fitting))
         for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
-            count, seconds = _copy_s(kind, target, source, size, budget)
+            count, seconds = _copy_s(target, source, size, budget)
             labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
             yield sample_rows(labels, seconds)
         if large:
@@ -132,13 +126,12 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     }
 
 
-def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int, Floats]:
+def _copy_s(target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int, Floats]:
     """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
     slots = source.numel() // size
     copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
     place = itertools.cycle(range(slots))
     pairs: list[tuple[Pool, Pool]] = []
-    device = (target if target.is_cuda else source).device
 
     def move_on() -> None:
         pairs.clear()
@@ -151,19 +144,8 @@ def _copy_s(kind: str, target: Pool, source: Pool, size: int, budget: Budget) ->
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
-    move_on()
-    action: Action = copy
-    setup: Action = move_on
-    if kind == "d2d":
-        # Within the GPU a small copy takes less time than issuing it: a graph issues all at once.
-        # Its places are fixed, so something else must be in the cache before each replay.
-        graph = torch.cuda.CUDAGraph()
-        copy()
-        torch.cuda.synchronize(device)
-        with torch.cuda.graph(graph):
-            copy()
-        action, setup = graph.replay, flusher(device)
-    seconds = measure_on(device, action, budget, setup=setup)
+    device = (target if target.is_cuda else source).device
+    seconds = measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample
 
 
@@ -201,7 +183,7 @@ def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
     return paths
 
 
-def prepared(content: bytes, side: int) -> torch.Tensor:
+def decoded(content: bytes, side: int) -> torch.Tensor:
     """Return (3, side, side) numbers of a JPEG's bytes, about 0 with deviation about 1."""
     whole = np.asarray(pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side)))
     return torch.from_numpy(whole.transpose(2, 0, 1).astype(np.float32) / 64 - 2)
@@ -210,10 +192,11 @@ def prepared(content: bytes, side: int) -> torch.Tensor:
 def measure_inputs(
     directory: Path, shape: WidthHeight, batch: int, side: int, budget: Budget
 ) -> Tables:
-    """Return table ``inputs``: seconds of a batch, each part with nothing else going on.
+    """Return table ``inputs``: seconds of a batch: "decode" on one core, and a cold "read".
 
-    Quantities are a cold "read", and "decode" on one core. Raises Partial without the first where nothing can
-    be cold, UserError for no room in ``directory``.
+    The kernel is asked to forget files, and its reads from the disk are counted; what lies below it, as a
+    virtual machine's host, may hold them all the same. Raises Partial without reads where nothing can be
+    cold, UserError for no room in ``directory``.
     """
     try:
         with scratch(directory) as place:
@@ -228,10 +211,17 @@ def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.Dat
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
     labels = {"device": "cpu", "stored": "jpeg", "batch": len(paths), "bytes": n_bytes, "ranks": 1}
-    seconds = measure(lambda: [prepared(content, side) for content in contents], budget)
+    seconds = measure(lambda: [decoded(content, side) for content in contents], budget)
     what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
     yield sample_rows(labels | what, seconds)
+    if not hasattr(os, "posix_fadvise"):
+        raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
     from_disk: list[int] = []
+
+    def forget_all() -> None:
+        for path in paths:
+            with open(path, "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read_all() -> None:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
@@ -240,18 +230,9 @@ def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.Dat
         blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
         from_disk.append(blocks * BLOCK_BYTES)
 
-    seconds = measure(read_all, budget, setup=partial(_forget, paths))
+    seconds = measure(read_all, budget, setup=forget_all)
     share = np.array(from_disk[-len(seconds) :]) / n_bytes
     if share.min() < 1:
         raise Unavailable(f"no cold reads: {share.min():.0%} of a dropped file came from the disk")
     what = {"quantity": "read", "how": "cold files", "from_disk": share}
     yield sample_rows(labels | what, seconds)
-
-
-def _forget(paths: Sequence[Path]) -> None:
-    """Have the kernel forget files, so that the next read is the disk's. Raises Unavailable on macOS."""
-    if not hasattr(os, "posix_fadvise"):
-        raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
-    for path in paths:
-        with open(path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -106,6 +106,7 @@ class GpuStandIn:
     """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own."""
 
     chances = 1  # kernels given to the GPU together run together, or never do
+    labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
