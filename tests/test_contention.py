@@ -123,7 +123,7 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 
 def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path) -> None:
     cpu = Here("cpu", 1, tmp_path)
-    for (point,) in (kernels_beside_copies(cpu, brief=True), kernels_beside_messages(cpu, True)):
+    for (point,) in (kernels_beside_copies(cpu, True), kernels_beside_messages(cpu, True)):
         assert point.estimate_s == 0.0
         with pytest.raises(Unavailable, match="needs a GPU"):
             point.measure()

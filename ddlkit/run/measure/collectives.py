@@ -54,11 +54,7 @@ class CollectivesSettings:
 
 @job(CollectivesSettings, "collectives")
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
-    """Yield a row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
-
-    Ranks leave the barrier before a sample a little apart: times of small messages are a fraction too long.
-    Raises UserError when an element comes out wrong.
-    """
+    """Yield a row per sample, ``seconds`` of the slowest rank; every element that comes is checked."""
     nccl = me.backend == "nccl"
     place = {
         "backend": me.backend,
@@ -127,10 +123,7 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
 
 
 class CheckedCollective:
-    """One collective on one size, of random integers in float32 whose sums are exact.
-
-    mine : what this rank contributes; buffers : (count, n) results, each of which must be ``expected``
-    """
+    """One collective of random integers in float32, whose sums are exact; buffers : (count, n) results."""
 
     def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
         self.collective, elements = collective, size // _ELEMENT_BYTES

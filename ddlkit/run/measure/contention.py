@@ -1,8 +1,4 @@
-"""How much kernels of a GPU slow down when communication shares it with them (sharing 4.2.2, Tab 1, Fig 3).
-
-Each kernel alone and beside the stand-in or the copy engine; beside NCCL itself: `nccl_one_gpu`.
-``overlap_share`` is the share of a kernel's time in which the communication ran, too.
-"""
+"""How much kernels slow down when communication shares their GPU (sharing 4.2.2, Tab 1, Fig 3)."""
 
 from __future__ import annotations
 
@@ -124,9 +120,7 @@ def in_turn(
     """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
 
     Each way is tried first: from the first that fails, or whose neighbour does not run at the same time, none
-    is measured. Of a kernel that takes less than QUICK_S there are at least QUICK_REPEATS samples.
-
-    Raises, at the end, what the failing one did; at once, if it was the first.
+    is measured; what it did is raised, at the end unless it was the first.
     """
     kernel = kernels(scale)[name]
     compute = kernel.on(device)
@@ -173,10 +167,7 @@ def _try(
     alone_s: float,
     chances: int,
 ) -> None:
-    """Raise UserError where a kernel takes turns with its neighbour, at every chance.
-
-    A profiler does that, and a GPU with one queue: each passage would last as long as the neighbour can.
-    """
+    """Raise UserError where a kernel takes turns with its neighbour, as under a profiler, at every chance."""
     for _ in range(chances):
         seconds = float(passage(way).seconds()[-1])
         share = reads[-1]().overlap_share
@@ -198,11 +189,7 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
 class Queues:
-    """Equal operations in streams of their own, as many as outlast a computation.
-
-    How many follows from the time of one, and of what was last computed alone.
-    streams : by way; n_bytes : that an operation moves in each
-    """
+    """Equal operations of ``n_bytes`` in a stream for each way, as many as outlast a computation."""
 
     chances = 3  # where a computation was held up, operations end too early
     labels: Mapping[str, Any] = {"ranks": 1}
@@ -316,39 +303,31 @@ _LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeat
 
 
 def measure_beside(
-    device: str, names: Sequence[str], ways: Sequence[Any], scale: Scale, budget: Budget
+    device: str, name: str, ways: Sequence[Any], scale: Scale, budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``contention``: kernels alone and beside the stand-in, or the copy engine, in turn.
-
-    names : of `kernels`; ways : footprints of the stand-in, or some of COPIES
-
-    Raises UserError where not even the first way can be measured, Partial where a later one cannot.
-    """
+    """Return table ``contention``: a kernel alone, beside footprints of the stand-in or some of COPIES."""
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
-    what = f"{', '.join(names)} beside communication"
-    with compute_on(what, device) as place, torch.no_grad():
+    with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
         neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        each = (in_turn(name, scale, place, neighbour, ways, budget) for name in names)
-        return all_or_partial("contention", itertools.chain.from_iterable(each))
+        return all_or_partial("contention", in_turn(name, scale, place, neighbour, ways, budget))
 
 
-def cases(device: str, brief: bool) -> Iterator[Case]:
-    """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
+def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Case]:
+    """Yield (name, measurement, seconds that it takes) of each kernel; on a processor one, which says why."""
     names, scale, budget = _BRIEF if brief else _LONG
-    on_gpu = device == "cuda"
-    for name in names if on_gpu else names[:1]:
-        measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
-        yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
-
-
-def copy_case(device: str, brief: bool) -> Case:
-    """Return, as one of `cases`, all kernels beside copies; nobody waits for it where there is no GPU."""
-    names, scale, budget = _BRIEF if brief else _LONG
-    shorter = replace(budget, max_s=budget.max_s / 4)
-    each_s = QUICK_REPEATS * len(COPIES) * LEAST_S
-    estimate_s = 3.0 + len(names) * each_s if device == "cuda" else 0.0
-    return "copy-engine", partial(measure_beside, device, names, COPIES, scale, shorter), estimate_s
+    ways: Sequence[Any] = COPIES if copies else footprints(brief)
+    lasts_s = 3.0 + 1.5 * budget.max_s
+    if copies:
+        budget, lasts_s = (
+            replace(budget, max_s=budget.max_s / 4),
+            3.0 + QUICK_REPEATS * len(COPIES) * LEAST_S,
+        )
+    if device == "cpu":
+        names, lasts_s = names[:1], 0.0
+    for name in names:
+        measure = partial(measure_beside, device, name, ways, scale, budget)
+        yield name + "-copies" * copies, measure, lasts_s
 
 
 def footprints(brief: bool) -> list[Footprint]:

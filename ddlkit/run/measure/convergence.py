@@ -1,18 +1,16 @@
 """Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
 
-Of one seed all but what is compared is the same: data and order, first weights, optimiser. Sparsified methods
-are fusion plans, made with the costs of the authors' published code, so that they are the same everywhere.
+Of one seed all but what is compared is the same: data and order, first weights, optimiser.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +30,6 @@ from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn, registry
 from ddlkit.run.sessions import say
 
-_MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
 _JUDGED_AT_ONCE = 100
 _CLASSES = len(drawn.CLASSES)
 
@@ -112,23 +109,6 @@ def started(network: str, seed: int) -> nn.Module:
         return TASKS[network].build()
 
 
-_drawn = lru_cache(maxsize=4)(drawn.draw_pictures)
-
-
-def _sha256(count: int) -> str:
-    """Return the hash of what is trained on."""
-    return hashlib.sha256(b"".join(map(bytes, _drawn(count, 0)))).hexdigest()
-
-
-def examples(network: str, count: int, held_out: bool) -> tuple[Tensor, Tensor]:
-    """Return so many inputs and labels of a network, on the CPU: to train on, or that no training sees."""
-    pictures, labels = map(torch.from_numpy, _drawn(count, int(held_out)))
-    images = (pictures.float() / 255 - _MEAN) / _SPREAD
-    if network in TASKS:
-        images = nn.functional.adaptive_avg_pool2d(images, SIDE)
-    return images.contiguous(memory_format=torch.channels_last), labels
-
-
 # -- training ----------------------------------------------------------------------------------
 
 
@@ -157,7 +137,7 @@ class _Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), *how)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, recipe.rate_share)
         counts = (recipe.training_images, False), (recipe.held_out_images, True)
-        both = (examples(network, *count) for count in counts)
+        both = (drawn.examples(*count, SIDE if network in TASKS else None) for count in counts)
         self.training, self.held_out = ([part.to(device) for part in each] for each in both)
         self._orders = torch.Generator().manual_seed(seed)
 
@@ -208,8 +188,6 @@ class _Training:
         """Train all epochs; return rows of the scores before training and after every epoch.
 
         measured_on : "running", all batches of the epoch while they train, or a key of ``judged_on``
-
-        Raises UserError when the loss is no longer a number.
         """
         rows: list[tuple[int, str, float, float, float]] = []
         recipe = self.recipe
@@ -234,17 +212,13 @@ class _Training:
             batch=recipe.batch,
             learning_rate=recipe.learning_rate,
             epochs=recipe.epochs,
-            data_sha256=_sha256(recipe.training_images),
+            data_sha256=drawn.sha256(recipe.training_images),
             **labels,
         )
 
 
 def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) -> pd.DataFrame:
-    """Return table ``convergence``: loss and accuracy of one of NETWORKS before and after every epoch.
-
-    ``measured_on`` is "running" (with dropout), "training" (as many as are held out, without dropout) or
-    "held_out". Raises UserError as `_Training.followed`.
-    """
+    """Return table ``convergence`` of one of NETWORKS, judged on pictures that it trains on and held out."""
     what = f"{network}, seed {seed}"
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place)
@@ -267,7 +241,7 @@ PLANNED_BACKWARD_S = 0.1  # that a network's backward pass takes where its plans
 def workload(network: str) -> Workload:
     """Return a network's tensors, with PLANNED_BACKWARD_S shared out by their layers' FLOP, and by size."""
     model = started(network, 0)
-    inputs, _ = examples(network, 1, True)
+    inputs, _ = drawn.examples(1, True, SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     counts = counter.get_flop_counts()

@@ -34,10 +34,6 @@ from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import ran_out_of_memory, say
 
 
-def _nothing() -> None:
-    pass
-
-
 class Training:
     """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
 
@@ -55,7 +51,7 @@ class Training:
         # Rate 0 is the same arithmetic, but the weights stay put: every repeat computes the same.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
 
-    def iterate(self, mark: Callable[[], object] = _nothing) -> None:
+    def iterate(self, mark: Callable[[], object] = lambda: None) -> None:
         """Do an iteration; ``mark`` is called at its start and after forward, backward and update."""
         mark()
         with self.autocast:
@@ -119,10 +115,7 @@ class _Order:
 def compute_on(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
-    """Compute ``what`` with this precision and this many CPU threads; afterwards as before.
-
-    Raises UserError for tf32 on a CPU, and where memory runs out.
-    """
+    """Compute ``what`` with this precision and this many CPU threads; afterwards as before."""
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
         raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
@@ -156,15 +149,12 @@ def profile_layers(
     threads: int | None = None,
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
-    """Time forward, backward and update of one training iteration, tensor by tensor.
+    """Return the profile of one training iteration, tensor by tensor, and its samples as a table.
 
     me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
 
-    Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
-    without hooks; and the samples as a table. On a GPU quantity "issue" is when the host had asked for all of
-    an unhooked iteration.
-
-    Raises UserError for an unknown network, a batch below 1, and as `compute_on`.
+    Times are medians, forward and backward each rescaled to that of the iterations without hooks. On a GPU
+    quantity "issue" is when the host had asked for all of an unhooked iteration.
     """
     slowest = peers.slowest if me else np.asarray
     with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
@@ -226,10 +216,7 @@ def _profile(
 
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats, Floats]:
-    """Return (repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with.
-
-    And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
-    """
+    """Return (repeats, 4) marks without hooks, (repeats, 4 + s + n) with, (repeats,) seconds of issuing."""
     device, issue_s = training.labels.device, list[float]()
     plain, watched = list[Marks](), list[Marks]()
 

@@ -87,12 +87,7 @@ def unavailable() -> str:
 
 
 class TwoRanks(Queues):
-    """Two ranks of NCCL on one device, and their all-reduces.
-
-    labels, taken : what NCCL was asked for, and what a profiler says that its kernel took; 0: not known
-
-    Raises UserError where it fails, and where its sums are wrong.
-    """
+    """Two ranks of NCCL on one device, and their all-reduces; labels : what NCCL was asked for."""
 
     def __init__(self, device: torch.device, message_bytes: int) -> None:
         sent_bytes = message_bytes * bus_factor("all_reduce", RANKS)  # by each rank
@@ -158,8 +153,6 @@ def measure_on_one_gpu(
     """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
 
     pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after LIMIT_S
-
-    Raises Unavailable where NCCL is too old, UserError where the first pair fails, Partial where a later one.
     """
     if reason := unavailable():
         raise Unavailable(reason)
@@ -177,10 +170,7 @@ def measure_on_one_gpu(
 
 @job(OneGpuSettings, "contention")
 def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
-    """Yield one kernel after the other, in the one process that is both ranks.
-
-    Kernels that took turns with the messages are left out. Raises UserError where all did.
-    """
+    """Yield one kernel after the other, without those that took turns; raise UserError where all did."""
     refused: list[UserError] = []
     how = settings.scale, me.device
     with compute_on("two ranks of NCCL", me.device), torch.no_grad():

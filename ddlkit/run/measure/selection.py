@@ -29,10 +29,7 @@ GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 
 
 def tournament(magnitudes: Tensor, k: int) -> Tensor:
-    """Return (k,) positions of the k largest of (d,), 1 <= k <= d, in any order, as torch.topk finds them.
-
-    Raises UserError for NaN, of which none is the largest.
-    """
+    """Return (k,) positions of the k largest of (d,), 1 <= k <= d, in any order; raise UserError for NaN."""
     d = magnitudes.numel()
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k)
@@ -72,10 +69,7 @@ def measure_selection(
 ) -> pd.DataFrame:
     """Return table ``selection``: seconds to select from ``elements`` normal numbers (fp32), by density.
 
-    Operations are WAYS, of k = density x elements, at least 1. Each sample is the mean over a few tensors in
-    turn, the caches flushed before it. Raises as `all_or_partial`, out of memory.
-
-    budget : for all ways at one density
+    Each sample is the mean over a few tensors in turn, the caches flushed before it.
     """
 
     def frames() -> Iterator[pd.DataFrame]:
@@ -154,9 +148,7 @@ class PlayedExchange:
     """Exchange a module's gradients, sparsified, under a plan (omgs Algorithm 2, with error feedback).
 
     One process plays all ranks: each goes backward and is taken; then `finish` leaves the mean in ``.grad``.
-
-    plan : over the module's tensors in ready order, `named_parameters` from the last to the first
-    density : share of each group's elements that is sent; what is not, each group of each rank keeps
+    plan : over the module's tensors in ready order; density : share of each group's elements that is sent
     """
 
     def __init__(self, module: nn.Module, plan: FusionPlan, density: float, ranks: int) -> None:

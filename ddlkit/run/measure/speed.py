@@ -83,8 +83,7 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
     """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
 
-    Source and target move through pools as large as the largest size, past all caches. Raises Partial without
-    sizes above an eighth of the host's free memory, or what fails later; UserError where nothing fits.
+    Source and target move through pools as large as the largest size, past all caches.
     """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]
@@ -194,9 +193,7 @@ def measure_inputs(
 ) -> Tables:
     """Return table ``inputs``: seconds of a batch: "decode" on one core, and a cold "read".
 
-    The kernel is asked to forget files, and its reads from the disk are counted; what lies below it, as a
-    virtual machine's host, may hold them all the same. Raises Partial without reads where nothing can be
-    cold, UserError for no room in ``directory``.
+    The kernel forgets files, and counts its reads from the disk; a virtual machine's host may hold them.
     """
     try:
         with scratch(directory) as place:

@@ -1,12 +1,9 @@
 """A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
 
 It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
-102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides) and does what its step
-does: it reads two buffers and writes their sum to a third. The rate counts the sums written, as a
-message's bytes would be; memory moves three times as many.
-
-Not faithful: NCCL's buffers live largely in the L2 cache (as these do with ``fifo_bytes``), and nobody waits
-for a peer: at full speed it is an upper bound, at a link's rate fair.
+102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides), reads two buffers and
+writes their sum, at a rate of sums. Not faithful: NCCL's buffers live largely in the L2 cache (as these do
+with ``fifo_bytes``), and nobody waits: at full speed it is an upper bound, at a link's rate fair.
 """
 
 from __future__ import annotations
@@ -283,10 +280,7 @@ def in_wheels(pattern: str) -> list[Path]:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
-
-    From CUDA 13 on, its second half must be loaded before: it does not look beside itself.
-    """
+    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it."""
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")

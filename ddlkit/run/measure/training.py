@@ -66,8 +66,6 @@ class TrainingSettings:
     """Training with ``batch`` samples per rank under each plan, ``iterations`` in each round.
 
     plans : spec -> bytes of each bucket in ready order, none for "ddp", by which nothing is imposed
-
-    Raises UserError where torch cannot impose one.
     """
 
     network: str
@@ -91,8 +89,6 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
         into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
     buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
-
-    Raises UserError where DDP follows no plan, for ranks that hold other gradients, and out of memory.
     """
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
@@ -295,11 +291,9 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
 
 
 class Run:
-    """One repeat, and what is sent in it.
+    """One repeat, and what is sent in it: by which footprint, chunks of each block, and what a kernel wrote.
 
     marks : start, ends of forward, backward, waiting and update; of messages alone, start and end
-    footprints, chunks, records : of each message: by how much, by each block, and what its kernel wrote down
-    n_bytes : of all messages
     """
 
     def __init__(self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn) -> None:
@@ -398,8 +392,6 @@ def measure_sharing(
     host issues the same), of "iteration" with them, of "communication" the messages alone.
     communication_s : in which messages were under way; exposed_communication_s : from the end of backward to
         the update; overlap_share : of communication_s, what is not exposed
-
-    Raises UserError as `profile_layers`, for a stand-in that does not compile, or did not send all.
     """
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")

@@ -5,16 +5,21 @@ Pictures are of 24 classes: one of six shapes filled with one of four textures; 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 Floats = NDArray[np.float64]
 Pattern = Callable[[Floats, Floats], NDArray[np.bool_]]
 Random = np.random.Generator
 
 SIDE = 56
+MEAN, SPREAD = 0.35, 0.3  # about those of bytes / 255
 NOISE = 0.06  # standard deviation; brightness goes from 0 to 1
 
 SHAPES: dict[str, Pattern] = {
@@ -42,11 +47,26 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """(n, 3, SIDE, SIDE) bytes, and (n,) indexes into CLASSES."""
 
 
+@lru_cache(maxsize=4)
 def draw_pictures(count: int, seed: int) -> Pictures:
     """Return ``count`` pictures in random order, equally many of each class, give or take one."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
     return np.stack([_picture(int(label), random) for label in labels]), labels
+
+
+def sha256(count: int) -> str:
+    """Return the hash of so many pictures to train on, and their labels."""
+    return hashlib.sha256(b"".join(map(bytes, draw_pictures(count, 0)))).hexdigest()
+
+
+def examples(count: int, held_out: bool, side: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels to train on, or that no training sees; averaged down to a side."""
+    pictures, labels = map(torch.from_numpy, draw_pictures(count, int(held_out)))
+    images = (pictures.float() / 255 - MEAN) / SPREAD
+    if side:
+        images = nn.functional.adaptive_avg_pool2d(images, side)
+    return images.contiguous(memory_format=torch.channels_last), labels
 
 
 def _picture(label: int, random: Random) -> NDArray[np.uint8]:

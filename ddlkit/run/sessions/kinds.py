@@ -229,8 +229,9 @@ def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("contention")
 def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    name, measure, estimate_s = measuring("contention").copy_case(here.device, brief)
-    yield Point("contention", name, measure, estimate_s)
+    cases = measuring("contention").cases(here.device, brief, copies=True)
+    for name, measure, estimate_s in cases:
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("one_gpu")
