@@ -134,10 +134,10 @@ def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path)
         (each.blocks, each.threads) for each in every
     }
     assert len(set(every)) == len(every)
-    # All blocks find a chunk of their own, even where the buffers are to stay in the cache.
+    # All blocks find a chunk of their own.
     for each in every:
         chunk_bytes = 16 * standin.UNROLL * standin.nccl_threads(each.threads)
-        assert each.blocks * chunk_bytes <= (each.fifo_bytes or standin.BUFFER_BYTES)
+        assert each.blocks * chunk_bytes <= standin.BUFFER_BYTES
 
 
 # -- CUDA --------------------------------------------------------------------------------------

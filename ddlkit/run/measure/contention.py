@@ -16,14 +16,8 @@ from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.clock import (
-    Budget,
-    Floats,
-    Marks,
-    measure_interleaved,
-    measure_on,
-    sample_rows,
-)
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Floats, Marks
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Unavailable, all_or_partial
@@ -99,7 +93,7 @@ def _rows(name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats
     """Return rows of one kernel in one company; ``columns`` : that are not as of a kernel alone."""
     shape, dtype = "x".join(map(str, kernel.shape)), str(kernel.dtype).removeprefix("torch.")
     labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
-    return sample_rows({**labels, **_NONE, **columns}, seconds)
+    return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
 
 
 # -- in turn -------------------------------------------------------------------------------------
@@ -148,7 +142,7 @@ def in_turn(
     if alone_s < QUICK_S and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
         budget = replace(budget, min_repeats=QUICK_REPEATS)
     actions = {way: partial(passage, way) for way in reads}
-    samples = measure_interleaved(actions, budget, synchronize=torch.cuda.synchronize)
+    samples = clock.measure_interleaved(actions, budget, synchronize=torch.cuda.synchronize)
     for way, seconds in samples.items():
         seen = [read() for read in reads[way][-len(seconds) :]]
         rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
@@ -213,7 +207,7 @@ class Queues:
             for stream in self.streams.values():
                 current.wait_stream(stream)
 
-        self._each_s = float(measure_on(self._device, once, _FEW).min())
+        self._each_s = float(clock.measure_on(self._device, once, _FEW).min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start operations of a way, or BOTH, then compute; None: alone. As of `GpuStandIn.beside`."""
@@ -295,7 +289,6 @@ Case = tuple[str, Callable[[], pd.DataFrame], float]
 # As fast as it can; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
-FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
 FEW = ("convolution", "attention")
 # Kernels, their sizes, and what to spend on each:
 _BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
@@ -333,8 +326,7 @@ def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Case]:
 def footprints(brief: bool) -> list[Footprint]:
     """Return at full speed the whole grid; threads matter less where a rate is kept."""
     if brief:
-        return [Footprint(1, 64), Footprint(4, 512, 1e9), Footprint(2, 128, fifo_bytes=FIFO_BYTES)]
+        return [Footprint(1, 64), Footprint(4, 512, 1e9)]
     grid = [Footprint(*both) for both in itertools.product(BLOCKS, THREADS)]
     limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
-    grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]
-    return grid + [Footprint(blocks, 512, 0.0, FIFO_BYTES) for blocks in BLOCKS]
+    return grid + [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]

@@ -16,16 +16,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes
-from ddlkit.run.clock import (
-    Budget,
-    Floats,
-    measure,
-    measure_on,
-    rows_by,
-    sample_rows,
-)
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Floats
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.nets import drawn
 from ddlkit.run.sessions import Tables, Unavailable, all_or_partial
@@ -49,7 +42,7 @@ def measure_peaks(
     for precision, side in itertools.product(precisions, sides):
         seconds = product_s(torch.device(device), precision, side, budget)
         labels = {"device": device, "precision": precision, "kernel": "product", "side": side}
-        frames.append(sample_rows(labels, seconds))
+        frames.append(clock.sample_rows(labels, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -65,7 +58,7 @@ def product_s(device: torch.device, precision: str, side: int, budget: Budget) -
             for left, right, result in sets:
                 torch.mm(left, right, out=result)
 
-        return measure_on(device, multiply, budget) / count
+        return clock.measure_on(device, multiply, budget) / count
 
 
 def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
@@ -75,9 +68,11 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
     target = torch.empty_like(source)
     work = {
         f"fp32 product {side}": product_s(place, "fp32", side, DRIFT_BUDGET),
-        f"copy {copy_bytes} bytes": measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET),
+        f"copy {copy_bytes} bytes": clock.measure_on(
+            place, lambda: target.copy_(source), DRIFT_BUDGET
+        ),
     }
-    return rows_by("work", work, {"moment": moment, "device": place.type})
+    return clock.rows_by("work", work, {"moment": moment, "device": place.type})
 
 
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
@@ -97,7 +92,7 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
             count, seconds = _copy_s(target, source, size, budget)
             labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
-            yield sample_rows(labels, seconds)
+            yield clock.sample_rows(labels, seconds)
         if large:
             raise Unavailable(reason)
 
@@ -144,7 +139,7 @@ def _copy_s(target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int,
             into.copy_(out_of, non_blocking=True)
 
     device = (target if target.is_cuda else source).device
-    seconds = measure_on(device, copy, budget, setup=move_on)
+    seconds = clock.measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample
 
 
@@ -195,22 +190,18 @@ def measure_inputs(
 
     The kernel forgets files, and counts its reads from the disk; a virtual machine's host may hold them.
     """
-    try:
-        with scratch(directory) as place:
-            made = _frames(stored(place, shape, batch), side, budget)
-            return {"inputs": all_or_partial("inputs", made)}
-    except OSError as error:
-        why = f"cannot store pictures in {directory}: {error.strerror}"
-        raise UserError(f"{why}: choose another --out") from None
+    with scratch(directory) as place:
+        made = _frames(stored(place, shape, batch), side, budget)
+        return {"inputs": all_or_partial("inputs", made)}
 
 
 def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.DataFrame]:
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
     labels = {"device": "cpu", "stored": "jpeg", "batch": len(paths), "bytes": n_bytes, "ranks": 1}
-    seconds = measure(lambda: [decoded(content, side) for content in contents], budget)
+    seconds = clock.measure(lambda: [decoded(content, side) for content in contents], budget)
     what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
-    yield sample_rows(labels | what, seconds)
+    yield clock.sample_rows(labels | what, seconds)
     if not hasattr(os, "posix_fadvise"):
         raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
     from_disk: list[int] = []
@@ -227,9 +218,9 @@ def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.Dat
         blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock - before
         from_disk.append(blocks * BLOCK_BYTES)
 
-    seconds = measure(read_all, budget, setup=forget_all)
+    seconds = clock.measure(read_all, budget, setup=forget_all)
     share = np.array(from_disk[-len(seconds) :]) / n_bytes
     if share.min() < 1:
         raise Unavailable(f"no cold reads: {share.min():.0%} of a dropped file came from the disk")
     what = {"quantity": "read", "how": "cold files", "from_disk": share}
-    yield sample_rows(labels | what, seconds)
+    yield clock.sample_rows(labels | what, seconds)

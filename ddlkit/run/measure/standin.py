@@ -2,8 +2,8 @@
 
 It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
 102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides), reads two buffers and
-writes their sum, at a rate of sums. Not faithful: NCCL's buffers live largely in the L2 cache (as these do
-with ``fifo_bytes``), and nobody waits: at full speed it is an upper bound, at a link's rate fair.
+writes their sum, at a rate of sums. Not faithful: NCCL's buffers live largely in the L2 cache, and nobody
+waits: at full speed it is an upper bound, at a link's rate fair.
 """
 
 from __future__ import annotations
@@ -60,15 +60,11 @@ def nccl_threads(asked: int) -> int:
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much communicates, and how fast all blocks together (0: unlimited).
-
-    fifo_bytes : that each buffer may take, so that it stays in a cache; 0: as many as there are
-    """
+    """How much communicates, and how fast all blocks together (0: unlimited)."""
 
     blocks: int
     threads: int
     bytes_per_s: float = 0.0
-    fifo_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,6 @@ class GpuStandIn:
             "taken_blocks": footprint.blocks,
             "taken_threads": nccl_threads(footprint.threads),
             "bytes_per_s_asked": footprint.bytes_per_s,
-            "fifo_bytes": footprint.fifo_bytes,
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
             # As NCCL does it, from Hopper on.
@@ -140,7 +135,7 @@ class GpuStandIn:
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
         """Put the kernel into its stream: to end by the flag in `record`, or after ``chunks`` a block."""
         chunk_bytes = self.chunk_bytes(footprint.threads)
-        in_buffer = min(self.c.nbytes, footprint.fifo_bytes or self.c.nbytes) // chunk_bytes
+        in_buffer = self.c.nbytes // chunk_bytes
         rate = footprint.bytes_per_s
         chunk_ns = _NS * chunk_bytes * footprint.blocks / rate if rate else 0.0
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))

@@ -33,16 +33,8 @@ from ddlkit.core.plan import ddp
 from ddlkit.core.units import MIB, format_seconds
 from ddlkit.core.workload import Workload
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.clock import (
-    Budget,
-    Marks,
-    chrome_trace,
-    measure,
-    measure_interleaved,
-    measure_on,
-    sample_rows,
-    synchronizer,
-)
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
 from ddlkit.run.measure.layers import Training, compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
@@ -117,7 +109,7 @@ def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
             part.copy_(gradient)
 
-    seconds = measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
+    seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
     return float(np.median(slowest(seconds))) / whole.nbytes
 
 
@@ -140,7 +132,7 @@ class _Block:
         how = settings.network, settings.batch, me.device, PRECISION
         self.training = Training(*how, model)
         self.training.inputs = self.training.inputs.roll(me.rank, dims=-1)  # other data on each
-        self.synchronize = synchronizer(me.device)
+        self.synchronize = clock.synchronizer(me.device)
         for _ in range(WARMUP):
             self.training.iterate()
         log = self.model._get_ddp_logging_data()
@@ -166,7 +158,10 @@ class _Block:
         check_equal_gradients(self.training.optimizer)
         tables = {}
         if repeat == 0:
-            tables = {"buckets": self._bucket_rows(), "timeline": self._profile()}
+            sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
+            rows = [pd.DataFrame({"bytes": each, "source": source}) for source, each in sizes]
+            buckets = pd.concat(rows).rename_axis("bucket").reset_index()
+            tables = {"buckets": buckets.assign(case=self.case.key), "timeline": self._profile()}
             if self.asked and list(self.asked) != self.buckets:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
@@ -188,10 +183,9 @@ class _Block:
                 "stolen": used.stolen,
             }
         )
+        turn = f"{self.settings.network}, plan {self.spec}, round {repeat + 1}"
         iteration, alone = map(format_seconds, (float(np.median(seconds)), compute_s))
-        times = f"{iteration} an iteration, compute alone {alone}"
-        turn = f"round {repeat + 1} of {self.settings.repeats}"
-        self.me.say(f"{self.settings.network}, plan {self.spec}, {turn}: {times}")
+        self.me.say(f"{turn}: {iteration} an iteration, compute alone {alone}")
         return tables
 
     def _profile(self) -> pd.DataFrame:
@@ -205,17 +199,12 @@ class _Block:
                 inside.enter_context(record_function(phase))
 
         dist.barrier()
-        trace = chrome_trace(lambda: self.training.iterate(mark), self.me.device)
+        trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
         messages = int(np.sum(seen.kind == "all_reduce"))
         if messages != len(self.buckets):
             self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
         return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
-
-    def _bucket_rows(self) -> pd.DataFrame:
-        sizes = {"asked": self.asked, "rebuilt": self.buckets}
-        rows = [(n, size, source) for source in sizes for n, size in enumerate(sizes[source])]
-        return pd.DataFrame(rows, columns=["bucket", "bytes", "source"]).assign(case=self.case.key)
 
     def _timed(self) -> tuple[Floats, Usage]:
         """Return seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
@@ -223,7 +212,7 @@ class _Block:
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
         watch = processor_times()
-        seconds = measure(self.training.iterate, exactly, synchronize=self.synchronize)
+        seconds = clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
         used = processor_usage(watch, processor_times())
         return slowest(seconds), Usage(*slowest(astuple(used)).tolist())
 
@@ -415,8 +404,8 @@ def measure_sending(
 
     with sending.hooked():
         actions = {key: partial(once, *key) for key in runs}
-        wait = synchronizer(sending.training.labels.device)
-        samples = measure_interleaved(actions, budget, synchronize=wait)
+        wait = clock.synchronizer(sending.training.labels.device)
+        samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for (what, setting), seconds in samples.items():
         columns = {"quantity": what, "ranks": setting.ranks, "policy": "none", **_NONE}
@@ -425,7 +414,7 @@ def measure_sending(
             columns |= {name: taken[name] for name in taken.keys() & columns}
             seen = pd.DataFrame([run.seen() for run in runs[what, setting][-len(seconds) :]])
             columns |= {"policy": setting.policy, "buckets": len(sending.sizes), **seen}
-        frames.append(sample_rows(columns, seconds))
+        frames.append(clock.sample_rows(columns, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
