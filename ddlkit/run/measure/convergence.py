@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -76,19 +76,13 @@ DENSITY = 0.001  # of omgs Tab IV
 SIDE = 32  # of a picture, averaged down to the size of those in CIFAR-10
 
 
-class Task(NamedTuple):
-    """What is trained on several ranks, and how."""
-
-    build: Callable[[], nn.Module]
-    recipe: Recipe
-
-
 # Rates were chosen by dense training with another seed than those recorded; decay is that of omgs' code.
 _VGG = Recipe(12, learning_rate=0.02, decay=1e-4, largest_gradient=math.inf)
-TASKS: dict[str, Task] = {
-    "vgg16_cifar_eighth": Task(partial(registry.vgg16_cifar, _CLASSES, registry.EIGHTH), _VGG),
-    "resnet20_half": Task(
-        partial(registry.resnet20_half, _CLASSES), replace(_VGG, learning_rate=0.05)
+TASKS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
+    "vgg16_cifar_eighth": (partial(registry.vgg16_cifar, _CLASSES, registry.EIGHTH), _VGG),
+    "resnet20_half": (
+        partial(registry.resnet20_half, _CLASSES),
+        replace(_VGG, learning_rate=0.05),
     ),
 }
 """Of omgs Fig 3; its LSTM was measured at v0.2-studies, and its tables are read."""
@@ -106,7 +100,7 @@ def started(network: str, seed: int) -> nn.Module:
         return model
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return TASKS[network].build()
+        return TASKS[network][0]()
 
 
 # -- training ----------------------------------------------------------------------------------

@@ -227,9 +227,6 @@ def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 # -- of one process, beside messages of its own gradients ----------------------------------------
 
-COMPUTE, ITERATION, COMMUNICATION = "compute", "iteration", "communication"
-"""Quantities of the table: training with empty messages, with whole ones, and these without training."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -282,7 +279,7 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
 class Run:
     """One repeat, and what is sent in it: by which footprint, chunks of each block, and what a kernel wrote.
 
-    marks : start, ends of forward, backward, waiting and update; of messages alone, start and end
+    marks : start, ends of forward, backward, waiting and update
     """
 
     def __init__(self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn) -> None:
@@ -305,8 +302,8 @@ class Run:
                 "in the time that a message may take; ask for a higher rate"
             )
         communication_s = max(TICK_S, sum(spans_s))
-        at_s = self.marks.seconds()
-        exposed_s = float(at_s[3] - at_s[2] if len(at_s) > 2 else at_s[1])
+        _, _, backward_s, waited_s, _ = self.marks.seconds().tolist()
+        exposed_s = waited_s - backward_s
         return {
             "bytes": self.n_bytes,
             "bytes_per_s": self.n_bytes / communication_s,
@@ -347,25 +344,14 @@ class SendingTraining:
         self.training.iterate(self._run.marks.mark)
         return self._run
 
-    def send_all(self, setting: Setting) -> Run:
-        """Send all messages, one after the other, without an iteration."""
-        self._run = Run(self.sizes, setting, self.stand_in)
-        self._run.marks.mark()
-        for bucket in range(len(self.sizes)):
-            self._send(bucket)
-        self._wait()
-        return self._run
-
     def _ready(self, tensor: str) -> None:
         """Send, in the order of the buckets, whatever is whole now that this gradient is ready."""
         self._missing[self._bucket[tensor]] -= 1
-        while self._next < len(self._missing) and not self._missing[self._next]:
-            self._send(self._next)
-            self._next += 1
-
-    def _send(self, bucket: int) -> None:
         run = self._run
-        self.stand_in.send(run.footprints[bucket], run.chunks[bucket], run.records[bucket])
+        while self._next < len(self._missing) and not self._missing[self._next]:
+            message = run.footprints[self._next], run.chunks[self._next], run.records[self._next]
+            self.stand_in.send(*message)
+            self._next += 1
 
     def _wait(self, *_: object) -> None:
         self.stand_in.join()
@@ -378,7 +364,7 @@ def measure_sharing(
     """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
 
     ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
-    host issues the same), of "iteration" with them, of "communication" the messages alone.
+    host issues the same), of "iteration" with them.
     communication_s : in which messages were under way; exposed_communication_s : from the end of backward to
         the update; overlap_share : of communication_s, what is not exposed
     """
@@ -394,26 +380,25 @@ def measure_sending(
     sending: SendingTraining, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
     """Return the same rows of a training that is ready, which they do not name."""
-    runs: dict[tuple[str, Setting], list[Run]] = {(COMPUTE, EMPTY): []}
-    runs |= {(what, way): [] for way in compared for what in (ITERATION, COMMUNICATION)}
+    runs: dict[Setting, list[Run]] = {setting: [] for setting in (EMPTY, *compared)}
 
-    def once(what: str, setting: Setting) -> Marks:
-        run = (sending.send_all if what == COMMUNICATION else sending.iterate)(setting)
-        runs[what, setting].append(run)
-        return run.marks
+    def once(setting: Setting) -> Marks:
+        runs[setting].append(sending.iterate(setting))
+        return runs[setting][-1].marks
 
     with sending.hooked():
-        actions = {key: partial(once, *key) for key in runs}
+        actions = {setting: partial(once, setting) for setting in runs}
         wait = clock.synchronizer(sending.training.labels.device)
         samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
-    for (what, setting), seconds in samples.items():
-        columns = {"quantity": what, "ranks": setting.ranks, "policy": "none", **_NONE}
-        if what != COMPUTE:
+    for setting, seconds in samples.items():
+        columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
+        if setting != EMPTY:
             taken = sending.stand_in.columns(setting.footprint)
             columns |= {name: taken[name] for name in taken.keys() & columns}
-            seen = pd.DataFrame([run.seen() for run in runs[what, setting][-len(seconds) :]])
-            columns |= {"policy": setting.policy, "buckets": len(sending.sizes), **seen}
+            seen = pd.DataFrame([run.seen() for run in runs[setting][-len(seconds) :]])
+            columns |= {"quantity": "iteration", "policy": setting.policy, **seen}
+            columns |= {"buckets": len(sending.sizes)}
         frames.append(clock.sample_rows(columns, seconds))
     return pd.concat(frames, ignore_index=True)
 

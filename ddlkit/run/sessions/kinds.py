@@ -296,7 +296,7 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
     """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
     convergence = measuring("convergence")
     for seed, name in product(seeds, convergence.TASKS):
-        recipe = convergence.TASKS[name].recipe
+        _, recipe = convergence.TASKS[name]
         recipe = replace(recipe, epochs=epochs or recipe.epochs)
         for method in convergence.plans(name):
             key = f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}"
