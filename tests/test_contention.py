@@ -16,7 +16,7 @@ from ddlkit.core.units import MIB
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure import contention, standin
-from ddlkit.run.measure.contention import COPIES, TINY, CopyEngine, flow
+from ddlkit.run.measure.contention import COPIES, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
@@ -70,7 +70,7 @@ def test_kernels_alone_and_beside_are_timed_in_turn_as_far_as_both_run_together(
     monkeypatch.setattr(contention, "MOST_EXTRA_S", 1e9)
 
     def rows(neighbour: Played, budget: Budget) -> dict[int, int]:
-        how = (TINY, torch.device("cpu"), neighbour, THREE, budget)
+        how = (True, torch.device("cpu"), neighbour, THREE, budget)
         table = all_or_partial("contention", contention.in_turn("relu", *how))
         assert set(table.loc[table["blocks"] > 0, "overlap_share"]) == {1.0}
         return table.groupby("blocks").size().to_dict()
@@ -128,7 +128,7 @@ def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path)
         with pytest.raises(Unavailable, match="needs a GPU"):
             point.measure()
     points = list(kernels_beside_messages(Here("cuda", 1, tmp_path), brief=False))
-    assert {point.name for point in points} == {*contention.kernels(TINY)}
+    assert {point.name for point in points} == {*contention.kernels(tiny=True)}
     every = contention.footprints(False)
     assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= {
         (each.blocks, each.threads) for each in every

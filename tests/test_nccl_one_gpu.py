@@ -20,7 +20,7 @@ from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Job, Rank
-from ddlkit.run.measure import contention, nccl_one_gpu
+from ddlkit.run.measure import nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
     OneGpuSettings,
     measure_on_one_gpu,
@@ -31,7 +31,7 @@ from ddlkit.run.sessions import Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
-TINY = OneGpuSettings(contention.TINY, TWICE, ["relu"], 64 * KIB)
+TINY = OneGpuSettings(True, TWICE, ["relu"], 64 * KIB)
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 

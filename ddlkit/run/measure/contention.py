@@ -26,20 +26,6 @@ from ddlkit.run.sessions import Unavailable, all_or_partial
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Sizes of inputs; attention : sequences, heads, tokens, width of a head."""
-
-    images: int
-    side: int
-    product: int
-    attention: tuple[int, int, int, int]
-
-
-PAPER = Scale(images=64, side=224, product=8192, attention=(4, 32, 4096, 128))
-TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
-
-
-@dataclass(frozen=True)
 class Kernel:
     """What computes: its input's shape and type, and how to make the call for an input on a device."""
 
@@ -52,16 +38,16 @@ class Kernel:
         return self.build(torch.randn(self.shape, device=device).to(self.dtype))
 
 
-def kernels(scale: Scale) -> dict[str, Kernel]:
-    """Return kernels by name. The first five are sharing Tab 1 at ``PAPER``.
+def kernels(tiny: bool) -> dict[str, Kernel]:
+    """Return kernels by name: tiny ones, or the first five of sharing Tab 1, and two of today.
 
     Our choice where the paper is silent: only the forward pass, in fp32 without TF32, which its GPUs did not
     have; average pooling as in a ResNet's stem (3 x 3, stride 2, padding 1).
     """
     fp32, bf16 = torch.float32, torch.bfloat16
-    image = (scale.images, 64, scale.side, scale.side)
-    pixels = scale.side**2
-    square = (scale.product, scale.product)
+    images, side, product = (1, 32, 128) if tiny else (64, 224, 8192)
+    image, pixels, square = (images, 64, side, side), side**2, (product, product)
+    attention = (1, 2, 64, 16) if tiny else (4, 32, 4096, 128)  # sequences, heads, tokens, width
     attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
 
     def module(kind: Callable[..., nn.Module], *sizes: int, **options: Any) -> Any:
@@ -72,12 +58,10 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
         "average_pooling": Kernel(image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)),
         "batch_norm": Kernel(image, fp32, module(nn.BatchNorm2d, 64)),
         "convolution": Kernel(image, fp32, convolve),
-        "linear": Kernel((scale.images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
+        "linear": Kernel((images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: partial(torch.mm, x, x.clone())),
-        "attention": Kernel(
-            scale.attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
-        ),
+        "attention": Kernel(attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())),
     }
 
 
@@ -105,7 +89,7 @@ LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took 
 
 def in_turn(
     name: str,
-    scale: Scale,
+    tiny: bool,
     device: torch.device,
     neighbour: Any,
     ways: Sequence[Any],
@@ -116,7 +100,7 @@ def in_turn(
     Each way is tried first: from the first that fails, or whose neighbour does not run at the same time, none
     is measured; what it did is raised, at the end unless it was the first.
     """
-    kernel = kernels(scale)[name]
+    kernel = kernels(tiny)[name]
     compute = kernel.on(device)
     compute()  # loads and allocates what cannot be while the neighbour runs
     reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
@@ -290,25 +274,25 @@ Case = tuple[str, Callable[[], pd.DataFrame], float]
 RATES = (0.0, 10e9, 1e6)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
 FEW = ("convolution", "attention")
-# Kernels, their sizes, and what to spend on each:
-_BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+# Kernels, and what to spend on each:
+_BRIEF = FEW, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+_LONG = tuple(kernels(tiny=True)), Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
 
 def measure_beside(
-    device: str, name: str, ways: Sequence[Any], scale: Scale, budget: Budget
+    device: str, name: str, ways: Sequence[Any], tiny: bool, budget: Budget
 ) -> pd.DataFrame:
     """Return table ``contention``: a kernel alone, beside footprints of the stand-in or some of COPIES."""
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
     with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
         neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        return all_or_partial("contention", in_turn(name, scale, place, neighbour, ways, budget))
+        return all_or_partial("contention", in_turn(name, tiny, place, neighbour, ways, budget))
 
 
 def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Case]:
     """Yield (name, measurement, seconds that it takes) of each kernel; on a processor one, which says why."""
-    names, scale, budget = _BRIEF if brief else _LONG
+    names, budget = _BRIEF if brief else _LONG
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     lasts_s = 3.0 + 1.5 * budget.max_s
     if copies:
@@ -319,7 +303,7 @@ def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Case]:
     if device == "cpu":
         names, lasts_s = names[:1], 0.0
     for name in names:
-        measure = partial(measure_beside, device, name, ways, scale, budget)
+        measure = partial(measure_beside, device, name, ways, brief, budget)
         yield name + "-copies" * copies, measure, lasts_s
 
 

@@ -161,15 +161,15 @@ def profile_layers(
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
-        on_gpu = {"issue": issue} if place.type == "cuda" else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     quantities = {
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
-        **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
+    if place.type == "cuda":
+        quantities["issue"] = slowest(issue)
     labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
     samples = clock.rows_by("quantity", quantities, {**labels, "ranks": me.world_size if me else 1})
     return _profile(network, training, order, phases, spans), samples

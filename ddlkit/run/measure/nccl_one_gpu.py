@@ -29,7 +29,7 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Rank, Tables, job
 from ddlkit.run.measure import contention
-from ddlkit.run.measure.contention import BOTH, Queues, Scale, in_turn
+from ddlkit.run.measure.contention import BOTH, Queues, in_turn
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import in_wheels
 from ddlkit.run.sessions import Unavailable, all_or_partial
@@ -141,7 +141,7 @@ def taken(trace: Mapping[str, Any]) -> dict[str, int]:
 class OneGpuSettings:
     """What CONFIG.json of the job may hold; names : of kernels, each of which has the budget."""
 
-    scale: Scale
+    tiny: bool
     budget: Budget
     names: Sequence[str]
     message_bytes: int
@@ -172,7 +172,7 @@ def measure_on_one_gpu(
 def one_gpu_job(me: Rank, settings: OneGpuSettings) -> Iterator[Tables]:
     """Yield one kernel after the other, without those that took turns; raise UserError where all did."""
     refused: list[UserError] = []
-    how = settings.scale, me.device
+    how = settings.tiny, me.device
     with compute_on("two ranks of NCCL", me.device), torch.no_grad():
         ranks = TwoRanks(me.device, settings.message_bytes)
         for name in settings.names:
@@ -191,6 +191,5 @@ def case(brief: bool) -> tuple[Sequence[tuple[int, int]], OneGpuSettings]:
     """Return arguments of `measure_on_one_gpu`: kernels at the paper's sizes, as beside the stand-in."""
     budget = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.1 if brief else 1.0)
     if brief:
-        return SETTINGS[:1], OneGpuSettings(contention.TINY, budget, contention.FEW, 4 * MIB)
-    names = tuple(contention.kernels(contention.PAPER))
-    return SETTINGS, OneGpuSettings(contention.PAPER, budget, names, 256 * MIB)
+        return SETTINGS[:1], OneGpuSettings(brief, budget, contention.FEW, 4 * MIB)
+    return SETTINGS, OneGpuSettings(brief, budget, tuple(contention.kernels(brief)), 256 * MIB)
