@@ -33,10 +33,6 @@ class Kernel:
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
-    def on(self, device: torch.device) -> Compute:
-        """Return the kernel on random input there."""
-        return self.build(torch.randn(self.shape, device=device).to(self.dtype))
-
 
 def kernels(tiny: bool) -> dict[str, Kernel]:
     """Return kernels by name: tiny ones, or the first five of sharing Tab 1, and two of today.
@@ -101,7 +97,7 @@ def in_turn(
     is measured; what it did is raised, at the end unless it was the first.
     """
     kernel = kernels(tiny)[name]
-    compute = kernel.on(device)
+    compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
     compute()  # loads and allocates what cannot be while the neighbour runs
     reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
 
@@ -182,16 +178,8 @@ class Queues:
 
     def time(self) -> None:
         """See how long an operation takes, in all streams at the same time."""
-
-        def once() -> None:
-            current = torch.cuda.current_stream(self._device)
-            for stream in self.streams.values():
-                stream.wait_stream(current)
-            self.put([*self.streams])
-            for stream in self.streams.values():
-                current.wait_stream(stream)
-
-        self._each_s = float(clock.measure_on(self._device, once, _FEW).min())
+        put, wait = partial(self.put, [*self.streams]), clock.synchronizer(self._device)
+        self._each_s = float(clock.measure(put, _FEW, synchronize=wait).min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
         """Start operations of a way, or BOTH, then compute; None: alone. As of `GpuStandIn.beside`."""
@@ -269,7 +257,6 @@ class CopyEngine(Queues):
 
 # -- cases -------------------------------------------------------------------------------------
 
-Case = tuple[str, Callable[[], pd.DataFrame], float]
 # As fast as it can; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
@@ -290,16 +277,11 @@ def measure_beside(
         return all_or_partial("contention", in_turn(name, tiny, place, neighbour, ways, budget))
 
 
-def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Case]:
+def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
     """Yield (name, measurement, seconds that it takes) of each kernel; on a processor one, which says why."""
     names, budget = _BRIEF if brief else _LONG
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     lasts_s = 3.0 + 1.5 * budget.max_s
-    if copies:
-        budget, lasts_s = (
-            replace(budget, max_s=budget.max_s / 4),
-            3.0 + QUICK_REPEATS * len(COPIES) * LEAST_S,
-        )
     if device == "cpu":
         names, lasts_s = names[:1], 0.0
     for name in names:

@@ -38,14 +38,9 @@ class Training:
     """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
 
     def __init__(
-        self,
-        network: str,
-        batch: int,
-        device: torch.device,
-        precision: str,
-        model: nn.Module | None = None,
+        self, network: str, batch: int, device: torch.device, precision: str, model: Any = None
     ) -> None:
-        self.model = model or networks.build(network).to(device)
+        self.model: nn.Module = model or networks.build(network).to(device)
         self.inputs, self.labels = networks.sample_batch(network, batch, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
         # Rate 0 is the same arithmetic, but the weights stay put: every repeat computes the same.

@@ -106,9 +106,8 @@ def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataF
     if brief:
         budget, sizes, densities = Budget(1, 2, 15, 0.1), (1_000, 8 * SMALL), (1e-3, 0.1)
     for size in sizes:
-        # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
-        on_gpu_s = len(densities) * budget.max_s / 2
-        estimate_s = on_gpu_s if device == "cuda" else 2 + size * 1e-6
+        on_gpu_s, on_cpu_s = len(densities) * budget.max_s / 2, 2 + size * 1e-6
+        estimate_s = on_gpu_s if device == "cuda" else on_cpu_s
         yield f"d{size}", partial(measure_selection, device, size, densities, budget), estimate_s
 
 

@@ -298,7 +298,5 @@ def _driver(call: str, *arguments: object) -> None:
         raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")
 
 
-@functools.cache
-def _libcuda() -> ctypes.CDLL:
-    """Return the driver, opened once: looking it up takes longer than a launch, for which training waits."""
-    return ctypes.CDLL("libcuda.so.1")
+# Opened once: looking it up takes longer than a launch, for which training waits.
+_libcuda = functools.cache(lambda: ctypes.CDLL("libcuda.so.1"))

@@ -201,9 +201,6 @@ class _Block:
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
-        messages = int(np.sum(seen.kind == "all_reduce"))
-        if messages != len(self.buckets):
-            self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
         return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
     def _timed(self) -> tuple[Floats, Usage]:
