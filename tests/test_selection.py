@@ -27,8 +27,6 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "ties": lambda x: (4 * x).round() / 4,
     "sparse": lambda x: x * (x.roll(1) > 3.1),  # 0.1% are not zero
     "zeros": torch.zeros_like,
-    "one": lambda x: (torch.arange(len(x), device=x.device) == len(x) // 2).float(),
-    "ascending": lambda x: x.sort().values,
     "infinite": lambda x: torch.where(x > 2, float("inf"), x),
     "rows": lambda x: x * (torch.arange(len(x), device=x.device) % 64 == 0),
 }

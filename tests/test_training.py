@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import training
 from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
+from ddlkit.run.measure.training import TrainingSettings, training_job
 
 
 @functools.cache
@@ -52,30 +47,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
     tables = launch(training_job, settings, ranks=2, place=Loopback(), out=out)
     assert not (out / LOGS).exists()
     return tables
-
-
-def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """CUDA's convolutions take TF32 unless they are told not to; the profiles are told."""
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    seen: list[bool] = []
-
-    def stop(*_: object) -> None:
-        seen.extend(switch.allow_tf32 for switch in switches)
-        raise UserError("seen")
-
-    monkeypatch.setattr(training, "_copy_s_per_byte", stop)
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = True
-    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
-    with pytest.raises(UserError, match="seen"):
-        next(iter(training_job.part(me, TrainingSettings(NETWORK, 2, {OWN_PLAN: []}))))
-    after = [switch.allow_tf32 for switch in switches]
-    for switch, was in zip(switches, before, strict=True):
-        switch.allow_tf32 = was
-    assert seen == [False] * 2 and after == [True, True], "as before"
 
 
 def keys(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
@@ -124,7 +95,6 @@ def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFr
         messages = timeline.select(timeline.kind == "all_reduce")
         assert messages.bytes.tolist() == rebuilt.tolist()
         assert messages.group.tolist() == list(range(len(rebuilt)))
-        # One gloo thread carries one message after the other.
         assert (messages.start_s[1:] >= messages.end_s[:-1] - 1e-5).all()
         assert {"forward", "backward", "update"} <= set(timeline.kind.tolist())
         assert timeline.start_s.min() == 0.0
