@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure.collectives import (
@@ -26,7 +24,7 @@ from ddlkit.run.measure.collectives import (
     collectives_job,
     whole_size,
 )
-from places import free_port, wait_for
+from places import free_port
 
 
 def rank(number: int, ranks: int) -> Rank:
@@ -93,32 +91,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-def gloo_threads() -> list[str]:
-    tasks = Path("/proc/self/task").iterdir()
-    return [task.name for task in tasks if "gloo" in (task / "comm").read_text()]
-
-
-def test_gloo_carries_messages_by_one_thread_and_slurm_numbers_ranks_too(
-    alone: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Besides the one that runs collectives, gloo has one that serves its sockets."""
-    for name, value in {"RANK": "PROCID", "WORLD_SIZE": "NTASKS"}.items():
-        monkeypatch.setenv(f"SLURM_{value}", os.environ[name])
-        monkeypatch.delenv(name)
-    assert wait_for(lambda: not gloo_threads()), "an earlier group is gone"
-    me = Rank.join("gloo", torch_threads=1)
-    try:
-        assert wait_for(lambda: len(gloo_threads()) >= 2)
-        assert (me.rank, me.world_size, me.torch_threads) == (0, 1, 1)
-        numbers = np.arange(6.0).reshape(2, 3)
-        assert np.array_equal(peers.everyones(numbers), numbers[None])
-        assert np.array_equal(peers.slowest(numbers), numbers)
-        assert peers.agree_all(True) and not peers.agree_all(False)
-        assert len(gloo_threads()) == 2
-    finally:
-        me.leave()
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

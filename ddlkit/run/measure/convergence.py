@@ -62,10 +62,9 @@ class Recipe:
 
 # -- networks and data -------------------------------------------------------------------------
 
-_SMALL = registry.EIGHTH, registry.EIGHTH_POOLINGS
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_eighth": partial(registry.vgg16_eighth, _CLASSES),
-    "vgg16_eighth_replaced": partial(registry.vgg16_replaced, _CLASSES, *_SMALL),
+    "vgg16_eighth_replaced": partial(registry.vgg16_replaced, _CLASSES, *registry.SMALL),
     "vgg16_eighth_no_dropout": partial(registry.vgg16_eighth, _CLASSES, dropout=0.0),
 }
 """Of osf Fig 9. The replaced one has no dropout, so it has two to be compared with."""

@@ -246,6 +246,4 @@ def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
     """Profile one network after the other, each on all ranks at the same time, as they train."""
     how = str(me.device), "fp32", settings.budget, me.torch_threads, me
     for network, batch in settings.networks.items():
-        yield (tables := layer_tables(network, batch, *how))
-        compute_s = tables["layers"][["forward_s", "backward_s"]].to_numpy().sum()
-        me.say(f"{network}, batch {batch}: {compute_s:.3f} s forward and backward")
+        yield layer_tables(network, batch, *how)

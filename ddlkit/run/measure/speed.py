@@ -149,7 +149,6 @@ GRAIN = 8.0  # standard deviation of noise drawn on top, of 255: photographs are
 DISTINCT = 8  # pictures that are drawn; files repeat them
 BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
 QUALITY = 90  # of JPEG
-WidthHeight = tuple[int, int]
 
 
 def pillow() -> Any:
@@ -161,7 +160,7 @@ def pillow() -> Any:
     return Image
 
 
-def stored(directory: Path, shape: WidthHeight, count: int) -> list[Path]:
+def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     """Write ``count`` JPEG files, the same at every call, which lie on the disk afterwards."""
     random, made = np.random.default_rng(0), []
     for small in drawn.draw_pictures(min(count, DISTINCT), seed=0)[0]:
@@ -184,7 +183,7 @@ def decoded(content: bytes, side: int) -> torch.Tensor:
 
 
 def measure_inputs(
-    directory: Path, shape: WidthHeight, batch: int, side: int, budget: Budget
+    directory: Path, shape: tuple[int, int], batch: int, side: int, budget: Budget
 ) -> Tables:
     """Return table ``inputs``: seconds of a batch: "decode" on one core, and a cold "read".
 

@@ -50,7 +50,7 @@ def lenet5() -> nn.Module:
 
 # An eighth of the channels and units, for images of a quarter of the side: with the last two of five
 # poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
-EIGHTH, EIGHTH_POOLINGS = 8, 3
+SMALL = EIGHTH, EIGHTH_POOLINGS = 8, 3
 
 
 def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Sequential:
