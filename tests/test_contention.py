@@ -134,6 +134,7 @@ def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path)
         (each.blocks, each.threads) for each in every
     }
     assert len(set(every)) == len(every)
+    assert [*map(standin.nccl_threads, (64, 128, 256, 512))] == [128, 160, 288, 544]
     # All blocks find a chunk of their own.
     for each in every:
         chunk_bytes = 16 * standin.UNROLL * standin.nccl_threads(each.threads)

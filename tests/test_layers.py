@@ -180,3 +180,12 @@ def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=f"^{line}.*$"):
         profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_gpu_is_timed_by_its_own_clock() -> None:
+    profile, samples = profile_layers("vit_b_16", 8, "cuda", "bf16", FEW)
+    median = samples.groupby("quantity")["seconds"].median()
+    assert median["issue"] > 0
+    assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)

@@ -82,10 +82,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.first, self.second, self.unused, self.frozen = (nn.Linear(64, 64) for _ in range(4))
         self.second.weight = self.first.weight
-        self.unused = nn.Linear(64, 64)
-        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.frozen.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.frozen(self.first(x)))
@@ -141,7 +140,6 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     monkeypatch.setattr(training_module, "ddp", plan.none)
     sending = sending_of("lenet5")
     training = sending.training
-    assert len(sending.sizes) == 10
     began_s: list[float] = []
     training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
     ready_s: list[float] = []
@@ -155,8 +153,6 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert spans[-1][1] < began_s[0]
     start, _, backward, waited, update = run.marks.seconds()
     assert start == 0 <= backward < waited < update
-    # 247 kB at 20 MB/s: the last chunk too takes its time.
-    assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
 
 
 def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from ddlkit.store.sheet import read_sheet
 
 SPECS = store.DATA / "specs" / "transformers.csv"
 SHAPES = read_shapes(read_sheet(SPECS.read_text(), str(SPECS)))
-SMALL = "name,layers,d_model,heads,d_ff,vocabulary\nmine,2,8,2,32,50\n"
 # Of a stack with biases and two tensors a norm, as Hugging Face's gpt2 has; llama has nine a block and three.
 TENSORS = {"gpt2": 148, "gpt2_medium": 292, "gpt2_large": 436, "gpt2_xl": 580, "llama_7b": 291}
 
@@ -104,23 +103,6 @@ def test_times_are_in_proportion_to_work_and_make_up_the_one_given(
         profile.flops * compute_s * 2 / 3 / profile.flops.sum()
     )
     assert profile.gradient_bytes.sum() == element_bytes * parameters("gpt2")
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        (SMALL, ["--sequence", "4"], "say --peak (FLOP/s) and --utilisation"),
-        (SMALL + "other,2,8,2,32,50\n", [], "several transformers: choose one"),
-        (SMALL.replace("8,2", "8,3"), [], "3 heads do not share d_model 8"),
-    ],
-)
-def test_a_shape_that_cannot_be_counted_is_one_line(
-    text: str, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.csv").write_text(text)
-    argv = ["import", str(tmp_path / "mine.csv"), "--out", str(tmp_path / "p.csv"), *options]
-    assert cli.main(argv) == 2
-    assert message in capsys.readouterr().err
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, float]:

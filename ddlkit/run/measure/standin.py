@@ -50,11 +50,7 @@ _NS = 1e9
 
 
 def nccl_threads(asked: int) -> int:
-    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
-
-    >>> nccl_threads(64), nccl_threads(256)
-    (128, 288)
-    """
+    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own."""
     return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
 
 

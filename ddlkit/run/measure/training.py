@@ -261,9 +261,6 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     """Return how many chunks each block sends of each message: every byte travels with its message, once.
 
     round_bytes : that the blocks send with one chunk each; what exceeds a message is credited to the next
-
-    >>> chunks_of_messages([25, 4, 31], [10, 10, 10])
-    [3, 0, 3]
     """
     ends = np.cumsum(sizes)
     chunks, sent = [], 0
