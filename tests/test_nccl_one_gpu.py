@@ -82,7 +82,11 @@ def test_a_library_that_is_old_or_no_nccl_is_refused(
 
 
 def test_trace_of_gpu_kernels_shows_what_nccl_took() -> None:
-    ring = {"ph": "X", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "cat": "kernel"}
+    ring: dict[str, Any] = {
+        "ph": "X",
+        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "cat": "kernel",
+    }
     ring |= {"ts": 10, "dur": 20, "args": {"grid": [8, 1, 1], "block": [288, 1, 1]}}
     ring["args"] |= {"registers per thread": 96, "shared memory": 9}
     other = {**ring, "name": "implicit_gemm", "ts": 5, "args": {"grid": [99]}}

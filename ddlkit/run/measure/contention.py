@@ -171,6 +171,7 @@ class Queues:
     def __init__(self, device: torch.device, ways: Sequence[str], n_bytes: float) -> None:
         self._device, self._bytes = device, n_bytes
         self.streams = {way: torch.cuda.Stream(device) for way in ways}
+        self._alone = Marks(device)
 
     def put(self, ways: Sequence[str]) -> None:
         """Put an operation into each of these streams."""

@@ -57,7 +57,7 @@ def draw_pictures(count: int, seed: int) -> Pictures:
 
 def sha256(count: int) -> str:
     """Return the hash of so many pictures to train on, and their labels."""
-    return hashlib.sha256(b"".join(map(bytes, draw_pictures(count, 0)))).hexdigest()
+    return hashlib.sha256(b"".join(each.tobytes() for each in draw_pictures(count, 0))).hexdigest()
 
 
 def examples(count: int, held_out: bool, side: int | None = None) -> tuple[Tensor, Tensor]:
