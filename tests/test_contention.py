@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ from ddlkit.core.units import MIB
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure import contention, standin
-from ddlkit.run.measure.contention import TINY, WAYS, CopyEngine, flow
+from ddlkit.run.measure.contention import COPIES, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
 from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
@@ -39,28 +37,21 @@ def test_overlap_is_the_share_in_which_every_block_ran(
     assert traffic.bytes_per_s * takes_s == pytest.approx(3.0)
 
 
-# -- rounds ------------------------------------------------------------------------------------
+# -- in turn -----------------------------------------------------------------------------------
 
 
 class Played:
-    """A neighbour that is nobody, so that rounds can be looked at without a GPU.
+    """A neighbour that is nobody; fails : what to raise, by way; turns : ways that run apart."""
 
-    fails : what to raise, by the number of the passage and the way; turns : ways that run apart
-    """
+    chances, labels = 1, {"ranks": 1}
 
-    chances = 1
-
-    def __init__(
-        self,
-        fails: Callable[[int, Any], Exception | None] = lambda number, way: None,
-        turns: tuple[Any, ...] = (),
-    ) -> None:
+    def __init__(self, fails: Any = (), turns: Any = ()) -> None:
         self.fails, self.turns, self.tried = fails, turns, list[Any]()
 
     def beside(self, way: Any, compute: Compute) -> Passage:
         self.tried.append(way)
-        if error := self.fails(len(self.tried), way):
-            raise error
+        if way in self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         ends = [0.0 if way in self.turns else 9.0]
         marks = clock.timed(compute, "cpu")()
         return marks, lambda: Traffic([0.0] if way else [], ends, 1.0, 2.0, 5.0)
@@ -72,52 +63,35 @@ class Played:
 THREE = [Footprint(1, 1, 1e9), Footprint(2, 1, 1e9), Footprint(3, 1, 1e9)]
 
 
-@pytest.fixture
-def rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[int, int]]:
-    """Count rows by blocks of a kernel beside a played neighbour."""
+def test_kernels_alone_and_beside_are_timed_in_turn_as_far_as_both_run_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(contention, "MOST_EXTRA_S", 1e9)
 
-    def count(neighbour: Played, ways: list[Footprint], budget: Budget) -> dict[int, int]:
-        made = contention.rounds("relu", TINY, torch.device("cpu"), neighbour, ways, budget)
-        table = all_or_partial("contention", made)
+    def rows(neighbour: Played, budget: Budget) -> dict[int, int]:
+        how = (True, torch.device("cpu"), neighbour, THREE, budget)
+        table = all_or_partial("contention", contention.in_turn("relu", *how))
         assert set(table.loc[table["blocks"] > 0, "overlap_share"]) == {1.0}
-        return {int(str(k)): int(n) for k, n in table.groupby("blocks").size().items()}
+        return table.groupby("blocks").size().to_dict()
 
-    return count
-
-
-def test_each_round_has_a_kernel_alone_and_beside_every_footprint(rounds: Any) -> None:
-    played = Played()
-    twice = Budget(warmup=1, min_repeats=2, max_repeats=2)
-    assert rounds(played, THREE, twice) == {0: 2, 1: 2, 2: 2, 3: 2}
+    played, twice = Played(), Budget(warmup=0, min_repeats=2, max_repeats=2)
+    assert rows(played, twice) == {0: 2, 1: 2, 2: 2, 3: 2}
     assert played.tried == [None, *THREE] * 3
     # What is quick gets more samples, also when time is up.
     late = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=1e-9)
-    assert rounds(Played(), THREE[:1], late) == {0: 20, 1: 20}
-
-
-def test_a_neighbour_that_takes_turns_ends_the_point_at_its_first_footprint(rounds: Any) -> None:
-    played = Played(turns=(THREE[0],))
+    assert set(rows(Played(), late).values()) == {20}
+    with pytest.raises(Partial, match="OutOfMemoryError: CUDA out of memory") as part:
+        rows(Played(fails=THREE[1:]), twice)
+    assert part.value.tables["contention"].groupby("blocks").size().to_dict() == {0: 2, 1: 2}
+    played = Played(turns=THREE[:1])
     with pytest.raises(UserError, match="beside .*blocks=1.* for 0% of it: something has") as no:
-        rounds(played, THREE, Budget())
+        rows(played, twice)
     assert not isinstance(no.value, Partial)
     assert played.tried == [None, THREE[0]]
-
-
-@pytest.mark.parametrize("passages", [3, 9])
-def test_whatever_fails_leaves_what_was_measured_before(passages: int, rounds: Any) -> None:
-    """Of two ways: at the third passage the second one is tried; nine make all tries and two rounds."""
-
-    def fails(number: int, way: Any) -> Exception | None:
-        lost = number == passages or (number > passages and way == THREE[1])
-        return torch.OutOfMemoryError("CUDA out of memory") if lost else None
-
-    four = Budget(warmup=1, min_repeats=4, max_repeats=4)
-    with pytest.raises(Partial, match="OutOfMemoryError: CUDA out of memory") as part:
-        rounds(Played(fails), THREE[:2], four)
-    sizes = part.value.tables["contention"].groupby("blocks").size().to_dict()
-    assert sizes == ({0: 4, 1: 4} if passages == 3 else {0: 1, 1: 1, 2: 1})
+    monkeypatch.setattr(contention, "MOST_EXTRA_S", -1e9)
+    with pytest.raises(UserError, match="for 100% of it: something has them take turns"):
+        rows(Played(), twice)
 
 
 spans = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
@@ -129,7 +103,8 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 ) -> None:
     count = min(map(len, copies))
     lines = [np.cumsum([0.1, *copy[:count]]) for copy in copies]
-    line = np.concatenate([[0.0], *lines, [opened_s, opened_s + takes_s]])
+    in_order = np.transpose(lines).ravel()  # the first of each stream, the second of each, ...
+    line = np.concatenate([[0.0], in_order, [opened_s, opened_s + takes_s]])
     traffic = flow(line, len(copies), MIB)
     ticks = np.linspace(opened_s, opened_s + takes_s, 20_001)
     rates = [
@@ -148,77 +123,39 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 
 def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path) -> None:
     cpu = Here("cpu", 1, tmp_path)
-    for (point,) in (kernels_beside_copies(cpu, brief=True), kernels_beside_messages(cpu, True)):
+    for (point,) in (kernels_beside_copies(cpu, True), kernels_beside_messages(cpu, True)):
         assert point.estimate_s == 0.0
         with pytest.raises(Unavailable, match="needs a GPU"):
             point.measure()
     points = list(kernels_beside_messages(Here("cuda", 1, tmp_path), brief=False))
-    assert {"relu", "idle"} <= {point.name for point in points} and len(points) == 8
+    assert {point.name for point in points} == {*contention.kernels(tiny=True)}
     every = contention.footprints(False)
     assert {(1, 64), (2, 256), (4, 512), (32, 64)} <= {
         (each.blocks, each.threads) for each in every
     }
     assert len(set(every)) == len(every)
-    # All blocks find a chunk of their own, even where the buffers are to stay in the cache.
+    assert [*map(standin.nccl_threads, (64, 128, 256, 512))] == [128, 160, 288, 544]
+    # All blocks find a chunk of their own.
     for each in every:
         chunk_bytes = 16 * standin.UNROLL * standin.nccl_threads(each.threads)
-        assert each.blocks * chunk_bytes <= (each.fifo_bytes or standin.BUFFER_BYTES)
-
-
-@pytest.mark.parametrize("version", [(), (2, 16, 2), (2, 28, 9)])
-def test_every_control_is_listed_and_what_is_absent_says_why(
-    version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without NCCL, by an old one, and by one of today, whose communicator has one option."""
-    options = type("Options", (), {"config": type("Config", (), {"min_ctas": 0})})
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: bool(version))
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", type("", (), {"Options": options}), raising=False)
-    table = contention.offered().set_index("control")
-    assert set(table["level"]) == {"environment", "communicator", "call"}
-    assert ((table["reason"] == "none") == (table["outcome"] == "offered")).all()
-    offered = set(table.index[table["outcome"] == "offered"])
-    every = {control for control in table.index if control.isupper()} | {"min_ctas"}
-    least = {"NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"}
-    assert offered == {(): set(), (2, 16, 2): least, (2, 28, 9): every}[version]
+        assert each.blocks * chunk_bytes <= standin.BUFFER_BYTES
 
 
 # -- CUDA --------------------------------------------------------------------------------------
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-
-@pytest.fixture(scope="module")
-def gpu() -> GpuStandIn:
-    return GpuStandIn(16 * MIB)
-
-
 @pytest.mark.gpu
-@needs_gpu
-@pytest.mark.parametrize(("blocks", "threads"), [(1, 32), (7, 640), (32, 640)])
-def test_gpu_writes_every_sum_once_asked_for(gpu: GpuStandIn, blocks: int, threads: int) -> None:
-    chunk = gpu.chunk_bytes(threads)
-    in_buffer = gpu.c.nbytes // chunk
-    gpu.c.fill_(float("nan"))
-    gpu.send(Footprint(blocks, threads), -(-in_buffer // blocks), gpu.record(blocks))
-    torch.cuda.synchronize()
-    whole = in_buffer * chunk // 4
-    assert torch.equal(gpu.c[:whole], (gpu.a + gpu.b)[:whole])
-    assert bool(gpu.c[whole:].isnan().all())
-
-
-@pytest.mark.gpu
-@needs_gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(
-    "way", [Footprint(1, 64), Footprint(32, 256), Footprint(4, 256, 1e9), *WAYS]
+    "way", [Footprint(1, 64), Footprint(32, 640), Footprint(4, 256, 1e9), *COPIES]
 )
 def test_gpu_runs_a_neighbour_beside_the_whole_computation_and_stops_it(
-    gpu: GpuStandIn, way: Any, monkeypatch: pytest.MonkeyPatch
+    way: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in that nobody stops would run for longer than a test may take."""
     monkeypatch.setattr(standin, "LONGEST_S", 600.0)
     x, y = torch.randn(2, 2048, 2048, device="cuda")
+    gpu = GpuStandIn(16 * MIB)
     neighbour: Any = CopyEngine(torch.device("cuda")) if isinstance(way, str) else gpu
 
     def compute() -> None:
@@ -232,10 +169,14 @@ def test_gpu_runs_a_neighbour_beside_the_whole_computation_and_stops_it(
     traffic = read()
     assert traffic.overlap_share == 1.0
     assert marks.seconds()[-1] <= traffic.closed_s - traffic.opened_s
+    assert 0 < traffic.bytes_per_s < 2e13
     if isinstance(way, str):
         assert len(traffic.begins_s) == (2 if way == "both" else 1)
-        assert 1e8 < traffic.bytes_per_s < 2e12
-    else:
-        assert len(traffic.begins_s) == way.blocks and traffic.bytes_per_s > 0
-        if way.bytes_per_s:
-            assert traffic.bytes_per_s == pytest.approx(way.bytes_per_s, rel=0.1)
+        return
+    if way.bytes_per_s:
+        assert traffic.bytes_per_s == pytest.approx(way.bytes_per_s, rel=0.1)
+    chunk = gpu.chunk_bytes(way.threads)
+    gpu.send(way, -(-(gpu.c.nbytes // chunk) // way.blocks), gpu.record(way.blocks))
+    torch.cuda.synchronize()
+    whole = gpu.c.nbytes // chunk * chunk // 4
+    assert torch.equal(gpu.c[:whole], (gpu.a + gpu.b)[:whole])

@@ -17,37 +17,13 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import selected
 from ddlkit.run.measure import convergence
-from ddlkit.run.measure.convergence import (
-    DENSE,
-    NETWORKS,
-    TASKS,
-    Recipe,
-    SparseTraining,
-    train_sparse,
-    trainings,
-)
+from ddlkit.run.measure.convergence import DENSE, TASKS, Recipe, plans, train_sparse
 from ddlkit.run.measure.selection import PlayedExchange
 from ddlkit.run.nets import drawn
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
-LSTM = "lstm_sentences"
-RANKS, DENSITY = 3, 0.07
-
-
-def train(network: str, seed: int, recipe: Recipe = TINY) -> pd.DataFrame:
-    """On one thread: several wait for each other longer than they compute."""
-    return convergence.train(network, seed, recipe, "cpu", threads=1)
-
-
-def tiny(method: str = "lags", **how: Any) -> SparseTraining:
-    """One short training of the LSTM under one of its methods."""
-    made = next(each for each in trainings(LSTM, 0) if method in each.method.split("+"))
-    counts = {name: getattr(TINY, name) for name in ("epochs", "batch", "training_images")}
-    recipe = replace(made.recipe, held_out_images=8, **counts)
-    return replace(made, recipe=recipe, **how)
-
-
-# -- data and networks -------------------------------------------------------------------------
+RESNET = "resnet20_half"
+RANKS, SHARE = 3, 0.07
 
 
 def test_a_seed_is_a_data_set() -> None:
@@ -58,39 +34,19 @@ def test_a_seed_is_a_data_set() -> None:
     assert len({image.tobytes() for image in images}) == 48
 
 
-def test_a_text_is_its_seed_and_its_verbs_agree_with_their_subjects() -> None:
-    text, longer, other = (drawn.draw_text(n, seed) for n, seed in ((400, 3), (900, 3), (400, 4)))
-    assert np.array_equal(text, longer[:400]) and not np.array_equal(text, other)
-    words, following = convergence.examples(LSTM, 9, False)
-    assert torch.equal(words.flatten()[1:], following.flatten()[:-1])
-    written = " ".join(drawn.WORDS[word] for word in drawn.draw_text(5_000, 0))
-    for sentence in written.split(" . ")[:-1]:
-        subject = sentence.split(" that ")[0].split(" verb")[0].split()[-1]
-        verbs = [word for word in sentence.split() if word.startswith("verb")]
-        first = verbs[0] if " that " in sentence else verbs[-1]
-        assert subject.endswith("s") != first.endswith("s")
-
-
-def test_of_one_seed_convolutions_are_the_same_for_all() -> None:
-    weights = [convergence.started(name, 5).get_parameter("features.2.weight") for name in NETWORKS]
-    assert all(torch.equal(each, weights[0]) for each in weights)
-    other = convergence.started("vgg16_eighth", 6).get_parameter("features.2.weight")
-    assert not torch.equal(other, weights[0])
-
-
 @pytest.mark.parametrize("network", TASKS)
 def test_plans_hold_all_tensors_and_none_is_trained_twice(network: str) -> None:
     tensors = len(list(convergence.started(network, 0).parameters()))
-    plans = convergence.planned(network)
-    assert len({plan.ends for plan in plans.values()}) == len(plans)
-    assert sorted("+".join(plans).split("+")) == sorted(convergence.METHODS)
-    by_method = {method: plan for name, plan in plans.items() for method in name.split("+")}
-    assert by_method["topk"].ends == (tensors,)
-    assert by_method["lags"].ends == tuple(range(1, tensors + 1))
-    assert 1 < len(by_method["omgs"].ends) < tensors
-
-
-# -- training ----------------------------------------------------------------------------------
+    by_method = {
+        method: plan for name, plan in plans(network).items() for method in name.split("+")
+    }
+    assert by_method.pop(DENSE) is None
+    ends = {method: plan.ends for method, plan in by_method.items() if plan}
+    assert ends.keys() == convergence.METHODS.keys()
+    assert len({*ends.values()}) == len(plans(network)) - 1
+    assert ends["topk"] == (tensors,)
+    assert ends["lags"] == tuple(range(1, tensors + 1))
+    assert 1 < len(ends["omgs"]) < tensors
 
 
 def test_the_rate_rises_for_an_epoch_and_falls_to_nothing() -> None:
@@ -99,15 +55,14 @@ def test_the_rate_rises_for_an_epoch_and_falls_to_nothing() -> None:
     shares = [recipe.rate_share(step) for step in range(10 * 7)]
     assert np.all(np.diff(shares[:6]) > 0) and np.all(np.diff(shares[7:]) < 0)
     assert 0.9 < max(shares) <= 1 and 0 < shares[-1] < 0.01
-    layer = nn.Linear(1, 1, bias=False)
-    sgd = replace(recipe, momentum=0.0, decay=0.0, largest_gradient=2.0).optimizer(layer)
-    layer.weight.grad, before = torch.full((1, 1), 50.0), layer.weight.item()
-    sgd.step()
-    assert before - layer.weight.item() == pytest.approx(2.0 * 0.01 / 7, rel=1e-4)
 
 
 def test_the_same_seed_trains_the_same_and_every_epoch_is_followed(tmp_path: Any) -> None:
-    table = train("vgg16_eighth", 0)
+    def train(seed: int, recipe: Recipe) -> pd.DataFrame:
+        """On one thread: several wait for each other longer than they compute."""
+        return convergence.train("vgg16_eighth", seed, recipe, "cpu", threads=1)
+
+    table = train(0, TINY)
     store.save_table(table, tmp_path, "convergence-x", schema="convergence", command=[])
     scored = table.groupby("epoch")["measured_on"].agg(set).to_dict()
     both = {"training", "held_out"}
@@ -115,10 +70,11 @@ def test_the_same_seed_trains_the_same_and_every_epoch_is_followed(tmp_path: Any
     assert table["accuracy"].between(0, 1).all() and table["dense_parameters"].gt(0).all()
     assert (table.loc[table["epoch"] > 0, "seconds"] > 0).all()
     torch.manual_seed(17)  # whatever was drawn before
-    again = train("vgg16_eighth", 0)
+    again = train(0, TINY)
     pd.testing.assert_frame_equal(table.drop(columns="seconds"), again.drop(columns="seconds"))
+    assert not np.allclose(train(0, replace(TINY, largest_gradient=1e-3))["loss"], table["loss"])
     with pytest.raises(UserError, match="vgg16_eighth, seed 1: diverged in epoch"):
-        train("vgg16_eighth", 1, replace(TINY, learning_rate=1e12))
+        train(1, replace(TINY, learning_rate=1e12, largest_gradient=math.inf))
 
 
 # -- sparsified --------------------------------------------------------------------------------
@@ -135,7 +91,7 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(9, 16), nn.ReLU(), nn.Linear(16, 12), nn.Linear(12, 4))
-    exchange = PlayedExchange(model, FusionPlan("x", ends), DENSITY, RANKS)
+    exchange = PlayedExchange(model, FusionPlan("x", ends), SHARE, RANKS)
     for _ in range(3):
         sent = [torch.zeros_like(group.residual) for group in exchange.ranks[0]]
         for rank, groups in enumerate(exchange.ranks):
@@ -144,7 +100,7 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
             gradients = [ready_gradients(group.parameters) for group in groups]
             exchange.take(rank)
             for k, group in enumerate(groups):
-                assert len(group.values) == selected(len(group.residual), DENSITY)
+                assert len(group.values) == selected(len(group.residual), SHARE)
                 whole = torch.zeros_like(group.residual)
                 whole[group.positions] = group.values
                 torch.testing.assert_close(whole + group.residual, before[k] + gradients[k])
@@ -161,13 +117,15 @@ def test_what_is_sent_and_kept_are_the_gradients_and_the_mean_is_that_of_what_wa
 def test_at_density_1_every_plan_learns_what_dense_training_learns(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dense, sparse = train_sparse(tiny(DENSE)), train_sparse(tiny())
+    def train(method: str) -> pd.DataFrame:
+        name = next(each for each in plans(RESNET) if method in each.split("+"))
+        return train_sparse(RESNET, name, 0, TINY)
+
+    dense, sparse = train(DENSE), train("lags")
     for name, table in {"dense": dense, "sparse": sparse}.items():
         store.save_table(table, tmp_path, name, schema="sparse_convergence", command=[])
     assert (sparse["selected"] < sparse["parameters"] / 50).all()
-    assert not np.allclose(train_sparse(tiny(seed=1))["loss"], sparse["loss"])
-    monkeypatch.setitem(TASKS, LSTM, TASKS[LSTM]._replace(density=1.0))
-    for method in ("topk", "lags"):
-        whole = train_sparse(tiny(method))
-        assert (whole["selected"] == whole["parameters"]).all()
-        np.testing.assert_allclose(whole["loss"], dense["loss"], rtol=1e-4)
+    monkeypatch.setattr(convergence, "DENSITY", 1.0)
+    whole = train("topk")
+    assert (whole["selected"] == whole["parameters"]).all()
+    np.testing.assert_allclose(whole["loss"], dense["loss"], rtol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,18 +11,16 @@ from ddlkit.core.errors import UserError
 from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.report.figures import dag as figures
 from ddlkit.run.clock import Budget
-from ddlkit.run.measure import inputs
-from ddlkit.run.sessions import Unavailable
+from ddlkit.run.measure import speed
 from ddlkit.store.readers import read_inputs
 
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)
-STORED = ("jpeg", "raw")
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("inputs")
-    table = inputs.measure_inputs("cpu", place, (80, 60), 2, 32, BRIEF)
+    table = speed.measure_inputs(place, (80, 60), 2, 32, BRIEF)
     assert not list(place.iterdir())  # no pictures stay
     return store.save_table(table["inputs"], place, "inputs-x", schema="inputs", command=[])
 
@@ -50,31 +47,21 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
 ) -> None:
     """One disk for all ranks: each waits for those before it; all else is one after the other."""
     for part in recorded:
-
-        def predicted_s(*case: Any, part: figures.Parts = part) -> float:
-            return part.predicted_s(*case)
-
-        for stored in STORED:
+        for stored in ("jpeg", "raw"):
             times = part.times(stored)
             whole_s = naive_iteration_s(times) + part.input_s("decode", stored, part.ranks)
-            sum_s = predicted_s(stored, 0, "after")
+            sum_s = part.predicted_s(stored, 0, "after")
             most_s = whole_s + (part.ranks - 1) * part.input_s("read", stored, 1)
             assert whole_s * (1 - 1e-9) <= sum_s <= most_s * (1 + 1e-9)
             for how in ((0, "during"), (2, "after"), (2, "during")):
-                assert predicted_s(stored, *how) <= sum_s * (1 + 1e-9)
+                assert part.predicted_s(stored, *how) <= sum_s * (1 + 1e-9)
 
 
 def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     with pytest.raises(UserError, match="cannot "):
-        inputs.measure_inputs("cpu", tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
+        speed.measure_inputs(tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
     with pytest.raises(UserError, match="no training with pictures in"):
         figures.parts(tmp_path)
     with pytest.raises(UserError, match="no decode of jpeg by 3 ranks: measure input again"):
         recorded[0].input_s("decode", "jpeg", 3)
-
-
-def test_without_pillow_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
-    with pytest.raises(Unavailable, match="no Pillow, so no JPEG: pip install pillow"):
-        inputs.pillow()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,28 +14,24 @@ import pandas as pd
 import pytest
 import torch
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB
-from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Job, Rank
-from ddlkit.run.measure import contention, nccl_one_gpu
+from ddlkit.run.measure import nccl_one_gpu
 from ddlkit.run.measure.nccl_one_gpu import (
     OneGpuSettings,
-    library,
     measure_on_one_gpu,
-    one_gpu_job,
-    read_trace,
+    taken,
     unavailable,
 )
 from ddlkit.run.sessions import Unavailable
 
 CPU = torch.device("cpu")
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
-TINY = OneGpuSettings(contention.TINY, TWICE, ["relu"], 64 * KIB)
+TINY = OneGpuSettings(True, TWICE, ["relu"], 64 * KIB)
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 
@@ -79,98 +73,55 @@ def test_a_library_that_is_old_or_no_nccl_is_refused(
     play("version=23003")
     assert not unavailable()
     play("version=23002")
-    reasons = [(library(), r"NCCL 2\.30\.2 has")]
-    reasons += [("missing.so", "cannot open"), ("libm.so.6", "undefined symbol")]
-    for name, reason in reasons:
+    names = [os.environ["DDLKIT_NCCL"], "missing.so", "libm.so.6"]
+    reasons = [r"NCCL 23002 has", "cannot open", "undefined symbol"]
+    for name, reason in zip(names, reasons, strict=True):
         monkeypatch.setenv("DDLKIT_NCCL", name)
-        assert library() == name
         with pytest.raises(Unavailable, match=reason):
             measure_on_one_gpu([(1, 64)], TINY)
 
 
-# -- what the profiler saw ----------------------------------------------------------------------
-
-
-def _event(name: str, start: float, end: float, cat: str = "kernel", **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start, "args": args}
-
-
-def test_trace_of_gpu_kernels_shows_overlap_and_footprint() -> None:
-    ring = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-    how: dict[str, Any] = {"grid": [8, 1, 1], "block": [288, 1, 1]}
-    how |= {"registers per thread": 96, "shared memory": 9}
-    events = [
-        _event("nccl:all_reduce", 0, 99, "gpu_user_annotation"),
-        _event(ring, 10, 30, **how),
-        _event(ring, 32, 52, **how),
-        _event("void at::cuda::spin_kernel(long)", 0, 20),
-        _event("implicit_gemm", 20, 40),
-    ]
-    seen = read_trace({"traceEvents": events})
-    assert seen.pop("overlap_share") == pytest.approx((10 + 8) / 20)
-    assert seen.pop("messages_s") == pytest.approx(42e-6)
+def test_trace_of_gpu_kernels_shows_what_nccl_took() -> None:
+    ring: dict[str, Any] = {
+        "ph": "X",
+        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "cat": "kernel",
+    }
+    ring |= {"ts": 10, "dur": 20, "args": {"grid": [8, 1, 1], "block": [288, 1, 1]}}
+    ring["args"] |= {"registers per thread": 96, "shared memory": 9}
+    other = {**ring, "name": "implicit_gemm", "ts": 5, "args": {"grid": [99]}}
+    seen = taken({"traceEvents": [other, ring]})
     assert seen == {"taken_blocks": 8, "taken_threads": 288, "registers": 96, "shared_bytes": 9}
+    assert set(taken({"traceEvents": []}).values()) == {0}
 
 
-def test_kernels_that_took_turns_with_messages_leave_no_row(
+def test_each_setting_is_heard_by_nccl_and_kernels_that_took_turns_leave_no_row(
     play: Play, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others do, and each that did is said."""
-    play("version=23003")
-    shares = {"relu": 0.05, "attention": 0.9, "linear": 0.0}
-
-    def rows(_: object, name: str, *__: object) -> pd.DataFrame:
-        pair = {"communication": ["none", "nccl_one_gpu"], "seconds": [1.0, 2.0]}
-        return pd.DataFrame({"kernel": name, **pair, "overlap_share": [0, shares[name]]})
-
-    monkeypatch.setattr(nccl_one_gpu, "beside", rows)
-    me = Rank(0, 1, 0, CPU, "gloo", 1)
-    (part,) = one_gpu_job.part(me, replace(TINY, names=[*shares]))
-    assert part["contention"]["kernel"].unique().tolist() == ["attention"]
-    said = capsys.readouterr().err
-    assert said.count("took 2 s, alone 1 s") == 2 and "two ranks relu" in said
-    with pytest.raises(UserError, match="two ranks relu took"):
-        list(one_gpu_job.part(me, TINY))
-
-
-@pytest.mark.parametrize(
-    ("role", "line"),
-    [("wrong", "sums are wrong"), ("refuse", "ncclCommInitAll: invalid usage: Duplicate GPU")],
-)
-def test_what_fails_is_one_line(role: str, line: str, play: Play) -> None:
-    play(f"{role} version=23003")
-    with pytest.raises(UserError, match=line) as raised:
-        measure_on_one_gpu([(2, 256)], TINY, on_gpu=False)
-    assert "\n" not in str(raised.value)
-
-
-def trace_of_a_gpu(run: Callable[[], object], _: object) -> str:
-    """What a GPU's profiler would have seen of the two ranks' kernels beside another one."""
-    run()
-    how: dict[str, Any] = {"grid": [2, 1, 1], "block": [288, 1, 1]}
-    ranks = [_event("ncclDevKernel_AllReduce", at, at + 100, **how) for at in (0, 10)]
-    return json.dumps({"traceEvents": [*ranks, _event("relu", 50, 150)]})
-
-
-def test_each_setting_is_heard_by_nccl_and_makes_rows(
-    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """All of it but the profiler, which sees no kernels here, in this process: one rank, as in a job."""
-    log = play("version=23003")
+    """All but what needs a GPU, in this process: one rank, as in a job."""
+    roles = {"wrong": "sums are wrong", "refuse": "ncclCommInitAll: invalid usage: Duplicate GPU"}
     monkeypatch.setattr(launch, "launch", launch_here)
-    monkeypatch.setattr(clock, "chrome_trace", trace_of_a_gpu)
-    found = measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False)["contention"]
-    path = store.save_table(found, tmp_path, "x", schema="contention", command=[])
-    rows = store.load_table(path, "contention")
-    assert rows.groupby(["communication", "blocks", "threads"]).size().to_dict() == {
-        (company, *pair): 2 for company in ("nccl_one_gpu", "none") for pair in ((1, 64), (2, 256))
-    }
-    beside = rows[rows["communication"] == "nccl_one_gpu"]
-    assert set(beside["taken_blocks"]) == {2} and set(beside["taken_threads"]) == {288}
-    assert beside["overlap_share"].to_numpy() == pytest.approx(0.6)
-    assert set(rows["ranks"]) == {2}
+    for role, line in roles.items():
+        play(f"{role} version=23003")
+        with pytest.raises(UserError, match=line):
+            measure_on_one_gpu([(2, 256)], TINY, on_gpu=False)
+    log = play("version=23003")
+    log.unlink()
+
+    def in_turn(name: str, scale: object, place: object, ranks: Any, *_: object) -> Any:
+        if name == "relu":
+            raise UserError("take turns")
+        yield pd.DataFrame({**ranks.labels, "kernel": [name]})
+
+    monkeypatch.setattr(nccl_one_gpu, "in_turn", in_turn)
+    pairs, both = [(1, 64), (2, 256)], replace(TINY, names=["relu", "linear"])
+    rows = measure_on_one_gpu(pairs, both, on_gpu=False)["contention"]
+    assert rows.to_numpy().tolist() == [[2, *pair, "linear"] for pair in pairs]
+    assert capsys.readouterr().err.count("relu: take turns") == 2
     meets = [call for call in calls(log) if call[0] == "meet"]
     assert [(call[6], call[8], call[10]) for call in meets] == [("1", "1", "64"), ("1", "2", "256")]
+    with pytest.raises(UserError, match="take turns"):
+        measure_on_one_gpu(pairs[:1], TINY, on_gpu=False)
 
 
 def launch_here(
@@ -180,23 +131,19 @@ def launch_here(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in place.environment(0, 1).items():
             patch.setenv(name, value)
-        with socket.create_server((launch.LOCALHOST, 0)) as probe:
-            patch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
-        me = Rank.join(**join)
-        try:
-            parts = [tables["contention"] for tables in job.part(me, settings)]
-        finally:
-            me.leave()
+        me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
+        parts = [tables["contention"] for tables in job.part(me, settings)]
     return {"contention": pd.concat(parts, ignore_index=True)}
 
 
 # -- a hang ------------------------------------------------------------------------------------
 
 
-def test_a_hang_is_ended_and_nothing_stays(play: Play) -> None:
+def test_a_hang_is_ended_and_nothing_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     log = play("hang version=23003")
+    monkeypatch.setattr(nccl_one_gpu, "LIMIT_S", 6.0)
     with pytest.raises(UserError, match="not done after 6 s and was ended"):
-        measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False, limit_s=6)
+        measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False)
     (meet,) = calls(log)  # and the next setting was not tried
     with pytest.raises(ProcessLookupError):
         os.kill(int(meet[-1]), 0)

@@ -22,15 +22,16 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
 from ddlkit.run.clock import Budget
-from ddlkit.run.measure import sharing_training, standin
+from ddlkit.run.measure import standin
+from ddlkit.run.measure import training as training_module
 from ddlkit.run.measure.layers import Training
-from ddlkit.run.measure.sharing_training import (
+from ddlkit.run.measure.standin import Footprint, read_message
+from ddlkit.run.measure.training import (
     SendingTraining,
     Setting,
     chunks_of_messages,
     measure_sending,
 )
-from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.nets import registry as networks
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
@@ -81,16 +82,12 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.first, self.second, self.unused, self.frozen = (nn.Linear(64, 64) for _ in range(4))
         self.second.weight = self.first.weight
-        self.unused = nn.Linear(64, 64)
-        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.frozen.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.frozen(self.first(x)))
-
-
-# -- how much is sent --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -121,9 +118,10 @@ def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int
     assert (surplus < max(each)).all(), "something was sent twice"
 
 
-@pytest.mark.parametrize("network", ["lenet5", "tied"])
+@pytest.mark.parametrize("network", ["resnet18", "tied"])
 def test_an_iteration_sends_all_gradients_by_its_records(network: str, sending_of: Any) -> None:
     sending = sending_of(network)
+    assert all(size >= MIB for size in sending.sizes[:-1]), "buckets are those of DDP"
     training = sending.training
     nn.functional.cross_entropy(training.model(training.inputs), training.labels).backward()
     n_bytes = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
@@ -136,23 +134,12 @@ def test_an_iteration_sends_all_gradients_by_its_records(network: str, sending_o
             assert expected <= sent_bytes < expected + blocks * CHUNK_BYTES
 
 
-def test_buckets_are_those_of_ddp(sending_of: Any) -> None:
-    sending = sending_of("resnet18")
-    first, second, _ = sending.sizes
-    assert sum(sending.sizes) == sum(p.nbytes for p in sending.training.model.parameters())
-    assert MIB <= first < 25 * MIB <= second
-
-
-# -- when it is sent ---------------------------------------------------------------------------
-
-
 def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_ready(
     sending_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing_training, "ddp", plan.none)
+    monkeypatch.setattr(training_module, "ddp", plan.none)
     sending = sending_of("lenet5")
     training = sending.training
-    assert len(sending.sizes) == 10
     began_s: list[float] = []
     training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
     ready_s: list[float] = []
@@ -166,8 +153,6 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert spans[-1][1] < began_s[0]
     start, _, backward, waited, update = run.marks.seconds()
     assert start == 0 <= backward < waited < update
-    # 247 kB at 20 MB/s: the last chunk too takes its time.
-    assert sum(end - begin for begin, end in spans) > 0.99 * sum(sending.sizes) / 20e6
 
 
 def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path: Path) -> None:
@@ -175,17 +160,16 @@ def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path
     where = {"network": "lenet5", "device": "cpu", "batch": 2, "precision": "fp32"}
     rows = measure_sending(sending_of("lenet5"), compared, TWICE).assign(**where)
     store.save_table(rows, tmp_path, "sharing-x", schema="sharing", command=[])
-    counts = {"compute": 2, "iteration": 4, "communication": 4}
+    counts = {"compute": 2, "iteration": 4}
     assert rows.groupby("quantity").size().to_dict() == counts
     assert set(rows["policy"]) == {"none", "same", "last_2x1"}
     sent = rows[rows["quantity"] != "compute"]
     moved = sent["bytes_per_s"] * sent["communication_s"]
     assert moved.to_numpy() == pytest.approx(sent["bytes"])
     assert (sent["bytes_per_s"] <= 20e6 * 1.001).all()
-    alone = sent[sent["quantity"] == "communication"]
-    assert (alone["seconds"] >= alone["communication_s"]).all()
-    assert (alone["overlap_share"] == 0).all()
-    beside = sent[sent["quantity"] == "iteration"]
-    assert (beside["seconds"] > beside["exposed_communication_s"]).all()
+    assert (sent["seconds"] > sent["exposed_communication_s"]).all()
+    hidden_s = sent["communication_s"] - sent["exposed_communication_s"]
+    shared_s = sent["overlap_share"] * sent["communication_s"]
+    assert shared_s.tolist() == pytest.approx(hidden_s.clip(lower=0).tolist())
     with pytest.raises(UserError, match=r"sent \d+ of \d+ chunks in the time"):
         measure_sending(sending_of("lenet5", most=1), [SLOW], TWICE)

@@ -15,7 +15,7 @@ import pytest
 from ddlkit.report.claims import paper_table, symbols
 from ddlkit.report.papers import dag, omgs, osf, sharing
 from ddlkit.store import network_named
-from test_zoo import size
+from test_networks import size
 
 TABLES = {
     **{("osf", n): getattr(osf, f"table{n}") for n in (2, 3)},

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
 from ddlkit.core.timeline import Timeline
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import training
 from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.measure.training import OWN_PLAN, TrainingSettings, training_job
+from ddlkit.run.measure.training import TrainingSettings, training_job
 
 
 @functools.cache
@@ -27,11 +22,6 @@ def ready_bytes(network: str) -> list[int]:
     once = Budget(warmup=1, min_repeats=1, max_repeats=1)
     profile, _ = profile_layers(network, 1, threads=1, budget=once)
     return [int(size) for size in profile.workload().bytes]
-
-
-def cut(sizes: list[int], *ends: int) -> list[int]:
-    """Bytes of the groups that end there."""
-    return [sum(sizes[a:b]) for a, b in zip((0, *ends), (*ends, len(sizes)), strict=True)]
 
 
 NETWORK = "lenet5"
@@ -44,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
     plans = {
         "none": sizes,
         "single": [sum(sizes)],
-        "cuts:3,7": cut(sizes, 3, 7),
+        "cuts:3,7": [sum(sizes[:3]), sum(sizes[3:7]), sum(sizes[7:])],
         "impossible": [20, sum(sizes) - 20],  # ends inside the first tensor
     }
     out = tmp_path_factory.mktemp("training")
@@ -54,39 +44,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame
     return tables
 
 
-def test_training_computes_in_the_precision_of_the_profiles_that_predict_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """CUDA's convolutions take TF32 unless they are told not to; the profiles are told."""
-    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    seen: list[bool] = []
-
-    def stop(*_: object) -> None:
-        seen.extend(switch.allow_tf32 for switch in switches)
-        raise UserError("seen")
-
-    monkeypatch.setattr(training, "_copy_s_per_byte", stop)
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = True
-    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
-    with pytest.raises(UserError, match="seen"):
-        next(iter(training_job.part(me, TrainingSettings(NETWORK, 2, {OWN_PLAN: []}))))
-    after = [switch.allow_tf32 for switch in switches]
-    for switch, was in zip(switches, before, strict=True):
-        switch.allow_tf32 = was
-    assert seen == [False] * 2 and after == [True, True], "as before"
-
-
-def keys(tables: dict[str, pd.DataFrame]) -> dict[str, str]:
-    """Key of the case of every plan that was measured."""
-    return dict(tables["runs"][["plan", "case"]].drop_duplicates().to_numpy().tolist())
-
-
 def test_the_buckets_are_those_asked_for_and_a_plan_that_came_out_otherwise_is_not_timed(
     measured: dict[str, pd.DataFrame],
 ) -> None:
-    assert set(keys(measured)) == {"none", "single", "cuts:3,7"}
+    assert set(measured["runs"]["plan"]) == {"none", "single", "cuts:3,7"}
     grouped = measured["buckets"].groupby(["case", "source"])["bytes"].agg(list).unstack()
     followed = grouped.index.isin(measured["runs"]["case"])
     assert (grouped["asked"] == grouped["rebuilt"]).tolist() == followed.tolist()
@@ -118,13 +79,12 @@ def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
 
 def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFrame]) -> None:
     spans = measured["timeline"]
-    for case in keys(measured).values():
+    for case in measured["runs"]["case"].unique():
         timeline = Timeline.from_rows(spans[spans["case"] == case].to_dict("records"))
         rebuilt = measured["buckets"].query("case == @case and source == 'rebuilt'")["bytes"]
         messages = timeline.select(timeline.kind == "all_reduce")
         assert messages.bytes.tolist() == rebuilt.tolist()
         assert messages.group.tolist() == list(range(len(rebuilt)))
-        # One gloo thread carries one message after the other.
         assert (messages.start_s[1:] >= messages.end_s[:-1] - 1e-5).all()
         assert {"forward", "backward", "update"} <= set(timeline.kind.tolist())
         assert timeline.start_s.min() == 0.0

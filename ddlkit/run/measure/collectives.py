@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import COLLECTIVES, bus_factor, busbw
+from ddlkit.core.link import COLLECTIVES, bus_factor
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs import rank as peers
@@ -54,11 +55,7 @@ class CollectivesSettings:
 
 @job(CollectivesSettings, "collectives")
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
-    """Yield a row per sample, ``seconds`` of the slowest rank; collectives in turn, small sizes first.
-
-    Ranks leave the barrier before a sample a little apart: times of small messages are a fraction too long.
-    Raises UserError when an element comes out wrong.
-    """
+    """Yield a row per sample, ``seconds`` of the slowest rank; every element that comes is checked."""
     nccl = me.backend == "nccl"
     place = {
         "backend": me.backend,
@@ -87,10 +84,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             labels = {"collective": collective, "messages_per_sample": count, "bytes": size}
             labels |= {**place, "stolen": used.stolen, "late": used.late}
             frames.append(sample_rows(labels, seconds))
-            median_s = float(np.median(seconds))
-            rate = busbw(collective, me.world_size, size, median_s) * 8 / 1e9
-            what = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
-            me.say(f"{what}: {format_seconds(median_s)}, bus {rate:.3g} Gbit/s")
+            median = format_seconds(float(np.median(seconds)))
+            me.say(f"{collective} of {format_bytes(size)} on {me.world_size} ranks: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
@@ -118,19 +113,14 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
         torch.cuda._sleep(HOLD_CYCLES)
         return timed(checked.run, me.device)()
 
-    action = held if me.backend == "nccl" else checked.run
-    seconds = measure(
-        action, budget, synchronize=synchronize, setup=together, agree=peers.agree_all
-    )
+    how: Any = {"synchronize": synchronize, "setup": together, "agree": peers.agree_all}
+    seconds = measure(held if me.backend == "nccl" else checked.run, budget, **how)
     checked.check()
     return slowest(seconds) / len(checked.buffers)
 
 
 class CheckedCollective:
-    """One collective on one size, of random integers in float32 whose sums are exact.
-
-    mine : what this rank contributes; buffers : (count, n) results, each of which must be ``expected``
-    """
+    """One collective of random integers in float32, whose sums are exact; buffers : (count, n) results."""
 
     def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
         self.collective, elements = collective, size // _ELEMENT_BYTES

@@ -1,8 +1,4 @@
-"""How much kernels of a GPU slow down when communication shares it with them (sharing 4.2.2, Tab 1, Fig 3).
-
-Each kernel alone and beside the stand-in or the copy engine; beside NCCL itself: `nccl_one_gpu`.
-``overlap_share`` is the share of a kernel's time in which the communication ran, too.
-"""
+"""How much kernels slow down when communication shares their GPU (sharing 4.2.2, Tab 1, Fig 3)."""
 
 from __future__ import annotations
 
@@ -11,38 +7,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.clock import Budget, Floats, Marks, measure_on, sample_rows, timed
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Floats, Marks
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Unavailable, all_or_partial
 
 # -- kernels -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Sizes of inputs; attention : sequences, heads, tokens, width of a head."""
-
-    images: int
-    side: int
-    product: int
-    attention: tuple[int, int, int, int]
-
-
-PAPER = Scale(images=64, side=224, product=8192, attention=(4, 32, 4096, 128))
-TINY = Scale(images=1, side=32, product=128, attention=(1, 2, 64, 16))
-IDLE = "idle"  # no kernel: what the communication does by itself
 
 
 @dataclass(frozen=True)
@@ -53,21 +33,17 @@ class Kernel:
     dtype: torch.dtype
     build: Callable[[torch.Tensor], Compute]
 
-    def on(self, device: torch.device) -> Compute:
-        """Return the kernel on random input there."""
-        return self.build(torch.randn(self.shape, device=device).to(self.dtype))
 
-
-def kernels(scale: Scale) -> dict[str, Kernel]:
-    """Return kernels by name. The first five are sharing Tab 1 at ``PAPER``.
+def kernels(tiny: bool) -> dict[str, Kernel]:
+    """Return kernels by name: tiny ones, or the first five of sharing Tab 1, and two of today.
 
     Our choice where the paper is silent: only the forward pass, in fp32 without TF32, which its GPUs did not
     have; average pooling as in a ResNet's stem (3 x 3, stride 2, padding 1).
     """
     fp32, bf16 = torch.float32, torch.bfloat16
-    image = (scale.images, 64, scale.side, scale.side)
-    pixels = scale.side**2
-    square = (scale.product, scale.product)
+    images, side, product = (1, 32, 128) if tiny else (64, 224, 8192)
+    image, pixels, square = (images, 64, side, side), side**2, (product, product)
+    attention = (1, 2, 64, 16) if tiny else (4, 32, 4096, 128)  # sequences, heads, tokens, width
     attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
 
     def module(kind: Callable[..., nn.Module], *sizes: int, **options: Any) -> Any:
@@ -78,12 +54,10 @@ def kernels(scale: Scale) -> dict[str, Kernel]:
         "average_pooling": Kernel(image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)),
         "batch_norm": Kernel(image, fp32, module(nn.BatchNorm2d, 64)),
         "convolution": Kernel(image, fp32, convolve),
-        "linear": Kernel((scale.images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
+        "linear": Kernel((images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, module(nn.ReLU, inplace=True)),
         "matrix_product": Kernel(square, bf16, lambda x: partial(torch.mm, x, x.clone())),
-        "attention": Kernel(
-            scale.attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
-        ),
+        "attention": Kernel(attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())),
     }
 
 
@@ -95,281 +69,231 @@ _NONE: dict[str, Any] = {
 }
 
 
-def kernel_rows(
-    name: str, kernel: Kernel | None, beside: Mapping[str, Any], seconds: Any
-) -> pd.DataFrame:
-    """Return rows of one kernel in one company; ``beside``: columns that are not as of a kernel alone."""
-    shape = "x".join(map(str, kernel.shape)) if kernel else "none"
-    dtype = str(kernel.dtype).removeprefix("torch.") if kernel else "none"
+def _rows(name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats) -> pd.DataFrame:
+    """Return rows of one kernel in one company; ``columns`` : that are not as of a kernel alone."""
+    shape, dtype = "x".join(map(str, kernel.shape)), str(kernel.dtype).removeprefix("torch.")
     labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
-    return sample_rows({**labels, **_NONE, **beside}, seconds)
+    return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
 
 
-# -- in rounds -----------------------------------------------------------------------------------
+# -- in turn -------------------------------------------------------------------------------------
 
 # Of what is this quick there are samples enough for an interval of the median that says something.
 QUICK_S, QUICK_REPEATS = 0.05, 20
 LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took turns
 
 
-def rounds(
+def in_turn(
     name: str,
-    scale: Scale,
+    tiny: bool,
     device: torch.device,
     neighbour: Any,
     ways: Sequence[Any],
     budget: Budget,
 ) -> Iterator[pd.DataFrame]:
-    """Yield rows of a kernel alone and beside its neighbour in each of ``ways``, a sample of each a round.
+    """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
 
-    So drift meets all alike, and what has been measured when one fails is kept. Each way is tried first:
-    from the first that fails, or whose neighbour does not run at the same time, none is measured.
-
-    budget : max_repeats rounds; those that start after max_s are only of what has fewer than min_repeats
-        samples, or than QUICK_REPEATS if it takes less than QUICK_S
-
-    Raises, at the end, what the failing one did; at once, if it was the first.
+    Each way is tried first: from the first that fails, or whose neighbour does not run at the same time, none
+    is measured; what it did is raised, at the end unless it was the first.
     """
-    kernel = None if name == IDLE else kernels(scale)[name]
-    compute = kernel.on(device) if kernel else neighbour.idle
+    kernel = kernels(tiny)[name]
+    compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
     compute()  # loads and allocates what cannot be while the neighbour runs
-    tried_s: dict[Any, float] = {None: _passage(neighbour, None, compute)[0]}
+    reads: dict[Any, list[Callable[[], Traffic]]] = {None: []}
+
+    def passage(way: Any) -> Marks:
+        marks, read = neighbour.beside(way, compute)
+        reads[way].append(read)
+        return marks
+
+    torch.cuda.synchronize()
+    alone_s = float(passage(None).seconds()[-1])
     failed: Exception | None = None
     for way in ways:
+        reads[way] = []
         try:
-            tried_s[way] = _together(neighbour, way, compute, tried_s[None])
+            _try(passage, way, reads[way], alone_s, neighbour.chances)
         except Exception as error:
             if way == ways[0]:
                 raise
             failed = error
+            del reads[way]
             break
-    quick = max(budget.min_repeats, QUICK_REPEATS)
-    fewest = {way: quick if s < QUICK_S else budget.min_repeats for way, s in tried_s.items()}
-    begin_s = perf_counter()
-    for sample in range(budget.max_repeats):
-        late = perf_counter() - begin_s >= budget.max_s
-        frames = []
-        for way in (way for way in tried_s if not late or sample < fewest[way]):
-            seconds, seen = _passage(neighbour, way, compute)
-            columns = seen if way is None else seen | neighbour.columns(way)
-            frames.append(kernel_rows(name, kernel, columns, [seconds]))
-        if not frames:
-            break
-        yield pd.concat(frames, ignore_index=True).assign(sample=sample)
+    if alone_s < QUICK_S and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
+        budget = replace(budget, min_repeats=QUICK_REPEATS)
+    actions = {way: partial(passage, way) for way in reads}
+    samples = clock.measure_interleaved(actions, budget, synchronize=torch.cuda.synchronize)
+    for way, seconds in samples.items():
+        seen = [read() for read in reads[way][-len(seconds) :]]
+        rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
+        shares = {"overlap_share": [traffic.overlap_share for traffic in seen]}
+        company = neighbour.columns(way) if way else {}
+        columns = {**neighbour.labels, **rates, **shares, **company}
+        yield _rows(name, kernel, columns, seconds)
     if failed:
         raise failed
 
 
-def _passage(neighbour: Any, way: Any, compute: Compute) -> tuple[float, dict[str, Any]]:
-    """Return seconds of one computation, and what was seen beside it, as columns."""
-    torch.cuda.synchronize()
-    marks, read = neighbour.beside(way, compute)
-    torch.cuda.synchronize()
-    seen = {"bytes_per_s": read().bytes_per_s, "overlap_share": read().overlap_share}
-    return float(marks.seconds()[-1]), {"ranks": 1, **seen}
-
-
-def _together(neighbour: Any, way: Any, compute: Compute, alone_s: float) -> float:
-    """Return seconds of a first computation. Raises UserError where it took turns with its neighbour.
-
-    A profiler does that, and a GPU with one queue: each passage would last as long as the neighbour can.
-    """
-    for _ in range(neighbour.chances):
-        seconds, seen = _passage(neighbour, way, compute)
-        share = seen["overlap_share"]
+def _try(
+    passage: Callable[[Any], Marks],
+    way: Any,
+    reads: Sequence[Callable[[], Traffic]],
+    alone_s: float,
+    chances: int,
+) -> None:
+    """Raise UserError where a kernel takes turns with its neighbour, as under a profiler, at every chance."""
+    for _ in range(chances):
+        seconds = float(passage(way).seconds()[-1])
+        share = reads[-1]().overlap_share
         if share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
-            return seconds
-    raise taking_turns("a kernel", way, seconds, alone_s, share)
-
-
-def taking_turns(
-    name: str, company: object, seconds: float, alone_s: float, share: float
-) -> UserError:
-    """Return what to raise where a kernel and its company did not run at the same time."""
-    return UserError(
-        f"beside {company} {name} took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, "
-        f"and both ran at the same time for {share:.0%} of it: something has them take turns"
+            return
+    raise UserError(
+        f"beside {way} a kernel took {format_seconds(seconds)}, alone {format_seconds(alone_s)}, and "
+        f"both ran at the same time for {share:.0%} of it: something has them take turns"
     )
 
 
-# -- the copy engine ----------------------------------------------------------------------------
+# -- the copy engine, and others in streams of their own -----------------------------------------
 
-DIRECTIONS = ("h2d", "d2h")
-WAYS = (*DIRECTIONS, "both")
-
-CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
-# How long copies last, as nobody can stop them: over the computation's time, and at least.
-AS_LONG, LEAST_COPIES_S = 4.0, 0.05
+# How long operations last, as nobody can stop them: over the computation's time, and at least.
+AS_LONG, LEAST_S = 4.0, 0.05
 HOLD_CYCLES = 2_000_000  # of the GPU, 1 ms: until the host has given it the computation
+BOTH = "both"
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
-class CopyEngine:
-    """Copies between host and GPU that outlast a computation, in a stream of its own for each direction.
+class Queues:
+    """Equal operations of ``n_bytes`` in a stream for each way, as many as outlast a computation."""
 
-    How many follows from the time of one, and of what was last computed.
-    """
+    chances = 3  # where a computation was held up, operations end too early
+    labels: Mapping[str, Any] = {"ranks": 1}
 
-    chances = 3  # where a computation was held up, copies end too early
+    def __init__(self, device: torch.device, ways: Sequence[str], n_bytes: float) -> None:
+        self._device, self._bytes = device, n_bytes
+        self.streams = {way: torch.cuda.Stream(device) for way in ways}
+        self._alone = Marks(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._streams = {way: torch.cuda.Stream(device) for way in DIRECTIONS}
-        self._ends = {}  # (target, source) of each direction
-        for way in DIRECTIONS:
-            host = torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
-            there = host.to(device)
-            self._ends[way] = (there, host) if way == "h2d" else (host, there)
-        self._alone = self._last = timed(self.idle, device)()
-        copies = (partial(self._copy, way) for way in DIRECTIONS)
-        self._copy_s = min(float(measure_on(device, copy, _FEW).min()) for copy in copies)
+    def put(self, ways: Sequence[str]) -> None:
+        """Put an operation into each of these streams."""
+        raise NotImplementedError
 
-    def columns(self, way: str) -> dict[str, Any]:
-        """Return which way is copied, as columns of table ``contention``."""
-        return {"communication": f"copy_engine_{way}"}
-
-    def idle(self) -> None:
-        """Compute nothing for about two milliseconds."""
-        torch.cuda._sleep(2 * HOLD_CYCLES)
+    def time(self) -> None:
+        """See how long an operation takes, in all streams at the same time."""
+        put, wait = partial(self.put, [*self.streams]), clock.synchronizer(self._device)
+        self._each_s = float(clock.measure(put, _FEW, synchronize=wait).min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
-        """Start to copy one of WAYS, then compute; None: compute alone. As of `GpuStandIn.beside`."""
+        """Start operations of a way, or BOTH, then compute; None: alone. As of `GpuStandIn.beside`."""
         current = torch.cuda.current_stream(self._device)
-        directions = [direction for direction in DIRECTIONS if way in (direction, "both")]
-        compute_s = max(float(marks.seconds()[-1]) for marks in (self._alone, self._last))
-        copying_s = max(LEAST_COPIES_S, AS_LONG * compute_s)
+        ways = [name for name in self.streams if way in (name, BOTH)]
         line, inside = Marks(self._device), Marks(self._device)
-        line.mark()
-        for direction in directions:
-            self._streams[direction].wait_stream(current)
-        for direction in directions:
-            with torch.cuda.stream(self._streams[direction]):
-                line.mark()
-                for number in range(1 + math.ceil(copying_s / self._copy_s)):
-                    self._copy(direction)
+
+        def mark_each() -> None:
+            for name in ways:
+                with torch.cuda.stream(self.streams[name]):
                     line.mark()
-                    if number == 0:
-                        current.wait_stream(self._streams[direction])
+
+        line.mark()
+        for name in ways:
+            self.streams[name].wait_stream(current)
+        mark_each()
+        if ways:
+            lasting_s = max(LEAST_S, AS_LONG * float(self._alone.seconds()[-1]))
+            for number in range(1 + math.ceil(lasting_s / self._each_s)):
+                self.put(ways)
+                mark_each()
+                if number == 0:
+                    for name in ways:
+                        current.wait_stream(self.streams[name])
         torch.cuda._sleep(HOLD_CYCLES)
         line.mark()
         inside.mark()
         compute()
         inside.mark()
         line.mark()
-        self._last = inside
-        self._alone = self._alone if way else inside
-        return inside, lambda: flow(line.seconds(), len(directions), CHUNK_BYTES)
-
-    def _copy(self, way: str) -> None:
-        target, source = self._ends[way]
-        target.copy_(source, non_blocking=True)
+        if not ways:
+            self._alone = inside
+        return inside, lambda: flow(line.seconds(), len(ways), self._bytes)
 
 
-def flow(seconds: Floats, directions: int, chunk_bytes: int) -> Traffic:
-    """Return what was copied while a computation ran.
+def flow(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
+    """Return what was moved while a computation ran.
 
-    seconds : of any moment; for each direction, of the copies' beginning and of each one's end; of the
-        computation's beginning and end
+    seconds : of any moment; when operations began in each stream; when the first of each ended, the second of
+        each, and so on; of the computation's beginning and end
     """
     opened_s, closed_s = map(float, window := seconds[-2:])
-    lines: Sequence[Floats] = np.split(seconds[1:-2], directions) if directions else []
-    sent = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
+    lines = seconds[1:-2].reshape(-1, streams).T if streams else ()
+    moved = [np.ptp(np.interp(window, line, np.arange(len(line)))) for line in lines]
     begins_s, ends_s = ([float(line[at]) for line in lines] for at in (0, -1))
-    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(sent)) * chunk_bytes)
+    return Traffic(begins_s, ends_s, opened_s, closed_s, float(sum(moved)) * n_bytes)
+
+
+DIRECTIONS = ("h2d", "d2h")
+COPIES = (*DIRECTIONS, BOTH)
+CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
+
+
+class CopyEngine(Queues):
+    """Copies between host and GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, DIRECTIONS, CHUNK_BYTES)
+        hosts = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in DIRECTIONS]
+        near, far = (host.to(device) for host in hosts)
+        self._ends = {"h2d": (near, hosts[0]), "d2h": (hosts[1], far)}  # (target, source)
+        self.time()
+
+    def columns(self, way: str) -> dict[str, Any]:
+        """Return which way is copied, as columns of table ``contention``."""
+        return {"communication": f"copy_engine_{way}"}
+
+    def put(self, ways: Sequence[str]) -> None:
+        """Copy a chunk each way."""
+        for way in ways:
+            target, source = self._ends[way]
+            with torch.cuda.stream(self.streams[way]):
+                target.copy_(source, non_blocking=True)
 
 
 # -- cases -------------------------------------------------------------------------------------
 
-Case = tuple[str, Callable[[], pd.DataFrame], float]
 # As fast as it can; what an adapter of 100 Gbit/s carries, and one block can; only room, no bandwidth.
 RATES = (0.0, 10e9, 1e6)
 BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is asked for
-FIFO_BYTES = 4 * MIB  # three of these stay in the L2 cache
 FEW = ("convolution", "attention")
-# Kernels, their sizes, and what to spend on each:
-_BRIEF = FEW, TINY, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG = tuple(kernels(PAPER)), PAPER, Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+# Kernels, and what to spend on each:
+_BRIEF = FEW, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
+_LONG = tuple(kernels(tiny=True)), Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
 
 
 def measure_beside(
-    device: str, names: Sequence[str], ways: Sequence[Any], scale: Scale, budget: Budget
+    device: str, name: str, ways: Sequence[Any], tiny: bool, budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``contention``: kernels alone and beside the stand-in, or the copy engine, in turn.
-
-    names : of `kernels`, or "idle"; ways : footprints of the stand-in, or some of WAYS that copies go
-
-    Raises UserError where not even the first way can be measured, Partial where a later one cannot.
-    """
+    """Return table ``contention``: a kernel alone, beside footprints of the stand-in or some of COPIES."""
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
-    what = f"{', '.join(names)} beside communication"
-    with compute_on(what, device) as place, torch.no_grad():
+    with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
         neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        each = (rounds(name, scale, place, neighbour, ways, budget) for name in names)
-        return all_or_partial("contention", itertools.chain.from_iterable(each))
+        return all_or_partial("contention", in_turn(name, tiny, place, neighbour, ways, budget))
 
 
-def cases(device: str, brief: bool) -> Iterator[Case]:
-    """Yield (name, measurement, seconds that it takes) beside the stand-in; ``brief``: in seconds."""
-    names, scale, budget = _BRIEF if brief else _LONG
-    on_gpu = device == "cuda"
-    for name in (*names, IDLE) if on_gpu else names[:1]:
-        measure = partial(measure_beside, device, [name], footprints(brief), scale, budget)
-        yield name, measure, 3.0 + 1.5 * budget.max_s if on_gpu else 0.0
-
-
-def copy_case(device: str, brief: bool) -> Case:
-    """Return, as one of `cases`, all kernels beside copies; nobody waits for it where there is no GPU."""
-    names, scale, budget = _BRIEF if brief else _LONG
-    shorter = replace(budget, max_s=budget.max_s / 4)
-    each_s = QUICK_REPEATS * len(WAYS) * LEAST_COPIES_S
-    estimate_s = 3.0 + len(names) * each_s if device == "cuda" else 0.0
-    return "copy-engine", partial(measure_beside, device, names, WAYS, scale, shorter), estimate_s
+def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
+    """Yield (name, measurement, seconds that it takes) of each kernel; on a processor one, which says why."""
+    names, budget = _BRIEF if brief else _LONG
+    ways: Sequence[Any] = COPIES if copies else footprints(brief)
+    lasts_s = 3.0 + 1.5 * budget.max_s
+    if device == "cpu":
+        names, lasts_s = names[:1], 0.0
+    for name in names:
+        measure = partial(measure_beside, device, name, ways, brief, budget)
+        yield name + "-copies" * copies, measure, lasts_s
 
 
 def footprints(brief: bool) -> list[Footprint]:
     """Return at full speed the whole grid; threads matter less where a rate is kept."""
     if brief:
-        return [Footprint(1, 64), Footprint(4, 512, 1e9), Footprint(2, 128, fifo_bytes=FIFO_BYTES)]
+        return [Footprint(1, 64), Footprint(4, 512, 1e9)]
     grid = [Footprint(*both) for both in itertools.product(BLOCKS, THREADS)]
     limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
-    grid += [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]
-    return grid + [Footprint(blocks, 512, 0.0, FIFO_BYTES) for blocks in BLOCKS]
-
-
-# -- by what communication can be given more or less ----------------------------------------------
-
-# Variables that NCCL reads, and options of a communicator, each since which version.
-_CONTROLS: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("NCCL_NTHREADS", "NCCL_ALGO", "NCCL_PROTO"), (2, 0)),
-    **dict.fromkeys(("NCCL_MIN_CTAS", "NCCL_MAX_CTAS"), (2, 17)),
-    "NCCL_LAUNCH_ORDER_IMPLICIT": (2, 26),
-    **dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), (2, 17)),
-}
-
-
-def offered() -> pd.DataFrame:
-    """Return table ``controls``: what this installation offers (sharing Fig 1), and why not the rest."""
-    rows = [
-        ("environment" if name.isupper() else "communicator", name, _lacking(name, since))
-        for name, since in _CONTROLS.items()
-    ]
-    unused = "torch does not pass it on, and nothing here needs it"
-    rows.append(("call", "nccl4py NCCLCollConfig", unused))  # as the paper gave NCCL one of its own
-    table = pd.DataFrame(rows, columns=["level", "control", "reason"])
-    outcome = np.where(table["reason"] == "none", "offered", "absent")
-    no_call = {"asked_blocks": 0, "taken_blocks": 0, "taken_threads": 0}
-    return table.assign(outcome=outcome, operation="none", **no_call)
-
-
-def _lacking(control: str, since: tuple[int, int]) -> str:
-    """Return why a variable, or an option, is not there; "none" if it is."""
-    if not dist.is_nccl_available():
-        return f"torch {torch.__version__} has no NCCL"
-    version: tuple[int, ...] = torch.cuda.nccl.version()
-    if version[:2] < since:
-        there, needed = (".".join(map(str, numbers)) for numbers in (version, since))
-        return f"NCCL {there} is older than {needed}"
-    options: Any = dist.ProcessGroupNCCL.Options()
-    offered = control.isupper() or hasattr(getattr(options, "config", None), control)
-    return "none" if offered else f"torch {torch.__version__} does not pass it on"
+    return grid + [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]

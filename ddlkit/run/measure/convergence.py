@@ -1,19 +1,17 @@
 """Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
 
-Of one seed all but what is compared is the same: data and order, first weights, optimiser. Sparsified methods
-are fusion plans, made with the costs of the authors' published code, so that they are the same everywhere.
+Of one seed all but what is compared is the same: data and order, first weights, optimiser.
 """
 
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
-from typing import Any, NamedTuple
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,16 +27,9 @@ from ddlkit.model import make_plan
 from ddlkit.papers.omgs import published_cost
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.selection import PlayedExchange
-from ddlkit.run.nets import drawn, zoo
+from ddlkit.run.nets import drawn, registry
 from ddlkit.run.sessions import say
 
-Examples = tuple[Tensor, ...]
-"""Inputs and labels."""
-Score = tuple[float, float]
-"""Mean loss, and share that is right."""
-
-_MEAN, _SPREAD = 0.35, 0.3  # about those of the pictures' bytes / 255
-_JUDGED_AT_ONCE = 100
 _CLASSES = len(drawn.CLASSES)
 
 
@@ -46,7 +37,7 @@ _CLASSES = len(drawn.CLASSES)
 class Recipe:
     """How a network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
 
-    batch : of all ranks; largest_gradient : norm to which a longer one is cut; images : or sequences
+    batch : of all ranks; largest_gradient : norm to which a longer one is cut
     """
 
     epochs: int = 40
@@ -68,55 +59,28 @@ class Recipe:
         falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
         return falling * min(1.0, (step + 1) / self.steps)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return SGD that cuts a gradient which is too long before a step, and changes its rate after it."""
-        how = self.learning_rate, self.momentum, 0, self.decay
-        sgd = torch.optim.SGD(model.parameters(), *how)
-        schedule = torch.optim.lr_scheduler.LambdaLR(sgd, self.rate_share)
-
-        def cut(*_: object) -> None:
-            nn.utils.clip_grad_norm_(model.parameters(), self.largest_gradient)
-
-        sgd.register_step_pre_hook(cut)
-        sgd.register_step_post_hook(lambda *_: schedule.step())
-        return sgd
-
 
 # -- networks and data -------------------------------------------------------------------------
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "vgg16_eighth": partial(zoo.vgg16_eighth, _CLASSES),
-    "vgg16_eighth_replaced": partial(zoo.vgg16_replaced, _CLASSES, zoo.EIGHTH, zoo.EIGHTH_POOLINGS),
-    "vgg16_eighth_no_dropout": partial(zoo.vgg16_eighth, _CLASSES, dropout=0.0),
+    "vgg16_eighth": partial(registry.vgg16_eighth, _CLASSES),
+    "vgg16_eighth_replaced": partial(registry.vgg16_replaced, _CLASSES, *registry.SMALL),
+    "vgg16_eighth_no_dropout": partial(registry.vgg16_eighth, _CLASSES, dropout=0.0),
 }
 """Of osf Fig 9. The replaced one has no dropout, so it has two to be compared with."""
 
 RANKS = 4  # that train together in omgs Fig 3
-STEPS, UNITS = 20, 64  # words of a sequence, and units of a layer of the LSTM
+DENSITY = 0.001  # of omgs Tab IV
 SIDE = 32  # of a picture, averaged down to the size of those in CIFAR-10
 
-
-class Task(NamedTuple):
-    """What is trained on several ranks: a network, by pictures or sentences, at which density, how."""
-
-    build: Callable[[], nn.Module]
-    text: bool
-    density: float
-    recipe: Recipe
-
-
-# Rates were chosen by dense training with another seed than those recorded.
-_VGG = Recipe(12, 32, 0.02, 0.9, 1e-4, math.inf, 2400, 600)
-_RESNET = Recipe(12, 32, 0.05, 0.9, 1e-4, math.inf, 2400, 600)
-_WORDS = Recipe(20, 16, 1.0, 0.9, 0.0, 1.0, 2112, 600)
-_LSTM = partial(zoo.LanguageModel, UNITS, len(drawn.WORDS), dropout=0.0)
-TASKS: dict[str, Task] = {
-    "vgg16_cifar_eighth": Task(partial(zoo.vgg16_cifar, _CLASSES, zoo.EIGHTH), False, 0.001, _VGG),
-    "resnet20_half": Task(partial(zoo.resnet20_half, _CLASSES), False, 0.001, _RESNET),
-    "lstm_sentences": Task(_LSTM, True, 0.005, _WORDS),
+# Rates were chosen by dense training with another seed than those recorded; decay is that of omgs' code.
+_VGG = Recipe(12, learning_rate=0.02, decay=1e-4, largest_gradient=math.inf)
+_RESNET = replace(_VGG, learning_rate=0.05)
+TASKS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
+    "vgg16_cifar_eighth": (partial(registry.vgg16_cifar, _CLASSES, registry.EIGHTH), _VGG),
+    "resnet20_half": (partial(registry.resnet20_half, _CLASSES), _RESNET),
 }
-"""Densities are those of omgs Tab IV, other numbers those of its authors' code, but for the LSTM's momentum
-and largest gradient (there 0 and 0.25), with which nothing is learned in so few steps."""
+"""Of omgs Fig 3; its LSTM was measured at v0.2-studies, and its tables are read."""
 
 
 def started(network: str, seed: int) -> nn.Module:
@@ -131,34 +95,7 @@ def started(network: str, seed: int) -> nn.Module:
         return model
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return TASKS[network].build()
-
-
-@lru_cache(maxsize=4)
-def _drawn(text: bool, count: int, held_out: bool) -> tuple[Any, ...]:
-    """Return arrays of the pictures, or the text, to train on, or those that no training sees."""
-    seed = int(held_out)
-    if text:
-        return (drawn.draw_text(count * STEPS + 1, seed),)
-    return drawn.draw_pictures(count, seed)
-
-
-def _sha256(text: bool, count: int) -> str:
-    """Return the hash of what is trained on."""
-    return hashlib.sha256(b"".join(map(bytes, _drawn(text, count, False)))).hexdigest()
-
-
-def examples(network: str, count: int, held_out: bool) -> Examples:
-    """Return so many inputs and labels of a network, on the CPU; of a text (n, STEPS) words, and the next."""
-    text = network in TASKS and TASKS[network].text
-    data = [torch.from_numpy(array) for array in _drawn(text, count, held_out)]
-    if text:
-        words, following = data[0][:-1], data[0][1:]
-        return words.view(count, STEPS), following.reshape(count, STEPS)
-    images = (data[0].float() / 255 - _MEAN) / _SPREAD
-    if network in TASKS:
-        images = nn.functional.adaptive_avg_pool2d(images, SIDE)
-    return images.contiguous(memory_format=torch.channels_last), data[1]
+        return TASKS[network][0]()
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -177,7 +114,7 @@ class _Training:
         seed: int,
         recipe: Recipe,
         device: torch.device,
-        ranks: int,
+        ranks: int = 1,
         exchange: Callable[[nn.Module], PlayedExchange] | None = None,
     ) -> None:
         torch.manual_seed(seed)  # of dropout
@@ -185,14 +122,16 @@ class _Training:
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
-        self.optimizer = recipe.optimizer(self.model)
+        how = recipe.learning_rate, recipe.momentum, 0, recipe.decay
+        self.optimizer = torch.optim.SGD(self.model.parameters(), *how)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, recipe.rate_share)
         counts = (recipe.training_images, False), (recipe.held_out_images, True)
-        both = (examples(network, *count) for count in counts)
-        self.training, self.held_out = (tuple(part.to(device) for part in each) for each in both)
+        both = (drawn.examples(*count, SIDE if network in TASKS else None) for count in counts)
+        self.training, self.held_out = ([part.to(device) for part in each] for each in both)
         self._orders = torch.Generator().manual_seed(seed)
 
-    def epoch(self) -> Score:
-        """Train on the whole batches of another order; return the score of them before their steps."""
+    def epoch(self) -> tuple[float, float]:
+        """Train on the whole batches of another order; return their loss and share right before the steps."""
         recipe = self.recipe
         for network in self.networks:
             network.train()
@@ -207,7 +146,7 @@ class _Training:
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
             inputs, labels = (part[rows[rank::ranks]] for part in self.training)
-            logits, labels = network(inputs), labels.flatten()
+            logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
             (loss if self.exchange else loss / ranks).backward()
             if self.exchange:
@@ -216,23 +155,24 @@ class _Training:
             total += [len(labels) * loss.item(), right, len(labels)]
         if self.exchange:
             self.exchange.finish()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.largest_gradient)
         self.optimizer.step()
+        self.schedule.step()
         return total
 
     @torch.no_grad()
-    def judged(self, inputs: Tensor, labels: Tensor) -> Score:
-        """Return the score without dropout, by the mean of all ranks' statistics."""
+    def judged(self, inputs: Tensor, labels: Tensor) -> tuple[float, float]:
+        """Return loss and share right without dropout, by the mean of all ranks' statistics."""
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 buffer.copy_(torch.stack([n.get_buffer(name) for n in self.networks]).mean(0))
         self.model.eval()
-        labels = labels.flatten()
-        logits = torch.cat([self.model(part) for part in inputs.split(_JUDGED_AT_ONCE)])
+        logits = self.model(inputs)
         loss = nn.functional.cross_entropy(logits, labels)
         return loss.item(), (logits.argmax(1) == labels).float().mean().item()
 
     def followed(
-        self, what: str, judged_on: Mapping[str, Examples], labels: Mapping[str, Any]
+        self, what: str, judged_on: Mapping[str, Any], labels: Mapping[str, Any]
     ) -> pd.DataFrame:
         """Train all epochs; return rows of the scores before training and after every epoch.
 
@@ -248,11 +188,13 @@ class _Training:
             if not all(math.isfinite(loss) for loss, _ in scores.values()):
                 raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
             rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
-            if epoch % max(1, recipe.epochs // 4) == 0:
-                loss, right = scores["held_out"]
-                say(f"{what}, epoch {epoch}: held out {loss:.3f}, {right:.0%} right")
+            say(
+                "{}, epoch {}: held out {:.3f}, {:.0%} right".format(
+                    what, epoch, *scores["held_out"]
+                )
+            )
         table = pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
-        device = next(self.model.parameters()).device.type
+        device = self.held_out[0].device.type
         return table.assign(
             device=device,
             threads=torch.get_num_threads() if device == "cpu" else 0,
@@ -261,28 +203,20 @@ class _Training:
             batch=recipe.batch,
             learning_rate=recipe.learning_rate,
             epochs=recipe.epochs,
+            data_sha256=drawn.sha256(recipe.training_images),
             **labels,
         )
 
 
 def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) -> pd.DataFrame:
-    """Return table ``convergence``: loss and accuracy of one of NETWORKS before and after every epoch.
-
-    ``measured_on`` is "running" (with dropout), "training" (as many as are held out, without dropout) or
-    "held_out". Raises UserError when the loss is no longer a number.
-    """
+    """Return table ``convergence`` of one of NETWORKS, judged on pictures that it trains on and held out."""
     what = f"{network}, seed {seed}"
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
-        training = _Training(network, seed, recipe, place, ranks=1)
-        first = tuple(part[: recipe.held_out_images] for part in training.training)
+        training = _Training(network, seed, recipe, place)
+        first = [part[: recipe.held_out_images] for part in training.training]
         dense = [layer for layer in training.model.modules() if isinstance(layer, nn.Linear)]
-        labels = {
-            "network": network,
-            "seed": seed,
-            "dense_parameters": sum(p.numel() for layer in dense for p in layer.parameters()),
-            "classes": _CLASSES,
-            "data_sha256": _sha256(False, recipe.training_images),
-        }
+        size = sum(p.numel() for layer in dense for p in layer.parameters())
+        labels = {"network": network, "seed": seed, "dense_parameters": size, "classes": _CLASSES}
         judged_on = {"training": first, "held_out": training.held_out}
         return training.followed(what, judged_on, labels)
 
@@ -295,11 +229,10 @@ DENSE = "dense"
 PLANNED_BACKWARD_S = 0.1  # that a network's backward pass takes where its plans are made
 
 
-@cache
 def workload(network: str) -> Workload:
     """Return a network's tensors, with PLANNED_BACKWARD_S shared out by their layers' FLOP, and by size."""
     model = started(network, 0)
-    inputs, _ = examples(network, 1, True)
+    inputs, _ = drawn.examples(1, True, SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     counts = counter.get_flop_counts()
@@ -314,40 +247,21 @@ def workload(network: str) -> Workload:
     )
 
 
-def planned(network: str) -> dict[str, FusionPlan]:
-    """Return methods, joined by "+" where their plans are the same -> the plan, at the published costs."""
-    work, cost = workload(network), published_cost(RANKS, TASKS[network].density)
+@cache
+def plans(network: str) -> dict[str, FusionPlan | None]:
+    """Return methods, joined by "+" where their plans are the same -> plan at published costs, or dense."""
+    work, cost = workload(network), published_cost(RANKS, DENSITY)
     names: dict[tuple[int, ...], list[str]] = {}
     for method, spec in METHODS.items():
         names.setdefault(make_plan(spec, work, cost).ends, []).append(method)
-    return {"+".join(methods): FusionPlan(methods[0], ends) for ends, methods in names.items()}
+    sparse = {"+".join(methods): FusionPlan(methods[0], ends) for ends, methods in names.items()}
+    return {DENSE: None, **sparse}
 
 
-@dataclass(frozen=True)
-class SparseTraining:
-    """One training by RANKS: dense, or by the methods that ``plan`` is of."""
-
-    network: str
-    method: str
-    seed: int
-    recipe: Recipe
-    plan: FusionPlan | None = None
-
-
-def trainings(network: str, seed: int, epochs: int = 0) -> Iterator[SparseTraining]:
-    """Yield what is trained of a network and seed: dense, and every plan; epochs : in place of its own."""
-    recipe = TASKS[network].recipe
-    recipe = replace(recipe, epochs=epochs or recipe.epochs)
-    for methods, plan in {DENSE: None, **planned(network)}.items():
-        yield SparseTraining(network, methods, seed, recipe, plan)
-
-
-def train_sparse(settings: SparseTraining) -> pd.DataFrame:
-    """Return table ``sparse_convergence`` of all RANKS, played on one thread, as of `train`."""
-    network, seed, plan, recipe = settings.network, settings.seed, settings.plan, settings.recipe
-    what = f"{network}, {settings.method}, seed {seed}"
-    task = TASKS[network]
-    density = task.density if plan else 1.0
+def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.DataFrame:
+    """Return table ``sparse_convergence`` of one of `plans` by RANKS on one thread. Raises as `train`."""
+    what, plan = f"{network}, {method}, seed {seed}", plans(network)[method]
+    density = DENSITY if plan else 1.0
     exchange = partial(PlayedExchange, plan=plan, density=density, ranks=RANKS) if plan else None
     with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, RANKS, exchange)
@@ -356,7 +270,7 @@ def train_sparse(settings: SparseTraining) -> pd.DataFrame:
         groups = np.add.reduceat(sizes[::-1], (0, *ends[:-1])).tolist() if plan else []
         labels = {
             "network": network,
-            "method": settings.method,
+            "method": method,
             "seed": seed,
             "ends": ";".join(map(str, ends)),
             "schedule": "constant",
@@ -366,6 +280,5 @@ def train_sparse(settings: SparseTraining) -> pd.DataFrame:
             "ranks": RANKS,
             "backend": "played",
             "tensors": len(sizes),
-            "data_sha256": _sha256(task.text, recipe.training_images),
         }
         return training.followed(what, {"held_out": training.held_out}, labels)

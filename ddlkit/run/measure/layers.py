@@ -33,20 +33,20 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import ran_out_of_memory, say
 
-GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
-
 
 class Training:
-    """A network in training on one fixed batch."""
+    """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
 
-    def __init__(self, network: str, batch: int, device: torch.device, precision: str) -> None:
-        self.model = networks.build(network).to(device)
+    def __init__(
+        self, network: str, batch: int, device: torch.device, precision: str, model: Any = None
+    ) -> None:
+        self.model: nn.Module = model or networks.build(network).to(device)
         self.inputs, self.labels = networks.sample_batch(network, batch, device)
         self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
         # Rate 0 is the same arithmetic, but the weights stay put: every repeat computes the same.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
 
-    def iterate(self, mark: Callable[[], object]) -> None:
+    def iterate(self, mark: Callable[[], object] = lambda: None) -> None:
         """Do an iteration; ``mark`` is called at its start and after forward, backward and update."""
         mark()
         with self.autocast:
@@ -110,10 +110,7 @@ class _Order:
 def compute_on(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
-    """Compute ``what`` with this precision and this many CPU threads; afterwards as before.
-
-    Raises UserError for tf32 on a CPU, and where memory runs out.
-    """
+    """Compute ``what`` with this precision and this many CPU threads; afterwards as before."""
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
         raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
@@ -147,31 +144,27 @@ def profile_layers(
     threads: int | None = None,
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
-    """Time forward, backward and update of one training iteration, tensor by tensor.
+    """Return the profile of one training iteration, tensor by tensor, and its samples as a table.
 
     me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
 
-    Returns the profile, of medians, forward and backward each rescaled to the median of the iterations
-    without hooks; and the samples as a table. On a GPU quantity "issue" is when the host had asked for all of
-    an unhooked iteration, "graph_iteration" as of `_graph`.
-
-    Raises UserError for an unknown network, a batch below 1, and as `compute_on`.
+    Times are medians, forward and backward each rescaled to that of the iterations without hooks. On a GPU
+    quantity "issue" is when the host had asked for all of an unhooked iteration.
     """
     slowest = peers.slowest if me else np.asarray
     with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
-        on_gpu = {"issue": issue} if place.type == "cuda" else {}
-        on_gpu |= _graph(training) if on_gpu and not me else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     quantities = {
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
-        **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
+    if place.type == "cuda":
+        quantities["issue"] = slowest(issue)
     labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
     samples = clock.rows_by("quantity", quantities, {**labels, "ranks": me.world_size if me else 1})
     return _profile(network, training, order, phases, spans), samples
@@ -218,10 +211,7 @@ def _profile(
 
 
 def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats, Floats]:
-    """Return (repeats, 4) marks of iterations without hooks, (repeats, 4 + s + n) marks of those with.
-
-    And (repeats,) seconds in which those without were issued: on a GPU nobody waits for them.
-    """
+    """Return (repeats, 4) marks without hooks, (repeats, 4 + s + n) with, (repeats,) seconds of issuing."""
     device, issue_s = training.labels.device, list[float]()
     plain, watched = list[Marks](), list[Marks]()
 
@@ -243,28 +233,6 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     return marks[0], marks[1], np.array(issue_s[-repeats:])
 
 
-def _graph(training: Training) -> dict[str, Floats]:
-    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
-
-    None can of a network that waits for the GPU within, or where its own memory is not there.
-    """
-    try:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # libraries make themselves at home in each stream they meet
-            training.iterate(lambda: None)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            training.iterate(lambda: None)
-        seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
-    except RuntimeError as error:
-        say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
-        return {}
-    return {"graph_iteration": seconds}
-
-
 @dataclass(frozen=True)
 class LayersSettings:
     """What CONFIG.json of the job may hold: batch by network, and how long for each."""
@@ -278,6 +246,4 @@ def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
     """Profile one network after the other, each on all ranks at the same time, as they train."""
     how = str(me.device), "fp32", settings.budget, me.torch_threads, me
     for network, batch in settings.networks.items():
-        yield (tables := layer_tables(network, batch, *how))
-        compute_s = tables["layers"][["forward_s", "backward_s"]].to_numpy().sum()
-        me.say(f"{network}, batch {batch}: {compute_s:.3f} s forward and backward")
+        yield layer_tables(network, batch, *how)

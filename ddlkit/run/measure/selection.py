@@ -29,10 +29,7 @@ GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 
 
 def tournament(magnitudes: Tensor, k: int) -> Tensor:
-    """Return (k,) positions of the k largest of (d,), 1 <= k <= d, in any order, as torch.topk finds them.
-
-    Raises UserError for NaN, of which none is the largest.
-    """
+    """Return (k,) positions of the k largest of (d,), 1 <= k <= d, in any order; raise UserError for NaN."""
     d = magnitudes.numel()
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k)
@@ -57,7 +54,6 @@ def _topk(magnitudes: Tensor, k: int) -> Tensor:
 # -- measuring ---------------------------------------------------------------------------------
 
 WAYS: dict[str, Callable[[Tensor, int], object]] = {
-    "topk_sorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=True),
     "topk_unsorted": lambda magnitudes, k: torch.topk(magnitudes, k, sorted=False),
     "tournament": tournament,
 }
@@ -73,10 +69,7 @@ def measure_selection(
 ) -> pd.DataFrame:
     """Return table ``selection``: seconds to select from ``elements`` normal numbers (fp32), by density.
 
-    Operations are WAYS, of k = density x elements, at least 1. Each sample is the mean over a few tensors in
-    turn, the caches flushed before it. Raises as `all_or_partial`, out of memory.
-
-    budget : for all ways at one density
+    Each sample is the mean over a few tensors in turn, the caches flushed before it.
     """
 
     def frames() -> Iterator[pd.DataFrame]:
@@ -113,9 +106,8 @@ def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataF
     if brief:
         budget, sizes, densities = Budget(1, 2, 15, 0.1), (1_000, 8 * SMALL), (1e-3, 0.1)
     for size in sizes:
-        # On a CPU the repeats end small sizes early, and the least number of rounds the large ones late.
-        on_gpu_s = len(densities) * budget.max_s / 2
-        estimate_s = on_gpu_s if device == "cuda" else 2 + size * 1e-6
+        on_gpu_s, on_cpu_s = len(densities) * budget.max_s / 2, 2 + size * 1e-6
+        estimate_s = on_gpu_s if device == "cuda" else on_cpu_s
         yield f"d{size}", partial(measure_selection, device, size, densities, budget), estimate_s
 
 
@@ -155,9 +147,7 @@ class PlayedExchange:
     """Exchange a module's gradients, sparsified, under a plan (omgs Algorithm 2, with error feedback).
 
     One process plays all ranks: each goes backward and is taken; then `finish` leaves the mean in ``.grad``.
-
-    plan : over the module's tensors in ready order, `named_parameters` from the last to the first
-    density : share of each group's elements that is sent; what is not, each group of each rank keeps
+    plan : over the module's tensors in ready order; density : share of each group's elements that is sent
     """
 
     def __init__(self, module: nn.Module, plan: FusionPlan, density: float, ranks: int) -> None:

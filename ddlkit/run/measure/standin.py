@@ -1,12 +1,9 @@
 """A kernel that loads a GPU as a communication kernel does, for where there is no one to talk to.
 
 It occupies what NCCL's ring kernel does (2.28 on Hopper: a block a channel, 96 registers a thread, about
-102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides) and does what its step
-does: it reads two buffers and writes their sum to a third. The rate counts the sums written, as a
-message's bytes would be; memory moves three times as many.
-
-Not faithful: NCCL's buffers live largely in the L2 cache (as these do with ``fifo_bytes``), and nobody waits
-for a peer: at full speed an upper bound of what communication does to its neighbour, at a link's rate fair.
+102 KiB of dynamic shared memory a block, clusters of 4 blocks where that divides), reads two buffers and
+writes their sum, at a rate of sums. Not faithful: NCCL's buffers live largely in the L2 cache, and nobody
+waits: at full speed it is an upper bound, at a link's rate fair.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -37,9 +34,10 @@ CLUSTER = 4
 BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
-PATIENCE_S = 0.05  # for the stand-in to start, before the computation does
-HOLD_S = 1e-3  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
-IDLE_S = 2e-3
+PATIENCE_NS = 50_000_000  # for the stand-in to start, before the computation does
+HOLD_NS = (
+    1_000_000  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
+)
 
 # 16 bytes a load, 2 x 10 loads under way: 94 registers on sm_90 (NVRTC 13.0), as NCCL's kernel has 96.
 UNROLL = 10
@@ -52,25 +50,17 @@ _NS = 1e9
 
 
 def nccl_threads(asked: int) -> int:
-    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own.
-
-    >>> nccl_threads(64), nccl_threads(256)
-    (128, 288)
-    """
+    """Return how many threads a block has where NCCL is asked for ``asked``: it adds a warp of its own."""
     return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """How much communicates, and how fast all blocks together (0: unlimited).
-
-    fifo_bytes : that each buffer may take, so that it stays in a cache; 0: as many as there are
-    """
+    """How much communicates, and how fast all blocks together (0: unlimited)."""
 
     blocks: int
     threads: int
     bytes_per_s: float = 0.0
-    fifo_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +95,7 @@ class GpuStandIn:
     """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own."""
 
     chances = 1  # kernels given to the GPU together run together, or never do
+    labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
@@ -121,13 +112,12 @@ class GpuStandIn:
     def columns(self, footprint: Footprint) -> dict[str, Any]:
         """Return what the kernel takes, as columns of table ``contention``."""
         return {
-            "communication": "standin",
             "blocks": footprint.blocks,
             "threads": footprint.threads,
+            "communication": "standin",
             "taken_blocks": footprint.blocks,
             "taken_threads": nccl_threads(footprint.threads),
             "bytes_per_s_asked": footprint.bytes_per_s,
-            "fifo_bytes": footprint.fifo_bytes,
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
             # As NCCL does it, from Hopper on.
@@ -141,7 +131,7 @@ class GpuStandIn:
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
         """Put the kernel into its stream: to end by the flag in `record`, or after ``chunks`` a block."""
         chunk_bytes = self.chunk_bytes(footprint.threads)
-        in_buffer = min(self.c.nbytes, footprint.fifo_bytes or self.c.nbytes) // chunk_bytes
+        in_buffer = self.c.nbytes // chunk_bytes
         rate = footprint.bytes_per_s
         chunk_ns = _NS * chunk_bytes * footprint.blocks / rate if rate else 0.0
         limits = (in_buffer, chunks, chunk_ns, int(LONGEST_S * _NS))
@@ -153,26 +143,19 @@ class GpuStandIn:
             self._send.launch(*shape, arguments, self.columns(footprint)["cluster"])
 
     def beside(self, footprint: Footprint | None, compute: Compute) -> Passage:
-        """Start communicating, then compute, then stop; without a footprint, compute alone.
-
-        ``compute`` must have run before: what it loads may wait for an idle GPU. Nothing here waits for it.
-        """
-        blocks = footprint.blocks if footprint else 0
-        chunk_bytes = self.chunk_bytes(footprint.threads) if footprint else 0
-        record, marks = self.record(blocks), Marks("cuda")
+        """Start communicating, then compute, which must have run before, then stop; or compute alone."""
+        blocks, chunk_bytes, record = 0, 0, self.record(0)
         if footprint:
+            blocks, chunk_bytes = footprint.blocks, self.chunk_bytes(footprint.threads)
+            record = self.record(blocks)
             self.send(footprint, 2**63 - 1, record)
-        hold_ns, patience_ns = int(HOLD_S * _NS), int(PATIENCE_S * _NS)
-        self._gate.launch(1, 1, [record, _OPENED, blocks, hold_ns, patience_ns, 0])
+        marks = Marks("cuda")
+        self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
         marks.mark()
         self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
         return marks, functools.partial(_read, record, chunk_bytes)
-
-    def idle(self) -> None:
-        """Compute nothing for IDLE_S, to see the communication by itself."""
-        self._gate.launch(1, 1, [self.record(0), _OPENED, 0, int(IDLE_S * _NS), 0, 0])
 
     def join(self) -> None:
         """Let torch's current stream go on only when all that was sent has ended."""
@@ -226,7 +209,7 @@ class _Launch(ctypes.Structure):
 
 
 class CudaFunction:
-    """A function of the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
+    """A function on the current GPU; registers : of each thread; shared_bytes : a block's dynamic memory."""
 
     def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
         self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
@@ -236,13 +219,7 @@ class CudaFunction:
         _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes)
         self.registers = count.value
 
-    def launch(
-        self,
-        blocks: int,
-        threads: int,
-        arguments: Sequence[torch.Tensor | int | float],
-        cluster: int = 1,
-    ) -> None:
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Any], cluster: int = 1) -> None:
         """Put the function into torch's current stream.
 
         arguments : tensors go as addresses, and live until it has ended; ints as 64 bits without sign
@@ -251,19 +228,15 @@ class CudaFunction:
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
         attributes[1].id, attributes[1].value[0] = _CLUSTER_POLICY, _SPREAD
-        how = _Launch(
-            grid=(blocks, 1, 1),
-            block=(threads, 1, 1),
-            shared_bytes=self._shared_bytes,
-            stream=torch.cuda.current_stream().cuda_stream,
-            attributes=attributes,
-            n_attributes=len(attributes) if cluster > 1 else 0,
-        )
-        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
-        values: list[Any] = [
-            c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else kinds[type(x)](x)
-            for x in arguments
-        ]
+        grid, block, stream = (blocks, 1, 1), (threads, 1, 1), torch.cuda.current_stream()
+        given = attributes, len(attributes) if cluster > 1 else 0
+        how = _Launch(grid, block, self._shared_bytes, stream.cuda_stream, *given)
+        kinds: dict[type, Any] = {
+            int: c_uint64,
+            float: c_double,
+            torch.Tensor: lambda x: c_void_p(x.data_ptr()),
+        }
+        values = [kinds[type(argument)](argument) for argument in arguments]
         places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
 
@@ -302,10 +275,7 @@ def in_wheels(pattern: str) -> list[Path]:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it.
-
-    From CUDA 13 on, its second half must be loaded before: it does not look beside itself.
-    """
+    """Return NVRTC of torch's CUDA version, of wheels, of torch itself, or where the loader finds it."""
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
@@ -328,7 +298,5 @@ def _driver(call: str, *arguments: object) -> None:
         raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")
 
 
-@functools.cache
-def _libcuda() -> ctypes.CDLL:
-    """Return the driver, opened once: looking it up takes longer than a launch, for which training waits."""
-    return ctypes.CDLL("libcuda.so.1")
+# Opened once: looking it up takes longer than a launch, for which training waits.
+_libcuda = functools.cache(lambda: ctypes.CDLL("libcuda.so.1"))

@@ -1,12 +1,21 @@
-"""Real data-parallel training under an imposed bucket plan: iteration times, buckets, a timeline."""
+"""Training iterations: data-parallel under an imposed bucket plan, and of one process that shares its GPU.
+
+Beside the stand-in (sharing Fig 4 to 8, Tab 2) gradients travel as DistributedDataParallel sends them: in
+buckets by its rule, each once its last gradient is ready and all before it have left; the update waits for
+them. For every bucket the stand-in moves what each rank of an all-reduce sends: bucket bytes x 2 (n - 1) / n
+of n ranks that are not there. The paper's proposal, to give the last message more (5), is a policy here.
+"""
 
 from __future__ import annotations
 
 import copy
 import gc
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +28,18 @@ from torch.profiler import record_function
 
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import bus_factor
+from ddlkit.core.plan import ddp
 from ddlkit.core.units import MIB, format_seconds
+from ddlkit.core.workload import Workload
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
-from ddlkit.run.clock import Budget, chrome_trace, measure, measure_on, synchronizer
+from ddlkit.run import clock
+from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
-from ddlkit.run.measure.layers import compute_on
+from ddlkit.run.measure.layers import Training, compute_on
+from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.sessions import Unavailable
 from ddlkit.run.vitals import Usage, processor_times, processor_usage
 
 # As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
@@ -43,8 +58,6 @@ class TrainingSettings:
     """Training with ``batch`` samples per rank under each plan, ``iterations`` in each round.
 
     plans : spec -> bytes of each bucket in ready order, none for "ddp", by which nothing is imposed
-
-    Raises UserError where torch cannot impose one.
     """
 
     network: str
@@ -68,8 +81,6 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
         into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
     buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
-
-    Raises UserError where DDP follows no plan, for ranks that hold other gradients, and out of memory.
     """
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
@@ -98,7 +109,7 @@ def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
             part.copy_(gradient)
 
-    seconds = measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
+    seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
     return float(np.median(slowest(seconds))) / whole.nbytes
 
 
@@ -112,19 +123,18 @@ class _Block:
         if spec != OWN_PLAN:
             # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
             options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
-        self.model = DistributedDataParallel(
+        self.model = model = DistributedDataParallel(
             copy.deepcopy(network),
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
             init_sync=False,  # equal seeds made equal weights
             **options,
         )
-        # Rate 0 is the same arithmetic, but the weights stay put: every iteration computes the same.
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
-        inputs, self.labels = networks.sample_batch(settings.network, settings.batch, me.device)
-        self.inputs = inputs.roll(me.rank, dims=-1)  # other data on every rank
-        self.synchronize = synchronizer(me.device)
+        how = settings.network, settings.batch, me.device, PRECISION
+        self.training = Training(*how, model)
+        self.training.inputs = self.training.inputs.roll(me.rank, dims=-1)  # other data on each
+        self.synchronize = clock.synchronizer(me.device)
         for _ in range(WARMUP):
-            self._iterate()
+            self.training.iterate()
         log = self.model._get_ddp_logging_data()
         self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
@@ -145,10 +155,13 @@ class _Block:
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return rows of this round; in the first also of the buckets, which may be all there is."""
         seconds, used = self._timed()
-        check_equal_gradients(self.optimizer)
+        check_equal_gradients(self.training.optimizer)
         tables = {}
         if repeat == 0:
-            tables = {"buckets": self._bucket_rows(), "timeline": self._profile()}
+            sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
+            rows = [pd.DataFrame({"bytes": each, "source": source}) for source, each in sizes]
+            buckets = pd.concat(rows).rename_axis("bucket").reset_index()
+            tables = {"buckets": buckets.assign(case=self.case.key), "timeline": self._profile()}
             if self.asked and list(self.asked) != self.buckets:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
@@ -170,26 +183,25 @@ class _Block:
                 "stolen": used.stolen,
             }
         )
+        turn = f"{self.settings.network}, plan {self.spec}, round {repeat + 1}"
         iteration, alone = map(format_seconds, (float(np.median(seconds)), compute_s))
-        times = f"{iteration} an iteration, compute alone {alone}"
-        turn = f"round {repeat + 1} of {self.settings.repeats}"
-        self.me.say(f"{self.settings.network}, plan {self.spec}, {turn}: {times}")
+        self.me.say(f"{turn}: {iteration} an iteration, compute alone {alone}")
         return tables
 
     def _profile(self) -> pd.DataFrame:
         """Return spans of one iteration as this rank saw it; all ranks profile, so all are equally slow."""
-        dist.barrier()
-        trace = chrome_trace(lambda: self._iterate(self.synchronize), self.me.device)
-        seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
-        messages = int(np.sum(seen.kind == "all_reduce"))
-        if messages != len(self.buckets):
-            self.me.say(f"the profiler saw {messages} all-reduces of {len(self.buckets)} buckets")
-        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
+        phases, inside = iter((FORWARD, BACKWARD, UPDATE)), ExitStack()
 
-    def _bucket_rows(self) -> pd.DataFrame:
-        sizes = {"asked": self.asked, "rebuilt": self.buckets}
-        rows = [(n, size, source) for source in sizes for n, size in enumerate(sizes[source])]
-        return pd.DataFrame(rows, columns=["bucket", "bytes", "source"]).assign(case=self.case.key)
+        def mark() -> None:
+            self.synchronize()
+            inside.close()
+            if phase := next(phases, ""):
+                inside.enter_context(record_function(phase))
+
+        dist.barrier()
+        trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
+        seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
+        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
     def _timed(self) -> tuple[Floats, Usage]:
         """Return seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
@@ -197,22 +209,9 @@ class _Block:
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
         watch = processor_times()
-        seconds = measure(self._iterate, exactly, synchronize=self.synchronize)
+        seconds = clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
         used = processor_usage(watch, processor_times())
         return slowest(seconds), Usage(*slowest(astuple(used)).tolist())
-
-    def _iterate(self, settle: Callable[[], object] = lambda: None) -> None:
-        """Do one iteration; ``settle`` ends each phase when the device has done its work."""
-        with record_function(FORWARD):
-            loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
-            settle()
-        with record_function(BACKWARD):
-            loss.backward()
-            settle()
-        with record_function(UPDATE):
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            settle()
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -221,3 +220,185 @@ def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
     sums = everyones([float(momentum.double().sum()) for momentum in momenta])
     if not np.isfinite(sums).all() or (sums != sums[0]).any():
         raise UserError("training: ranks hold different gradients: no time is recorded")
+
+
+# -- of one process, beside messages of its own gradients ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How gradients are sent: footprint : of every message, or all but the ``last``; ranks : emulated."""
+
+    footprint: Footprint
+    last: Footprint | None = None
+    ranks: int = 2
+
+    @property
+    def policy(self) -> str:
+        """Return its name in tables."""
+        return f"last_{self.last.blocks}x{self.last.threads}" if self.last else "same"
+
+
+# Messages of no chunks: what the host spends on each is not what sharing costs.
+EMPTY = Setting(Footprint(1, 64), ranks=1)
+RATES = (0.0, 10e9)
+# (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
+GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
+
+
+def sharing_settings(brief: bool) -> list[Setting]:
+    """Return equal footprints, the last with more, and more ranks; ``brief``: few."""
+    least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
+    equal = itertools.product(RATES, GRID[: 1 if brief else None])
+    return [
+        *(Setting(Footprint(*shape, rate)) for rate, shape in equal),
+        *map(Setting, least, most),
+        Setting(least[-1], ranks=8),
+    ]
+
+
+def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
+    """Return how many chunks each block sends of each message: every byte travels with its message, once.
+
+    round_bytes : that the blocks send with one chunk each; what exceeds a message is credited to the next
+    """
+    ends = np.cumsum(sizes)
+    chunks, sent = [], 0
+    for end, each in zip(ends, round_bytes, strict=True):
+        chunks.append(max(0, int(np.ceil((end - sent) / each))))
+        sent += chunks[-1] * each
+    return chunks
+
+
+class Run:
+    """One repeat, and what is sent in it: by which footprint, chunks of each block, and what a kernel wrote.
+
+    marks : start, ends of forward, backward, waiting and update
+    """
+
+    def __init__(self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn) -> None:
+        self.footprints = [setting.footprint] * (len(sizes) - 1)
+        self.footprints.append(setting.last or setting.footprint)
+        each = [at.blocks * stand_in.chunk_bytes(at.threads) for at in self.footprints]
+        factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
+        self.chunks = chunks_of_messages([factor * size for size in sizes], each)
+        self.n_bytes = int(np.dot(self.chunks, each))
+        self.records = [stand_in.record(footprint.blocks) for footprint in self.footprints]
+        self.marks = Marks(self.records[0].device)
+
+    def seen(self) -> dict[str, float]:
+        """Return columns of what marks and records say. Raises UserError where a message is not whole."""
+        spans_s, sent = zip(*map(read_message, self.records), strict=True)
+        whole = np.multiply(self.chunks, [at.blocks for at in self.footprints])
+        if list(sent) != whole.tolist():
+            raise UserError(
+                f"stand-in as {self.footprints[-1]}: sent {sum(sent)} of {whole.sum()} chunks "
+                "in the time that a message may take; ask for a higher rate"
+            )
+        communication_s = max(TICK_S, sum(spans_s))
+        _, _, backward_s, waited_s, _ = self.marks.seconds().tolist()
+        exposed_s = waited_s - backward_s
+        return {
+            "bytes": self.n_bytes,
+            "bytes_per_s": self.n_bytes / communication_s,
+            "communication_s": communication_s,
+            "exposed_communication_s": exposed_s,
+            "overlap_share": max(0.0, 1 - exposed_s / communication_s),
+        }
+
+
+class SendingTraining:
+    """A network in training whose gradients a stand-in sends; sizes : (buckets,) bytes, as they leave."""
+
+    def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
+        self.training, self.stand_in = training, stand_in
+        ready: list[str] = []
+        with training.watched(lambda _: None, ready.append):
+            training.iterate()
+        named = dict(training.model.named_parameters())
+        n_bytes = [named[tensor].nbytes for tensor in ready]
+        plan = ddp(workload := Workload.from_arrays(0, [0] * len(ready), n_bytes))
+        self.sizes: list[int] = plan.group_bytes(workload).tolist()
+        parts = [ready[part] for part in plan.slices]
+        self._bucket = {tensor: k for k, part in enumerate(parts) for tensor in part}
+        self._tensors = [len(part) for part in parts]
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Have gradients leave when they are ready, and the update wait for them."""
+        handle = self.training.optimizer.register_step_pre_hook(self._wait)
+        with self.training.watched(lambda _: None, self._ready):
+            yield
+        handle.remove()
+
+    def iterate(self, setting: Setting) -> Run:
+        """Do one iteration, within `hooked`."""
+        self._missing, self._next = list(self._tensors), 0
+        self._run = Run(self.sizes, setting, self.stand_in)
+        self.training.iterate(self._run.marks.mark)
+        return self._run
+
+    def _ready(self, tensor: str) -> None:
+        """Send, in the order of the buckets, whatever is whole now that this gradient is ready."""
+        self._missing[self._bucket[tensor]] -= 1
+        run = self._run
+        while self._next < len(self._missing) and not self._missing[self._next]:
+            message = run.footprints[self._next], run.chunks[self._next], run.records[self._next]
+            self.stand_in.send(*message)
+            self._next += 1
+
+    def _wait(self, *_: object) -> None:
+        self.stand_in.join()
+        self._run.marks.mark()
+
+
+def measure_sharing(
+    device: str, network: str, batch: int, compared: Sequence[Setting], budget: Budget
+) -> pd.DataFrame:
+    """Return table ``sharing``: one network's iterations without messages, and with them by each setting.
+
+    ``seconds`` are the device's own: of quantity "compute" with messages of no bytes (as many, so that the
+    host issues the same), of "iteration" with them.
+    communication_s : in which messages were under way; exposed_communication_s : from the end of backward to
+        the update; overlap_share : of communication_s, what is not exposed
+    """
+    if device == "cpu":
+        raise Unavailable("no stand-in: needs a GPU")
+    with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
+        sending = SendingTraining(Training(network, batch, place, PRECISION), GpuStandIn())
+        rows = measure_sending(sending, compared, budget)
+    return rows.assign(network=network, device=place.type, batch=batch, precision=PRECISION)
+
+
+def measure_sending(
+    sending: SendingTraining, compared: Sequence[Setting], budget: Budget
+) -> pd.DataFrame:
+    """Return the same rows of a training that is ready, which they do not name."""
+    runs: dict[Setting, list[Run]] = {setting: [] for setting in (EMPTY, *compared)}
+
+    def once(setting: Setting) -> Marks:
+        runs[setting].append(sending.iterate(setting))
+        return runs[setting][-1].marks
+
+    with sending.hooked():
+        actions = {setting: partial(once, setting) for setting in runs}
+        wait = clock.synchronizer(sending.training.labels.device)
+        samples = clock.measure_interleaved(actions, budget, synchronize=wait)
+    frames = []
+    for setting, seconds in samples.items():
+        columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
+        if setting != EMPTY:
+            taken = sending.stand_in.columns(setting.footprint)
+            columns |= {name: taken[name] for name in taken.keys() & columns}
+            seen = pd.DataFrame([run.seen() for run in runs[setting][-len(seconds) :]])
+            columns |= {"quantity": "iteration", "policy": setting.policy, **seen}
+            columns |= {"buckets": len(sending.sizes)}
+        frames.append(clock.sample_rows(columns, seconds))
+    return pd.concat(frames, ignore_index=True)
+
+
+_NONE: dict[str, Any] = {
+    **dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0),
+    **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
+    **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
+}

@@ -1,24 +1,25 @@
-"""Two small data sets that are drawn, not downloaded; the same seed draws the same.
+"""A small data set that is drawn, not downloaded; the same seed draws the same.
 
-Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance. Of a text
-can be learned: which word may follow; number, over a relative clause if there is one; the topic, which lasts
-for some sentences; and which verb a noun prefers.
+Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import hashlib
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 Floats = NDArray[np.float64]
 Pattern = Callable[[Floats, Floats], NDArray[np.bool_]]
 Random = np.random.Generator
 
-# -- pictures ----------------------------------------------------------------------------------
-
 SIDE = 56
+MEAN, SPREAD = 0.35, 0.3  # about those of bytes / 255
 NOISE = 0.06  # standard deviation; brightness goes from 0 to 1
 
 SHAPES: dict[str, Pattern] = {
@@ -46,11 +47,26 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 """(n, 3, SIDE, SIDE) bytes, and (n,) indexes into CLASSES."""
 
 
+@lru_cache(maxsize=4)
 def draw_pictures(count: int, seed: int) -> Pictures:
     """Return ``count`` pictures in random order, equally many of each class, give or take one."""
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
     return np.stack([_picture(int(label), random) for label in labels]), labels
+
+
+def sha256(count: int) -> str:
+    """Return the hash of so many pictures to train on, and their labels."""
+    return hashlib.sha256(b"".join(each.tobytes() for each in draw_pictures(count, 0))).hexdigest()
+
+
+def examples(count: int, held_out: bool, side: int | None = None) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels to train on, or that no training sees; averaged down to a side."""
+    pictures, labels = map(torch.from_numpy, draw_pictures(count, int(held_out)))
+    images = (pictures.float() / 255 - MEAN) / SPREAD
+    if side:
+        images = nn.functional.adaptive_avg_pool2d(images, side)
+    return images.contiguous(memory_format=torch.channels_last), labels
 
 
 def _picture(label: int, random: Random) -> NDArray[np.uint8]:
@@ -89,67 +105,3 @@ def _put(
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:
     return x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
-
-
-# -- sentences ---------------------------------------------------------------------------------
-
-TOPICS, NOUNS, VERBS = 8, 8, 4
-STAYS = 0.9  # that the next sentence has the same topic
-DESCRIBED, CLAUSE, OBJECT = 0.4, 0.2, 0.7  # a noun has an adjective, a clause; a verb an object
-PREFERRED = 0.7  # that a verb is the one that its noun prefers
-
-DETERMINERS = (("the", "a", "this"), ("the", "some", "these"))  # of one, of several
-ADJECTIVES = [
-    *("old", "new", "big", "small", "red", "blue", "fast", "slow"),
-    *("warm", "cold", "high", "low", "soft", "hard", "near", "far"),
-]
-WORDS = (
-    *(".", "that", "the", "a", "this", "some", "these"),
-    *ADJECTIVES,
-    *(f"noun{t}.{n}{end}" for t in range(TOPICS) for n in range(NOUNS) for end in ("", "s")),
-    *(f"verb{t}.{n}{end}" for t in range(TOPICS) for n in range(VERBS) for end in ("s", "")),
-)
-"""The vocabulary: nouns and verbs by topic, number within it, and form."""
-_PLACE = {word: place for place, word in enumerate(WORDS)}
-_NOUN, _VERB = _PLACE["noun0.0"], _PLACE["verb0.0s"]
-_ZIPF = 1 / np.arange(1, NOUNS + 1)
-
-
-def draw_text(count: int, seed: int) -> NDArray[np.int64]:
-    """Return the first ``count`` words, as places in WORDS, of the text of that seed."""
-    random = np.random.default_rng(seed)
-    words: list[int] = []
-    topic = int(random.integers(TOPICS))
-    while len(words) < count:
-        if random.random() > STAYS:
-            topic = int(random.integers(TOPICS))
-        words += [*_clause(topic, random), _PLACE["."]]
-    return np.array(words[:count], dtype=np.int64)
-
-
-def _clause(topic: int, random: Random) -> Iterator[int]:
-    """Yield subject, verb and perhaps an object."""
-    noun, several = yield from _phrase(topic, random)
-    if random.random() < CLAUSE:
-        yield _PLACE["that"]
-        yield _verb(topic, noun, several, random)
-        yield from _phrase(topic, random)
-    yield _verb(topic, noun, several, random)
-    if random.random() < OBJECT:
-        yield from _phrase(topic, random)
-
-
-def _phrase(topic: int, random: Random) -> Generator[int, None, tuple[int, int]]:
-    """Yield determiner, perhaps an adjective, and a noun; return which noun, and whether it is several."""
-    several, noun = int(random.integers(2)), int(random.choice(NOUNS, p=_ZIPF / _ZIPF.sum()))
-    yield _PLACE[DETERMINERS[several][int(random.integers(3))]]
-    if random.random() < DESCRIBED:
-        yield _PLACE[ADJECTIVES[int(random.integers(len(ADJECTIVES)))]]
-    yield _NOUN + 2 * (topic * NOUNS + noun) + several
-    return noun, several
-
-
-def _verb(topic: int, noun: int, several: int, random: Random) -> int:
-    preferred = random.random() < PREFERRED
-    number = noun % VERBS if preferred else int(random.integers(VERBS))
-    return _VERB + 2 * (topic * VERBS + number) + several

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -15,10 +17,161 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.nets import zoo
 from ddlkit.store import network_named
 
 Batch = tuple[Tensor, Tensor]
+STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
+_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width and number of convolutions
+
+
+def _named(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def lenet5() -> nn.Module:
+    """Return LeNet-5 with ReLU and max pooling, for 28x28 images: small enough to try anything."""
+    return _named(
+        conv1=nn.Conv2d(1, 6, 5, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(400, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, 10),
+    )
+
+
+# -- VGG-16 ------------------------------------------------------------------------------------
+
+# An eighth of the channels and units, for images of a quarter of the side: with the last two of five
+# poolings left out the last map is 7x7 as published, and the linear layers keep their share of parameters.
+SMALL = EIGHTH, EIGHTH_POOLINGS = 8, 3
+
+
+def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Sequential:
+    """Return VGG-16's convolutions, 1/``narrower`` as wide; the first blocks end in a pooling."""
+    layers: list[nn.Module] = []
+    inputs = 3
+    for block, (full_width, convolutions) in enumerate(_VGG16):
+        width = full_width // narrower
+        for _ in range(convolutions):
+            layers.append(nn.Conv2d(inputs, width, 3, padding=1))
+            layers += [nn.BatchNorm2d(width), nn.ReLU()] if norm else [nn.ReLU()]
+            inputs = width
+        layers += [nn.MaxPool2d(2)] if block < poolings else []
+    return nn.Sequential(*layers)
+
+
+def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
+    """Return VGG-16 for 32x32 images: batch normalisation, and one linear layer (omgs Tab V)."""
+    features = _vgg16_features(norm=True, narrower=narrower)
+    dense = nn.Linear(512 // narrower, classes)
+    return _named(features=features, flatten=nn.Flatten(), classifier=dense)
+
+
+def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
+    """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3)."""
+    width = 512 // narrower
+    return _named(
+        features=_vgg16_features(norm=False, narrower=narrower, poolings=poolings),
+        conv1=nn.Conv2d(width, width, 1),
+        relu=nn.ReLU(),
+        conv2=nn.Conv2d(width, classes, 1),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
+
+
+def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
+    """Return VGG-16 with an eighth of its channels and units, for 56x56 images."""
+    units = 4096 // EIGHTH
+    return _named(
+        features=_vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(512 // EIGHTH * 7**2, units),
+        relu1=nn.ReLU(),
+        drop1=nn.Dropout(dropout),
+        fc2=nn.Linear(units, units),
+        relu2=nn.ReLU(),
+        drop2=nn.Dropout(dropout),
+        fc3=nn.Linear(units, classes),
+    )
+
+
+# -- ResNet-20 ---------------------------------------------------------------------------------
+
+
+class _Residual(nn.Module):
+    """Two convolutions and a shortcut without parameters, which is halved and padded with zeros."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stride, self.padding = outputs // inputs, outputs - inputs
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
+        shortcut = x[:, :, :: self.stride, :: self.stride]
+        padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
+        return torch.relu(inner + padded)
+
+
+def resnet20_half(classes: int) -> nn.Module:
+    """Return ResNet-20 of He et al. (2016) for small images, half as wide."""
+    widths = (8, 8, 8, 8, 16, 16, 16, 32, 32, 32)
+    return _named(
+        conv=nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
+        norm=nn.BatchNorm2d(widths[0]),
+        relu=nn.ReLU(),
+        blocks=nn.Sequential(*(_Residual(*pair) for pair in pairwise(widths))),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        fc=nn.Linear(widths[-1], classes),
+    )
+
+
+# -- other than one row of logits a sample -----------------------------------------------------
+
+
+class AllHeads(nn.Module):
+    """A network with auxiliary heads whose outputs are stacked: a batch of n gives (heads x n) rows."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.network(x)
+        return outputs if isinstance(outputs, Tensor) else torch.cat(tuple(outputs))
+
+
+class LanguageModel(nn.Module):
+    """The large LSTM of Zaremba et al. (2014): two layers of 1500 units, words in and out untied.
+
+    forward : (batch, steps) words -> (batch x steps, vocabulary) logits of each next word
+    """
+
+    def __init__(
+        self, units: int = 1500, vocabulary: int = VOCABULARY, dropout: float = 0.65
+    ) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(vocabulary, units)
+        self.drop = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=dropout, batch_first=True)
+        self.decoder = nn.Linear(units, vocabulary)
+
+    def forward(self, words: Tensor) -> Tensor:
+        states, _ = self.lstm(self.drop(self.encoder(words)))
+        logits: Tensor = self.decoder(self.drop(states).flatten(end_dim=1))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -67,7 +220,7 @@ def _torchvision(name: str, **options: Any) -> Network:
 
 def _words(batch: int, generator: torch.Generator) -> Batch:
     """Return (batch, steps) words, and the word after each, as (batch x steps) labels."""
-    text = torch.randint(zoo.VOCABULARY, (batch, zoo.STEPS + 1), generator=generator)
+    text = torch.randint(VOCABULARY, (batch, STEPS + 1), generator=generator)
     return text[:, :-1].contiguous(), text[:, 1:].flatten()
 
 
@@ -78,14 +231,14 @@ def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
 
 _GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
 NETWORKS: dict[str, Network] = {
-    "lenet5": Network(zoo.lenet5, _images(channels=1, side=28, classes=10)),
+    "lenet5": Network(lenet5, _images(channels=1, side=28, classes=10)),
     # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
     # With both, as in the published training: twice the bytes to exchange.
-    "googlenet_aux": Network(lambda: zoo.AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
-    "lstm_ptb": Network(zoo.LanguageModel, _words),
-    "vgg16_cifar": Network(zoo.vgg16_cifar, _images(channels=3, side=32, classes=10)),
-    "vgg16_replaced": Network(zoo.vgg16_replaced, _IMAGENET),
+    "googlenet_aux": Network(lambda: AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
+    "lstm_ptb": Network(LanguageModel, _words),
+    "vgg16_cifar": Network(vgg16_cifar, _images(channels=3, side=32, classes=10)),
+    "vgg16_replaced": Network(vgg16_replaced, _IMAGENET),
     # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
     **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
     **{name: _torchvision(name) for name in ("alexnet", "vit_b_16", "squeezenet1_1")},

@@ -38,6 +38,7 @@ GONE = {
     "throughput": "measure layers at several batches",
     "disk_copies": "measure input_alone, which reads cold files",
     "nccl_channels": "measure two_ranks_on_one_gpu",
+    "controls_of_communication": "NCCL's manual lists its variables by version",
     "planning_again": "measure replays under two plans",
     "layers_by_ranks": "measure layers with ranks",
     "collectives_in_lab": "measure collectives with ranks and rate",

@@ -208,10 +208,9 @@ def memory_copies(here: Here, budget: Budget, sizes: Sequence[int] = ()) -> Iter
 def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
-    """Reading, decoding, a loader's workers and copying, each with nothing else going on."""
-    inputs = measuring("inputs")
+    """Reading and decoding, each with nothing else going on."""
     what = ((width, height), batch, side, budget)
-    measure = partial(inputs.measure_inputs, here.device, here.out, *what)
+    measure = partial(measuring("speed").measure_inputs, here.out, *what)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
@@ -230,8 +229,9 @@ def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("contention")
 def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    name, measure, estimate_s = measuring("contention").copy_case(here.device, brief)
-    yield Point("contention", name, measure, estimate_s)
+    cases = measuring("contention").cases(here.device, brief, copies=True)
+    for name, measure, estimate_s in cases:
+        yield Point("contention", name, measure, estimate_s)
 
 
 @kind("one_gpu")
@@ -242,12 +242,6 @@ def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
     measure = partial(one_gpu.measure_on_one_gpu, pairs, settings)
     estimate_s = 0.0 if one_gpu.unavailable() else 30.0 * len(pairs)
     yield Point("one_gpu", "nccl-one-gpu", measure, estimate_s, ["contention"])
-
-
-@kind("controls")
-def controls_of_communication(here: Here) -> Iterator[Point]:
-    """By what communication can be given more or less."""
-    yield Point("controls", here.device, measuring("contention").offered, 2.0)
 
 
 # -- networks ------------------------------------------------------------------------------------
@@ -279,9 +273,9 @@ def layers(
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
-    beside = measuring("sharing_training")
+    beside = measuring("training")
     for name, batch in networks:
-        compared = beside.settings(brief)
+        compared = beside.sharing_settings(brief)
         measure = partial(beside.measure_sharing, here.device, name, batch, compared, budget)
         estimate_s = 2 * BUILD_S + WARMTH * budget.max_s
         yield Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
@@ -302,11 +296,12 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
     """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
     convergence = measuring("convergence")
     for seed, name in product(seeds, convergence.TASKS):
-        for settings in convergence.trainings(name, seed, epochs):
-            method, lasts = settings.method.replace("+", "-"), settings.recipe.epochs
-            key = f"{name}-{method}-e{lasts}-s{seed}"
-            measure = partial(convergence.train_sparse, settings)
-            yield Point("convergence", key, measure, 4.0 * lasts, ["sparse_convergence"])
+        _, recipe = convergence.TASKS[name]
+        recipe = replace(recipe, epochs=epochs or recipe.epochs)
+        for method in convergence.plans(name):
+            key = f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}"
+            measure = partial(convergence.train_sparse, name, method, seed, recipe)
+            yield Point("convergence", key, measure, 4.0 * recipe.epochs, ["sparse_convergence"])
 
 
 # -- several ranks -------------------------------------------------------------------------------
