@@ -606,7 +606,7 @@ def test_ranks_listen_at_their_own_address_alone(
 )
 def test_tests_pass_in_any_order_and_twice(tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--shuffle=7"]
-    twice = 2 * ("tests/test_units.py", "tests/test_timeline.py")
+    twice = 2 * ("tests/test_workload.py", "tests/test_link.py")
     done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *twice])
     assert done.returncode == 0, done.stdout[-2000:]
 
