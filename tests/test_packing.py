@@ -16,8 +16,8 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Origin, Source, engine, packing
-from ddlkit.run.sessions.packing import pack, restore
+from ddlkit.run.sessions import Origin, Source, engine
+from ddlkit.run.sessions.engine import pack_into, packing, restore
 from places import PATIENCE_S, alive, family, wait_for
 from test_record import begin
 
@@ -50,7 +50,7 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
     expected, file = contents(out), tmp_path / "rec.tgz"
     for litter in (".lock", ".drift-a.csv.77.tmp", "core", "rec.tgz"):
         (out / litter).write_text("no table")
-    pack(out, file)
+    pack_into(out, file)
     assert contents(unpacked(file, tmp_path / "by-hand")) == expected
     again = tmp_path / "again" / "rec"
     again.mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
 )
 def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Path) -> None:
     file = tmp_path / "rec.tgz"
-    pack(out, file)
+    pack_into(out, file)
     whole = file.read_bytes()
     (out / "drift-b.csv").unlink()
     with pytest.raises(UserError, match="holds 1 tables that .* lacks, such as drift-b.csv: "):
@@ -91,17 +91,17 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Pat
 def test_a_disk_that_refuses_ends_no_session_before_its_end(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packing, "EVERY_S", 0.0)
+    monkeypatch.setattr(engine, "EVERY_S", 0.0)
     file = tmp_path / "rec.tgz"
     refused = pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory")
-    with refused, packing.packing(out, file) as keep:
+    with refused, packing(out, file) as keep:
         keep()
         file.unlink()
         file.mkdir()
         keep()
         assert "not packed: cannot write" in capsys.readouterr().err
     nowhere = tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"
-    with pytest.raises(UserError, match="^cannot write"), packing.packing(out, nowhere):
+    with pytest.raises(UserError, match="^cannot write"), packing(out, nowhere):
         pytest.fail("measured without a place for the file")
 
 

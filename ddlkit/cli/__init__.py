@@ -30,7 +30,9 @@ GONE: dict[tuple[str, ...], str] = {
         "measure",
         "--algorithm",
     ): "the library's own is measured; notebook 11 has recorded times of others",
-    ("lab", "campaign"): "write ddlkit measure FILE.yml, with --predict to write predictions first",
+    ("lab", "campaign"): "write ddlkit measure FILE.yml",
+    ("measure", "--predict"): "predictions before their runs were written by v0.2-studies",
+    ("measure", "--networks"): "name them in a file: measure: layers, and networks: [resnet50:32]",
     **{("lab", word): _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
     **{("lab", word): "leave it out" for word in ("--queue", "--burst", "--framing")},
 }
