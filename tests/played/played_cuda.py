@@ -27,10 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-NAME = "Played GPU"
 CAPABILITY = (9, 0)
-MEMORY_BYTES = 8 << 30
-MULTIPROCESSORS = 132
 CUDA, NCCL = "13.0", (2, 28, 9)
 CYCLES_PER_S = 1.5e9
 
@@ -48,7 +45,6 @@ class _State:
     settled = True  # whether the null stream has waited for all that it was told to wait for
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
-    blocks: dict[str, int] = {}  # of NCCL's kernels, by the group's name, where somebody asked
 
 
 def _use() -> None:
@@ -237,14 +233,6 @@ class Stream:
         _State.settled = _State.settled and bool(self.cuda_stream)
         _driver().played_stream_wait(self.cuda_stream, other.cuda_stream)
 
-    def wait_event(self, event: Event) -> None:
-        event.block(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
     def synchronize(self) -> None:
         _refuse_in_capture("synchronize")
         _driver().played_stream_synchronize(self.cuda_stream)
@@ -274,19 +262,9 @@ class Event:
         _ALIVE.append(self._at_s)  # the driver writes to it, whatever becomes of the event
         _driver().played_record(stream.cuda_stream, ctypes.addressof(self._at_s))
 
-    def block(self, stream: Stream) -> None:
-        assert self._stream is not None, "wait for an event that was not recorded"
-        stream.wait_stream(self._stream)
-
-    def wait(self, stream: Stream | None = None) -> None:
-        self.block(stream or current_stream())
-
     def synchronize(self) -> None:
         assert self._stream is not None, "wait for an event that was not recorded"
         self._stream.synchronize()
-
-    def query(self) -> bool:
-        return self._stream is None or self._at_s.value > 0
 
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds."""
@@ -396,17 +374,13 @@ def _driver() -> ctypes.CDLL:
 # -- the rest of torch.cuda --------------------------------------------------------------------
 
 _PROPERTIES = types.SimpleNamespace(
-    name=NAME,
+    name="Played GPU",
     major=CAPABILITY[0],
     minor=CAPABILITY[1],
-    total_memory=MEMORY_BYTES,
-    multi_processor_count=MULTIPROCESSORS,
+    total_memory=8 << 30,
+    multi_processor_count=132,
     L2_cache_size=50 << 20,
-    shared_memory_per_multiprocessor=233_472,
     shared_memory_per_block_optin=played_driver.SHARED_BYTES,
-    regs_per_multiprocessor=65_536,
-    warp_size=32,
-    max_threads_per_multi_processor=2048,
 )
 
 
@@ -419,11 +393,6 @@ def _set_device(device: Any) -> None:
     _State.current = _gpu(device).index
 
 
-def _memory(device: Any = None) -> tuple[int, int]:
-    _gpu("cuda" if device is None else device)
-    return MEMORY_BYTES // 2, MEMORY_BYTES
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     """Played by doing nothing."""
 
@@ -432,15 +401,11 @@ _CUDA: dict[str, Any] = {
     "is_available": lambda: _State.gpus > 0,
     "device_count": lambda: _State.gpus,
     "is_initialized": lambda: _State.owner == os.getpid(),
-    "init": _use,
     "_lazy_init": _use,
     "current_device": lambda: _gpu("cuda").index,
     "set_device": _set_device,
     "get_device_properties": _properties,
-    "get_device_name": lambda device=None: _properties(device).name,
     "get_device_capability": lambda device=None: CAPABILITY,
-    "get_arch_list": lambda: ["sm_80", "sm_90", "sm_100"],
-    "is_bf16_supported": lambda *_, **__: True,
     "synchronize": wait_for_all,
     "Stream": Stream,
     "Event": Event,
@@ -449,25 +414,13 @@ _CUDA: dict[str, Any] = {
     "default_stream": lambda device=None: _State.stream[0],
     "CUDAGraph": Graph,
     "graph": graph,
-    "mem_get_info": _memory,
-    "memory_reserved": lambda device=None: 0,
-    "memory_allocated": lambda device=None: 0,
-    "max_memory_allocated": lambda device=None: 0,
-    "reset_peak_memory_stats": _nothing,
     "empty_cache": _nothing,
-    "manual_seed": _nothing,  # the host's generator is seeded beside it
-    "manual_seed_all": _nothing,
+    "manual_seed_all": _nothing,  # the host's generator is seeded beside it
     "_sleep": _spin,
 }
 
 
-# -- several ranks: gloo in NCCL's place -------------------------------------------------------
-
-_COLLECTIVES = (
-    *("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"),
-    "all_to_all_single",
-)
-_LATER_NAMES = ("all_gather_single", "reduce_scatter_single")
+# -- ranks: gloo in NCCL's place ---------------------------------------------------------------
 
 
 def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> None:
@@ -491,32 +444,10 @@ class _Options:
         self.config = types.SimpleNamespace(**names)
 
 
-def _group(real: Callable[..., Any], *args: Any, backend: str | None = None, **how: Any) -> Any:
-    """`new_group`: gloo, that knows how many blocks NCCL's kernels would have."""
-    options = how.pop("pg_options", None)
-    made = real(*args, backend="gloo" if backend == "nccl" else backend, **how)
-    if options:
-        assert backend == "nccl" and options.config.min_ctas <= options.config.max_ctas
-        _State.blocks[made.group_name] = options.config.max_ctas
-    return made
-
-
-def _buffer(real: Callable[..., Any], bucket: Any) -> torch.Tensor:
-    """Of DDP, which makes it where no function of torch is called."""
-    found: torch.Tensor = real(bucket)
-    if _State.group == "nccl":
-        _mark(found, _gpu("cuda"), pinned=False)
-    return found
-
-
 def _collective(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def checked(*args: Any, **how: Any) -> Any:
         homes = [_home(tensor) for tensor in _tensors([args, how])]
-        # Blocks of an all-to-all are not what was asked for: NVIDIA/nccl#2421.
-        name = getattr(how.get("group"), "group_name", "")
-        asked = 0 if "all_to_all" in real.__name__ else _State.blocks.get(name, 0)
-        played_profiler.BLOCKS = asked or played_profiler.USUAL_BLOCKS
         if _State.group == "nccl":
             assert all(homes), f"{real.__name__} by NCCL of a tensor in the host's memory"
         return real(*args, **how)
@@ -529,17 +460,10 @@ def _install_ranks() -> None:
     backend = module.get_backend
     module.is_nccl_available = lambda: True
     module.ProcessGroupNCCL = types.SimpleNamespace(Options=_Options)
-    module.new_group = functools.partial(_group, module.new_group)
-    module.GradBucket.buffer = functools.partialmethod(
-        lambda bucket, real: _buffer(real, bucket), module.GradBucket.buffer
-    )
     module.init_process_group = functools.partial(_join, module.init_process_group)
-    module.get_backend = lambda group=None: (
-        "nccl" if _State.group == "nccl" and group is None else backend(group)
-    )
-    for name in (*_COLLECTIVES, *_LATER_NAMES):
-        if hasattr(module, name):
-            setattr(module, name, _collective(getattr(module, name)))
+    module.get_backend = lambda group=None: _State.group or backend(group)
+    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(module, name, _collective(getattr(module, name)))
 
 
 def install(gpus: int) -> None:

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,9 +140,3 @@ def _fits(kind: str, argument: Any) -> bool:
     if isinstance(argument, ctypes.c_int | ctypes.c_uint):
         return True
     return isinstance(argument, int) and -(2**31) <= argument < 2**31
-
-
-if __name__ == "__main__":
-    from ddlkit.run.measure import standin
-
-    build(Path(sys.argv[1]), standin.SOURCE, standin.OPTIONS, nvrtc="libnvrtc.so.13")

@@ -21,8 +21,6 @@ _KINDS = {"all_reduce": "AllReduce_Sum_f32", "reduce_scatter": "ReduceScatter_Su
 _SHAPE = {"grid": [1, 1, 1], "block": [64, 1, 1], "registers per thread": 32, "shared memory": 0}
 _NCCL = {"grid": [2, 1, 1], "block": [160, 1, 1], "registers per thread": 96}
 
-USUAL_BLOCKS = 2
-BLOCKS = USUAL_BLOCKS  # of NCCL's kernels from now on
 _NCCL_SPAN = "played nccl:"
 
 Span = dict[str, Any]
@@ -74,23 +72,10 @@ def _in_streams(span: Span) -> list[Span]:
     ]
 
 
-def _begin_when_posted(spans: list[Span]) -> None:
-    """As NCCL's kernel does, once the one before it is over; gloo's thread begins when it gets a core."""
-    posts = sorted(span["ts"] for span in spans if str(span.get("name")).startswith("c10d::"))
-    messages = [span for span in spans if str(span.get("name")).startswith("gloo:")]
-    messages.sort(key=lambda span: float(span["ts"]))
-    free = 0.0
-    for span, post in zip(messages, posts, strict=False):
-        end = span["ts"] + span["dur"]
-        begin = min(span["ts"], max(free, post))
-        span["ts"], span["dur"], free = begin, end - begin, end
-
-
 def as_on_gpu(events: list[Span]) -> list[Span]:
     """The events of a processor's trace with launches and kernels; messages become NCCL's kernels."""
     found: list[Span] = []
     spans = [event for event in events if event.get("ph") == "X"]
-    _begin_when_posted(spans)
     home = next((s for s in spans if s.get("cat") == "cpu_op"), {})
     inner = {id(span) for span in _leaves([s for s in spans if s.get("cat") == "cpu_op"])}
     for event in events:
@@ -100,7 +85,7 @@ def as_on_gpu(events: list[Span]) -> list[Span]:
         found += [] if message else [event]
         kind = "all_reduce" if noted else name.rpartition(":")[2]
         called = f"ncclDevKernel_{_KINDS.get(kind, kind)}_RING_LL" if message else f"played_{name}"
-        shape = _SHAPE | (_NCCL | {"grid": [BLOCKS, 1, 1]} if message else {})
+        shape = _SHAPE | (_NCCL if message else {})
         for span in _in_streams(event) if noted else [event] * (message or id(event) in inner):
             number = len(found)
             launch = {**(home if message else event), "ts": event["ts"], "dur": 0}
