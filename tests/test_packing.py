@@ -109,17 +109,17 @@ def points_in(directory: Path) -> int:
     return len([*directory.glob("drift-p*.csv")])
 
 
-def lived(out: Path, file: Path, chance: random.Random, victim: str, goal: int) -> None:
-    """A recording that is killed at a random moment after so many points, or ended."""
+def lived(out: Path, file: Path, chance: random.Random, number: signal.Signals, goal: int) -> None:
+    """A recording whose child is killed after so many points, and then it is itself, each at random."""
     parent = begin(out, "steady", file)
     try:
         assert wait_for(lambda: points_in(out) >= goal)
         time.sleep(chance.uniform(0.0, 0.1))
+        family(parent.pid)[0].kill()
+        assert wait_for(lambda: points_in(out) > goal), "another one goes on"
+        time.sleep(chance.uniform(0.0, 0.1))
         processes = family(parent.pid)
-        if victim == "child":  # another one goes on
-            processes[0].kill()
-            assert wait_for(lambda: points_in(out) > goal)
-        parent.send_signal(signal.SIGTERM if victim == "nobody" else signal.SIGKILL)
+        parent.send_signal(number)
         assert parent.wait(PATIENCE_S) != 0
         assert wait_for(lambda: not alive(processes))
     finally:
@@ -128,21 +128,21 @@ def lived(out: Path, file: Path, chance: random.Random, victim: str, goal: int) 
 
 @pytest.mark.fault(
     fault="a recording that packs itself is killed at any moment, or ended",
-    injected="SIGKILL to parent or child at random moments, half an archive beside, and SIGTERM",
+    injected="SIGKILL to child and parent at random moments, half an archive beside, and SIGTERM",
     holds="the packed file is whole each time and holds no less than before, of one that was ended "
     "exactly what was measured; the last run ends with all points",
 )
 def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
     chance, there = random.Random(3), 0
-    for victim in ("parent", "child", "nobody"):
+    for number in (signal.SIGKILL, signal.SIGTERM):
         # A machine of its own each time; and far enough from the end, on busy cores too.
         shutil.rmtree(out, ignore_errors=True)
-        lived(out, file, chance, victim, min(12, there + chance.randint(2, 4)))
-        kept = unpacked(file, tmp_path / victim)
+        lived(out, file, chance, number, min(12, there + chance.randint(2, 4)))
+        kept = unpacked(file, tmp_path / number.name)
         assert points_in(kept) >= there
         there = points_in(kept)
-        assert victim != "nobody" or contents(kept) == contents(out)
+        assert number == signal.SIGKILL or contents(kept) == contents(out)
         (file.parent / f".{file.name}.{os.getpid()}.tmp").write_bytes(b"half")
     shutil.rmtree(out)
     assert begin(out, "steady", file).wait(PATIENCE_S) == 0
