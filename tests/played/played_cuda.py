@@ -99,8 +99,6 @@ class _OnProcessor(TorchFunctionMode):
         self._looks: dict[Any, Callable[[torch.Tensor], Any]] = {
             tensor.device.__get__: lambda x: _home(x) or x.device,
             tensor.is_cuda.__get__: lambda x: _home(x) is not None,
-            tensor.is_cpu.__get__: lambda x: _home(x) is None and x.is_cpu,
-            tensor.get_device: lambda x: home.index if (home := _home(x)) else -1,
             tensor.is_pinned: lambda x: hasattr(x.untyped_storage(), "played_pinned"),
         }
 
@@ -137,12 +135,6 @@ class _OnProcessor(TorchFunctionMode):
         target = source if asked is _NOWHERE else asked
         if func is torch.randn and target:
             found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
-        elif func is torch.ones and target:
-            found = func((), **kwargs).expand(
-                *args
-            )  # as many as a cache holds take a processor long
-        elif name == "sum" and len(args) == 1 and not kwargs and not any(args[0].stride()):
-            found = args[0].reshape(-1)[0] * args[0].numel()  # all are one and the same
         else:
             found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
@@ -157,7 +149,7 @@ class _OnProcessor(TorchFunctionMode):
 _NOWHERE: Any = object()
 _MOST_RANDOM = (
     1 << 20
-)  # random numbers that differ: a GPU makes 200 million at once, we would take seconds
+)  # numbers that differ: a GPU makes 200 million at once, we would take seconds
 
 
 def _random(shape: torch.Size, how: dict[str, Any]) -> torch.Tensor:
@@ -308,9 +300,6 @@ class Graph:
         with torch._C.DisableTorchFunction(), torch.no_grad():
             for call in self.calls:
                 call()
-
-    def reset(self) -> None:
-        self.calls, self._captured = [], False
 
 
 def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
