@@ -239,6 +239,7 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, smoke, or a file "),
         (["measure", "sharing"], "sharing on processors was recorded at v0.2-studies"),
         (["measure", "nosuch.json"], "cannot read"),
+        (["measure", "gpu", "--dry-run"], "no GPU here"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )

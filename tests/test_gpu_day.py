@@ -99,11 +99,8 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
         if words[1] == "ddlkit":
             assert cli._parser().parse_args(words[2:]).suite == "gpu"
         else:
-            assert {"contention", "speed", "layers", "record", "selection", "vitals"} <= {
-                Path(word).stem.removeprefix("test_") for word in words if (ROOT / word).is_file()
-            }
-            file, _, left_out = words[words.index("--deselect") + 1].partition("::")
-            assert f"def {left_out}(" in (ROOT / file).read_text()
+            files = {Path(word).stem for word in words if (ROOT / word).is_file()}
+            assert {"test_contention", "test_speed", "test_layers", "test_vitals"} <= files
     logged = (tmp_path / "day" / "stage1.log").read_text()
     assert logged.count("gpu_day: exit status") == len(steps)
 

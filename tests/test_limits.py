@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import cli, store
-from ddlkit.cli.command import show
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
@@ -68,19 +66,6 @@ def test_an_error_is_one_printable_line_whatever_is_put_into_it(text: str) -> No
     assert one_line(said) == said or len(said) > MOST_CHARACTERS
     if text.isprintable() and len(text) <= MOST_CHARACTERS:
         assert said == text
-
-
-# -- numbers -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [math.nan, [1.0, -math.inf], {"a": [math.nan]}])
-def test_no_number_that_is_none_is_printed(
-    value: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for as_json in (True, False):
-        with pytest.raises(UserError, match="taken comes out as"):
-            show({"fine": 1.0, "taken": value}, as_json)
-    assert capsys.readouterr().out == ""
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -5,9 +5,8 @@ views, parameters and gradients look alike. What torch refuses on a real GPU is 
 devices in one operation, NumPy on a GPU's memory, an event's time before anybody waited for it, synchronising
 while a graph is captured, a GPU in a process that was forked from one that used it.
 
-Not played: operations that overlap with the host (they are over when they return; only ddlkit's own kernels,
-and copies in a stream of their own, run beside them), a GPU's memory and its limits, TF32, and whatever looks
-at a tensor from C++.
+Not played: a second GPU, operations that overlap with the host (only ddlkit's own kernels, and copies in a
+stream of their own, run beside them), a GPU's memory and its limits, TF32, what looks at a tensor from C++.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ class _State:
     """Of this process."""
 
     gpus = 0
-    current = 0
     owner = 0  # process that has used a GPU first, 0 while none has
     stream: list[Stream] = []
     graph: Graph | None = None
@@ -62,14 +60,13 @@ def _home(tensor: torch.Tensor) -> Home:
     return found
 
 
-def _gpu(device: Any) -> torch.device:
-    """With its number. Raises RuntimeError where there is none of that number."""
+def _gpu(device: Any = 0) -> torch.device:
+    """The played GPU. Raises RuntimeError for another one."""
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    number = _State.current if device.index is None else device.index
-    if not 0 <= number < _State.gpus:
+    if device.index or not _State.gpus:
         raise RuntimeError(f"CUDA error: invalid device ordinal: {device} of {_State.gpus}")
     _use()
-    return torch.device("cuda", number)
+    return torch.device("cuda", 0)
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -217,7 +214,7 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, *, null: bool = False) -> None:
         if not null:
             _use()
-        self.device = torch.device("cuda", _State.current if device is None else _gpu(device).index)
+        self.device = torch.device("cuda", 0)
         self.cuda_stream: int = 0 if null else _driver().played_stream_create()
 
     def wait_stream(self, other: Stream) -> None:
@@ -312,11 +309,6 @@ def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def graph(captured: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Any:
-    assert isinstance(captured, Graph)
-    return captured.capture()
-
-
 def _refuse_in_capture(what: str) -> None:
     assert _State.graph is None, f"{what} while a graph is captured"
 
@@ -374,12 +366,8 @@ _PROPERTIES = types.SimpleNamespace(
 
 
 def _properties(device: Any = None) -> types.SimpleNamespace:
-    _gpu("cuda" if device is None else device)
+    _gpu(device or 0)
     return _PROPERTIES
-
-
-def _set_device(device: Any) -> None:
-    _State.current = _gpu(device).index
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -391,8 +379,8 @@ _CUDA: dict[str, Any] = {
     "device_count": lambda: _State.gpus,
     "is_initialized": lambda: _State.owner == os.getpid(),
     "_lazy_init": _use,
-    "current_device": lambda: _gpu("cuda").index,
-    "set_device": _set_device,
+    "current_device": lambda: _gpu().index,
+    "set_device": _gpu,
     "get_device_properties": _properties,
     "get_device_capability": lambda device=None: CAPABILITY,
     "synchronize": wait_for_all,
@@ -402,7 +390,7 @@ _CUDA: dict[str, Any] = {
     "current_stream": current_stream,
     "default_stream": lambda device=None: _State.stream[0],
     "CUDAGraph": Graph,
-    "graph": graph,
+    "graph": lambda captured, **_: captured.capture(),
     "empty_cache": _nothing,
     "manual_seed_all": _nothing,  # the host's generator is seeded beside it
     "_sleep": _spin,
@@ -418,7 +406,6 @@ def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> 
     _State.group = backend or ""
     if backend == "nccl":
         assert device is not None and device.type == "cuda", f"nccl without its GPU: {device}"
-        assert device.index == _State.current, f"{device} is not the current GPU"
         local = int(os.environ.get("LOCAL_WORLD_SIZE", how["world_size"]))
         assert local <= _State.gpus, f"{local} ranks on {_State.gpus} GPUs: NCCL would refuse"
         _use()
@@ -475,5 +462,4 @@ def install(gpus: int) -> None:
     target.autocast.__init__ = on_host
     _install_ranks()
     played_profiler.install()
-    played_driver.check_calls()
     _OnProcessor().__enter__()

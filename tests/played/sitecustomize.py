@@ -1,4 +1,4 @@
-"""Run by every Python that has this directory on its PYTHONPATH: plays PLAYED_GPUS as soon as torch is there."""
+"""Run by every Python that has this directory on its PYTHONPATH: plays PLAYED_GPUS in place of torch's."""
 
 from __future__ import annotations
 
