@@ -1,4 +1,4 @@
-"""What hardware and software this is; asks torch only where it is already loaded."""
+"""What hardware and software this is; asks torch for its version only where it is already loaded."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-_GPU_QUERY = ("name", "driver_version", "memory.total", "compute_cap")
-_DRIVER_FILES = Path("/proc/driver/nvidia")
 # Words that every processor of a maker carries; without them names still differ between machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
 def describe() -> dict[str, Any]:
-    """Return what the machine is: name, cpu, memory, operating system, GPUs. No host name or address.
+    """Return what the machine is; no host name or address.
 
-    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them
-    (0: none); ``gpus`` have model, driver, memory_bytes and compute_capability (0 or "" where unknown).
+    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them (0: none).
     """
     limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
@@ -43,10 +40,7 @@ def describe() -> dict[str, Any]:
 
 
 def name(device: str = "") -> str:
-    """Return a name for directories: "cpu-2x-intel-xeon-8488c", "nvidia-h200" or "8x-nvidia-h200".
-
-    device : "cpu" for the processor's name, whatever GPUs there are
-    """
+    """Return a name for directories, as "8x-nvidia-h200"; of "cpu" as "cpu-2x-intel-xeon-8488c"."""
     gpus = _gpus()
     if gpus and device != "cpu":
         count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
@@ -70,11 +64,9 @@ def installed(package: str) -> str:
 
 
 def commit(directory: Path = Path(__file__).parent) -> str:
-    """Return the commit of the code in ``directory``, 12 digits, "+dirty" when it differs.
+    """Return the commit of the code in ``directory``, 12 digits, "+dirty" when just that differs.
 
-    Only the directory itself counts: rows recorded a minute ago do not make the code dirty. Outside git
-    it is what DDLKIT_COMMIT in the environment says, "unknown" without that. Raises UserError when that
-    is no commit.
+    Outside git it is what DDLKIT_COMMIT in the environment says, "unknown" without that.
     """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
@@ -107,9 +99,8 @@ def content(path: Path) -> str:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _slug(text: str) -> str:
@@ -123,14 +114,8 @@ def _cpu_model() -> str:
     return output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
 
 
-# -- GPUs ------------------------------------------------------------------------------------------
-
-
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
-    """Return what nvidia-smi prints of these fields, a line of cells per GPU; "" without it.
-
-    about : of what: "gpu", or "compute-apps" for a line per process
-    """
+    """Return what nvidia-smi prints of these fields, a line of cells per GPU (or of "compute-apps")."""
     return output(*gpu_question(fields, *options, about=about))
 
 
@@ -141,46 +126,27 @@ def gpu_question(fields: Sequence[str], *options: str, about: str = "gpu") -> li
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the cells of what `ask_gpus` gives, by GPU.
-
-    >>> cells("NVIDIA H200, 143771\\nNVIDIA H200, [N/A]\\n")
-    [['NVIDIA H200', '143771'], ['NVIDIA H200', '[N/A]']]
-    """
+    """Return the cells of what `ask_gpus` gives, by GPU."""
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
-    """Return GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap.
-
-    >>> parse_gpus("NVIDIA H200, 570.86.15, 143771, 9.0")[0]["memory_bytes"] == 143771 * 2**20
-    True
-    """
-    rows = (row for row in cells(text) if len(row) == len(_GPU_QUERY))
+    """Return GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap."""
     return tuple(
-        _gpu(model, driver, int(mib) * 2**20 if mib.isdigit() else 0, capability)
-        for model, driver, mib, capability in rows
+        {
+            "model": model,
+            "driver": driver,
+            "memory_bytes": int(mib) * 2**20 if mib.isdigit() else 0,
+            "compute_capability": capability,
+        }
+        for model, driver, mib, capability in (row for row in cells(text) if len(row) == 4)
     )
-
-
-def _gpu(*facts: object) -> dict[str, Any]:
-    return dict(zip(("model", "driver", "memory_bytes", "compute_capability"), facts, strict=True))
 
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
-    """Return the GPUs as nvidia-smi lists them; without it as torch does, or by the driver's files."""
-    torch = sys.modules.get("torch")
-    if gpus := parse_gpus(ask_gpus(_GPU_QUERY)):
-        return gpus
-    if torch is None or not torch.cuda.is_available():
-        listed = sorted(_DRIVER_FILES.glob("gpus/*/information"))
-        models = (re.search(r"^Model:\s*(.+)$", content(path), re.MULTILINE) for path in listed)
-        version = re.search(r"\d+\.[\d.]+", content(_DRIVER_FILES / "version"))
-        return tuple(
-            _gpu(model[1], version[0] if version else "", 0, "") for model in models if model
-        )
-    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return tuple(_gpu(p.name, "", p.total_memory, f"{p.major}.{p.minor}") for p in properties)
+    """Return the GPUs as nvidia-smi lists them."""
+    return parse_gpus(ask_gpus(("name", "driver_version", "memory.total", "compute_cap")))
 
 
 def _cuda_and_nccl() -> tuple[str, str]:

@@ -58,18 +58,14 @@ def pytest_make_collect_report(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
-    parser.addoption("--long", action="store_true", help="run those marked long, too")
+    parser.addoption("--long", action="store_true", help="the long fuzz")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked long, and let files with a slow test come first: workers end together.
+    """Let files with a slow test come first: workers end together.
 
     With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
     """
-    if not config.getoption("--long"):
-        left = [item for item in items if item.get_closest_marker("long")]
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left)
     if seed := config.getoption("--shuffle"):
         random.Random(seed).shuffle(items)
         return
@@ -82,13 +78,11 @@ TOGETHER = {
     "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""
-APART: set[str] = set()
-"""Files whose tests share nothing but files: workers may have a parameter each, with all tests of it."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Each file to one worker, those TOGETHER to one, and those APART to any, parameter by parameter."""
+    """Each file to one worker, those TOGETHER to one."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -98,9 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            name = Path(file).stem.removeprefix("test_")
-            own = file + nodeid[nodeid.index("[") :] if "[" in nodeid else nodeid
-            return own if name in APART else groups.get(name, file)
+            return groups.get(Path(file).stem.removeprefix("test_"), file)
 
     return Together(config, log)
 
@@ -152,41 +144,26 @@ def require_compiler() -> None:
 
 
 @pytest.fixture
-def require_browser() -> tuple[str, str]:
-    """Paths of a headless Chromium and of its driver: without one given, selenium would download it."""
-    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser, driver = next(filter(None, browsers), None), shutil.which("chromedriver")
-    if browser is None:
-        _missing("no chromium on the PATH")
-    elif driver is None:
-        _missing(f"{browser} has no chromedriver on the PATH")
-    else:
-        return browser, driver
-    raise AssertionError("unreachable")
-
-
-@pytest.fixture
-def start_browser(require_browser: tuple[str, str], tmp_path: Path) -> Iterator[Callable[[], Any]]:
+def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts a headless Chromium that talks to nobody, and ends it."""
+    browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+    browser, driver_path = next(filter(None, browsers), ""), shutil.which("chromedriver") or ""
+    if not browser or not driver_path:  # without its driver, selenium would download one
+        _missing("no chromium, or no chromedriver, on the PATH")
     from selenium import webdriver
 
-    browser, driver_path = require_browser
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--disable-dev-shm-usage",
-        "--window-size=1200,1100",
-        f"--user-data-dir={tmp_path / 'profile'}",
+    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync"
+    for name in (
+        *plain.split(),
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-dev-shm-usage",
+        "window-size=1200,1100",
+        f"user-data-dir={tmp_path / 'profile'}",
     ):
-        options.add_argument(argument)
+        options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = []
 

@@ -1,12 +1,11 @@
 """docs/RELIABILITY.md from the tests' own marks: ``python tests/fault_table.py`` writes it anew.
 
-A row is a test marked ``@pytest.mark.fault(fault=..., injected=..., holds=...)``, each a literal text.
+A row is a mark of a test, ``@pytest.mark.fault(fault=..., injected=..., holds=...)``, each a literal text.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,22 +43,16 @@ class Mark(NamedTuple):
 
 def marks() -> list[Mark]:
     """All marks by file, in the order of its tests. Raises ValueError for a text that is no literal."""
-    found = []
+    listed = []
     for path in sorted(TESTS.glob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text if "mark.fault" in text else "")
-        for function in ast.walk(tree):
-            if isinstance(function, ast.FunctionDef):
-                found += [
-                    Mark(**said, test=f"{path.name}::{function.name}") for said in _said(function)
-                ]
-    return found
-
-
-def _said(function: ast.FunctionDef) -> Iterator[dict[str, str]]:
-    for call in function.decorator_list:
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
-            yield {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for call in function.decorator_list:
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
+                    words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+                    listed.append(Mark(**words, test=f"{path.name}::{function.name}"))
+    return listed
 
 
 def page() -> str:
@@ -67,10 +60,8 @@ def page() -> str:
     rows = ["| fault | how injected | what must hold | test |", "|---|---|---|---|"]
     for mark in marks():
         file, _, name = mark.test.partition("::")
-        told = name.removeprefix("test_").replace("_", " ")
-        rows.append(
-            f"| {mark.fault} | {mark.injected} | {mark.holds} | [{told}](../tests/{file}) |"
-        )
+        law = name.removeprefix("test_").replace("_", " ")
+        rows.append(f"| {mark.fault} | {mark.injected} | {mark.holds} | [{law}](../tests/{file}) |")
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -7,7 +7,6 @@ kind and number, so that a failure is made again by these two.
 from __future__ import annotations
 
 import contextlib
-import copy
 import gzip
 import io
 import json
@@ -15,10 +14,9 @@ import math
 import random
 import re
 import resource
-import shutil
 import signal
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -48,8 +46,6 @@ class Outcome(NamedTuple):
     made: dict[str, bytes]
 
 
-# -- good inputs -------------------------------------------------------------------------------
-
 TIMES = "".join(f"{1024 * 4**k},{1e-3 + 8e-9 * 1024 * 4**k}\n" for k in range(8))
 PROFILE = "tensor,gradient_bytes,forward_s,backward_s\n" + "".join(
     f"t{k},{1_000_000 * (k + 1)},0.01,0.02\n" for k in range(5)
@@ -73,39 +69,22 @@ LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
 # Avg bus bandwidth    : 11.4900
 """
 LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
+HELD_OUT: dict[str, Any] = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
+HELD_OUT |= {"below": 0.1, "above": 0.1, "apart": 2}
+DRAWS = {
+    "count": 3,
+    "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
+    "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
+}
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
     {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
-    {"form": "chords", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]},
-    {
-        **{"form": "segments", "breaks_bytes": [1e5], "alpha_s": [1e-3, 2e-3]},
-        **{"beta_s_per_byte": [1e-8, 8e-9]},
-    },
     {
         **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
         **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
     },
-    {**LINE, "algorithm": "ring"},
-    {
-        **LINE,
-        "fit": {
-            **{"from_bytes": 1e3, "to_bytes": 1e7, "between": "processors"},
-            "held_out": {
-                **{"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]},
-                **{"below": 0.1, "above": 0.1, "apart": 2},
-            },
-        },
-    },
-    {
-        **LINE,
-        "fit": {
-            "draws": {
-                "count": 3,
-                "alpha_s": [{"values": [1e-3, 2e-3], "which": [0, 1, 0]}],
-                "beta_s_per_byte": [{"values": [8e-9], "which": [0, 0, 0]}],
-            }
-        },
-    },
+    LINE | {"fit": {"from_bytes": 1e3, "to_bytes": 1e7, "held_out": HELD_OUT}},
+    LINE | {"fit": {"draws": DRAWS}},
 )
 GATHER = {"form": "table", "collective": "all_gather", "workers": 4}
 GATHER |= {"bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]}
@@ -127,40 +106,6 @@ points:
 """
 
 
-def _event(
-    name: str, at: float, dur: float, args: dict[str, Any] | None = None, category: str = "cpu_op"
-) -> dict[str, Any]:
-    """A span that starts ``at`` microseconds after the first."""
-    thread = 7 if category == "kernel" else 1
-    known = {"ph": "X", "name": name, "cat": category, "ts": 5e9 + at, "dur": dur, "pid": 1}
-    return {**known, "tid": thread, "args": args or {}}
-
-
-def kineto(gpu: bool = False) -> dict[str, Any]:
-    """One iteration as torch.profiler exports it, of one layer, with one message; on a GPU its kernels."""
-    shapes = {"Input Dims": [[4, 3, 8, 8], [2, 3, 3, 3]], "Input type": ["float", "float"]}
-    gradient = {"Input Dims": [[2, 3, 3, 3]], "Input type": ["float"]}
-    message = {"In msg nelems": 54, "Out msg nelems": 54, "dtype": "Float"}
-    node = {"Sequence number": 1}
-    events = [
-        _event("ddlkit.forward", 0, 100, category="user_annotation"),
-        _event("aten::conv2d", 1, 50, {**shapes, **node}),
-        _event("ddlkit.backward", 100, 100, category="user_annotation"),
-        _event("autograd::engine::evaluate_function: Conv", 110, 30, node),
-        _event("torch::autograd::AccumulateGrad", 150, 10, gradient),
-        _event("gloo:all_reduce", 170, 20, message),
-        _event("ddlkit.update", 210, 10, category="user_annotation"),
-    ]
-    if gpu:
-        for number, (at, name) in enumerate([(5, "conv"), (115, "conv_grad"), (215, "sgd")]):
-            launch = {"correlation": number + 1}
-            events.append(_event("cudaLaunchKernel", at, 2, launch, "cuda_runtime"))
-            events.append(_event(name, at + 3, 20, launch, "kernel"))
-        known = {"deviceProperties": [{"name": "NVIDIA A100"}], "distributedInfo": {"rank": 1}}
-        return {"schemaVersion": 1, **known, "traceEvents": events}
-    return {"schemaVersion": 1, "traceEvents": events}
-
-
 def spans() -> str:
     """A timeline in the columns of a recorded one."""
     names = store.SCHEMAS["timeline"].names
@@ -176,11 +121,9 @@ def spans() -> str:
     return "\n".join([",".join(names), *rows]) + "\n"
 
 
-def _import(kind: str, *options: str) -> Callable[[str], Input]:
-    return lambda text: Input(
-        ("import", f"in.{kind}", *options, "--out", "out.csv", "--messages", "sent.csv", "--json"),
-        {f"in.{kind}": text.encode()},
-    )
+def _import(kind: str, text: str | bytes, *options: str) -> Input:
+    words = ("import", f"in.{kind}", *options, "--out", "out.csv", "--json")
+    return Input(words, {f"in.{kind}": text.encode() if isinstance(text, str) else text})
 
 
 def _asked(command: str, cost: Any, *options: str, **files: str) -> Input:
@@ -189,38 +132,28 @@ def _asked(command: str, cost: Any, *options: str, **files: str) -> Input:
     return Input(words, {name: text.encode() for name, text in named.items()})
 
 
+PROFILED_TRAINING = store.ROOT / "examples" / "torch_profile_lenet5.json.gz"
 COUNTS = ("--peak", "1e12", "--utilisation", "0.5", "--batch", "8")
 SPARSE = ("--density", "0.01", "--selection", "s.json")
 MEASURED = ("predict", "--profile", "p.csv", "--collectives", "m.csv", "--ranks", "4", "--json")
 PROFILED = {"p.csv": PROFILE.encode()}
 CHOSEN = {
     "import": [
-        _import("txt")(TRACE),
-        _import("json")(json.dumps(kineto())),
-        _import("json")(json.dumps(kineto(gpu=True), indent=1)),
-        Input(
-            ("import", "in.csv", *COUNTS, "--out", "o.csv", "--json"), {"in.csv": FLOPS.encode()}
-        ),
-        Input(
-            ("import", "in.csv", *COUNTS, "--sequence", "16", "--out", "o.csv", "--json"),
-            {"in.csv": SHAPES.encode()},
-        ),
+        _import("txt", TRACE),
+        _import("json.gz", PROFILED_TRAINING.read_bytes()),
+        _import("csv", FLOPS, *COUNTS),
+        _import("csv", SHAPES, *COUNTS, "--sequence", "16"),
     ],
     "fit": [
-        Input(
-            ("fit", "t.csv", "--form", form, "--json"),
-            {"t.csv": f"bytes,seconds\n{TIMES}".encode()},
-        )
-        for form in (
-            "alpha_beta",
-            "table",
-            "piecewise",
-            "segments",
-            "alpha_beta:ends",
-            "auto",
-        )
-    ]
-    + [Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()})],
+        *(
+            Input(
+                ("fit", "t.csv", "--form", form, "--json"),
+                {"t.csv": f"bytes,seconds\n{TIMES}".encode()},
+            )
+            for form in ("alpha_beta", "segments", "auto")
+        ),
+        Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()}),
+    ],
     "predict": [
         *(_asked("predict", cost, "--ranks", "4") for cost in COSTS),
         *(
@@ -233,33 +166,19 @@ CHOSEN = {
         Input(MEASURED, {**PROFILED, "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}),
         Input(MEASURED[:-3] + MEASURED[-1:], {**PROFILED, "m.csv": LOG.encode()}),
     ],
-    "plan": [
-        *(_asked("plan", cost) for cost in COSTS),
-        _asked("plan", GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
-        _asked("plan", LINE, "--planner", "omgs"),
-    ],
     "timeline": [
-        Input(("timeline", "t.csv", "--out", "trace.json"), {"t.csv": spans().encode()}),
         Input(
-            ("timeline", "t.csv.gz", "--out", "trace.json"),
+            ("timeline", "t.csv.gz", "--out", "t.json"),
             {"t.csv.gz": gzip.compress(spans().encode(), mtime=0)},
         ),
     ],
     "measure": [
-        Input(
-            ("measure", "campaign.json", "--dry-run", "--out", "there"),
-            {"campaign.json": json.dumps(CAMPAIGN, indent=1).encode()},
-        ),
-        Input(
-            ("measure", "campaign.yml", "--dry-run", "--out", "there"),
-            {"campaign.yml": YAML.encode()},
-        ),
+        Input(("measure", name, "--dry-run", "--out", "there"), {name: text.encode()})
+        for name, text in (("c.json", json.dumps(CAMPAIGN, indent=1)), ("c.yml", YAML))
     ],
 }
 """Good inputs by command: what is mutated."""
 
-
-# -- mutations ---------------------------------------------------------------------------------
 
 WORDS = (
     " 0 -0 -1 1.5 1e-320 1e-31 1e29 1e31 1e308 1e309 nan -inf Infinity 0x10 1_000 true null [] {} -- - ' \" "
@@ -267,11 +186,7 @@ WORDS = (
     "1gbit 101% &a *a"
 )
 NASTY = [*WORDS.split(" "), "9" * 30, "9" * 400, "9" * 5000, "a" * 5000, "a\nb", "\t", "\r", "\0"]
-VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 3, 2.5, 1e-320, 1e31, 1e308, 10**30, 10**400, math.nan, math.inf),
-    *("", "x", "a" * 2000, "a\nb", "\ud800", "NaN", "5", [], {}, [[]], [1, 2], {"a": 1}, "none"),
-)
-FACTORS = (0, 0.1, -1, 2, 1000, 1e-6, 1e12, 1e-25)
+NEAR = ("0", "0.1", "-1", "2000", "1e-6", "1e12", "1e-25")
 TOKEN = re.compile(r"[A-Za-z_]+|[-+]?[0-9][0-9.eE+-]*|[^\sA-Za-z0-9_]")
 
 
@@ -285,107 +200,24 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     return before if draw.random() < 0.1 else before + changed + after
 
 
-def _lines(data: bytes, draw: random.Random) -> bytes:
-    """A line is gone, elsewhere, empty, joined with the next, or there many times."""
-    lines = data.split(b"\n")
-    at, to = (draw.randrange(len(lines)) for _ in range(2))
-    change = draw.choice(("gone", "moved", "empty", "joined", "many"))
-    if change == "empty":
-        lines.insert(at, b"")
-    elif change == "joined":
-        lines[at : at + 2] = [b"".join(lines[at : at + 2])]
-    elif change == "many":
-        lines[at:at] = [lines[at]] * draw.choice((1, 50))
-    else:
-        line = lines.pop(at)
-        lines[to:to] = [line] if change == "moved" else []
-    return b"\n".join(lines)
-
-
 def _tokens(data: bytes, draw: random.Random) -> bytes:
     """A number, word or sign is another one of the file, another number, or what nobody means."""
     text = data.decode(errors="replace")
     tokens = list(TOKEN.finditer(text))
     if tokens:
         old, other = (draw.choice(tokens) for _ in range(2))
-        new = draw.choice((other.group(), _near(old.group(), draw), draw.choice(NASTY), ""))
+        new = draw.choice((other.group(), draw.choice(NEAR), draw.choice(NASTY), ""))
         text = text[: old.start()] + new + text[old.end() :]
     return text.encode(errors="surrogatepass")
 
 
-def _near(text: str, draw: random.Random) -> str:
-    """A number as a somewhat or very different one; else the text."""
-    try:
-        number = float(text) * draw.choice(FACTORS)
-        return f"{int(number)}" if text.isdecimal() else repr(number)
-    except (ValueError, OverflowError):
-        return text
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a document."""
-    if isinstance(value, (dict, list)):
-        for key in list(value) if isinstance(value, dict) else range(len(value)):
-            yield value, key
-            yield from _places(value[key])
-
-
-def _structure(data: bytes, draw: random.Random) -> bytes:
-    """Of a document: a value is of another kind, gone, nested, doubled, or under another name."""
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return _tokens(data, draw)
-    places = list(_places(document))
-    if not places or draw.random() < 0.02:
-        return json.dumps(draw.choice(VALUES)).encode()
-    holder, key = draw.choice(places)
-    change = draw.choice(("gone", "nested", "many", "renamed", "other", "other"))
-    if change == "gone":
-        del holder[key]
-    elif change == "nested":
-        for _ in range(draw.choice((1, 60))):
-            holder[key] = [holder[key]]
-    elif change == "many" and isinstance(holder, list):
-        holder[key:key] = [copy.deepcopy(holder[key]) for _ in range(draw.choice((1, 40)))]
-    elif change == "renamed" and isinstance(holder, dict):
-        holder[draw.choice((*NASTY, "form", "workers", "fit"))] = holder.pop(key)
-    else:
-        holder[key] = draw.choice(VALUES)
-    return json.dumps(document).encode()
-
-
 def _mutated_file(name: str, data: bytes, draw: random.Random) -> bytes:
-    hows = [_bytes, _lines, _tokens, _tokens]
-    how = draw.choice(hows + ([_structure] * 2 if name.endswith((".json", ".yml")) else []))
+    hows = [_bytes, _tokens, _tokens]
+    how = draw.choice(hows)
     if name.endswith(".gz") and draw.random() < 0.8:
         with contextlib.suppress(OSError, EOFError, zlib.error):  # of what is no gzip any more
             return gzip.compress(how(gzip.decompress(data), draw), mtime=0)
     return how(data, draw)
-
-
-OPTIONS = {
-    "import": "--batch --peak --utilisation --compute-s --sequence --gradient-bytes",
-    "fit": "--form --collective --link --ranks --place",
-    "predict": "--plan --dilation --accumulate --in-flight --copy-s-per-byte --ranks",
-    "plan": "--planner --forward-s --dilation --gradient-bytes --ranks --in-flight",
-    "timeline": "--case --repeat",
-}
-"""Whose values are drawn, or which are added."""
-
-
-def _mutated_words(words: tuple[str, ...], draw: random.Random) -> tuple[str, ...]:
-    """Another value of an option, or one more option. Of a session never: it shall stay dry."""
-    options = OPTIONS.get(words[0], "").split()
-    if not options:
-        return words
-    nasty = draw.choice([one for one in NASTY if "\0" not in one])
-    values = [at for at in range(2, len(words)) if words[at - 1].startswith("--")]
-    if draw.random() < 0.5 and values:
-        at = draw.choice(values)
-        return (*words[:at], nasty, *words[at + 1 :])
-    option = draw.choice(options)
-    return (*words, f"{option}={nasty}") if draw.random() < 0.5 else (*words, option, nasty)
 
 
 def mutated(kind: str, number: int) -> Input:
@@ -394,14 +226,9 @@ def mutated(kind: str, number: int) -> Input:
     words, files = draw.choice(CHOSEN[kind])
     files = dict(files)
     for _ in range(draw.choice((1, 1, 1, 1, 2, 3))):
-        if draw.random() < 0.15:
-            words = _mutated_words(words, draw)
         name = draw.choice(sorted(files))
         files[name] = _mutated_file(name, files[name], draw)
     return Input(words, files)
-
-
-# -- answers -----------------------------------------------------------------------------------
 
 
 class Exceeded(BaseException):
@@ -456,11 +283,6 @@ def answer(given: Input, folder: Path) -> Outcome:
     return Outcome(status, out.getvalue(), error.getvalue(), made)
 
 
-def remove(folder: Path) -> None:
-    """Take away what an input left."""
-    shutil.rmtree(folder)
-
-
 def wrong(given: Input, got: Outcome) -> str:
     """What is wrong with an answer; "" for one line that refuses, or a sane success."""
     if isinstance(got.status, str):
@@ -499,6 +321,9 @@ def _no_number(text: str) -> float:
     raise ValueError(f"{text} in JSON")
 
 
+FITTED = ("alpha_s", "log_intercept_s", "intercept_s", "log_slope_s", "exposed_communication_s")
+
+
 def _check(value: Any, name: str = "") -> None:
     """Every number is finite, and none of a time or a size is negative."""
     if isinstance(value, dict):
@@ -510,13 +335,7 @@ def _check(value: Any, name: str = "") -> None:
     elif isinstance(value, float):
         assert math.isfinite(value), f"{name} is {value}"
     quantity = name.endswith(("_s", "bytes", "parameters", "tensors", "messages", "workers"))
-    fitted = name in (
-        "alpha_s",
-        "log_intercept_s",
-        "intercept_s",
-        "log_slope_s",
-        "exposed_communication_s",
-    )
+    fitted = name in FITTED
     if quantity and not fitted and isinstance(value, (int, float)):
         assert value >= 0, f"{name} is {value}"
 
@@ -529,44 +348,12 @@ def _sane(given: Input, got: Outcome) -> None:
         if name.endswith(".json"):
             _check(json.loads(data, parse_constant=_no_number))
     if "--json" in given.words and command != "timeline":
-        found = json.loads(got.out, parse_constant=_no_number)
-        _check(found)
-        _LAWS[command](given, found, got)
+        answer = json.loads(got.out, parse_constant=_no_number)
+        _check(answer)
+        if command == "predict":
+            assert answer["iteration_s"] >= answer["compute_s"] * (1 - 1e-9), (
+                "shorter than computing"
+            )
     else:
         said = re.sub(r"(?m)^out .*", "", got.out)  # a file may have any name
         assert not re.search(r"\b(nan|inf|infinity)\b", said.lower()), "no number"
-
-
-def _predicted(given: Input, found: dict[str, Any], got: Outcome) -> None:
-    workers = found["workers"]
-    assert workers is None or isinstance(workers, int) and workers >= 1, f"workers {workers}"
-    assert found["messages"] >= 1
-    assert 0 <= found["scaling_factor"] <= 1 + 1e-9, "faster than alone"
-    assert found["iteration_s"] >= found["compute_s"] * (1 - 1e-9), "shorter than computing"
-
-
-def _planned(given: Input, found: dict[str, Any], got: Outcome) -> None:
-    members = [tensor for group in found["groups"] for tensor in group]
-    assert members == sorted(members, reverse=True) and members[-1] == 0, "no partition"
-    least_s = found.get("no_plan_below_s", 0.0)
-    assert found["iteration_s"] >= 0 and least_s >= 0
-
-
-def _fitted(given: Input, found: dict[str, Any], got: Outcome) -> None:
-    assert found["fit"]["rows"] >= 2 and found["fit"]["from_bytes"] > 0
-
-
-def _imported(given: Input, found: dict[str, Any], got: Outcome) -> None:
-    assert found["tensors"] >= 1 and found["batch"] >= 1
-    for name, data in got.made.items():
-        header, *rows = data.decode().splitlines()
-        if header == "bytes,seconds":
-            assert all(min(map(float, row.split(","))) > 0 for row in rows), f"{name}: {rows[:3]}"
-
-
-_LAWS: dict[str, Callable[[Input, dict[str, Any], Outcome], None]] = {
-    "predict": _predicted,
-    "plan": _planned,
-    "fit": _fitted,
-    "import": _imported,
-}

@@ -32,11 +32,7 @@ def optimal(instance: Instance) -> tuple[Bools, float]:
 def random_instances(
     seed: int, count: int, layers: range, selection: SelectionCost | None = None
 ) -> Iterator[Instance]:
-    """Networks drawn at random, always the same for a seed; sizes and times spread over decades.
-
-    Sizes 10^3 to 10^7 elements, backward 0.1 to 30 ms a layer, alpha 0.1 to 30 ms, beta 0.1 to 10 ns an
-    element. selection : by default Eq 10 without density (`Log`), with the published gamma.
-    """
+    """Networks drawn at random, always the same for a seed; sizes and times spread over decades."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         n = int(rng.choice(layers))

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Workload
+from ddlkit.papers.dag import IterationTimes
 
 times = st.floats(0, 10, allow_nan=False)
+positive = st.floats(0.01, 10)
 
 
 @st.composite
@@ -42,3 +44,11 @@ def random_workload(rng: np.random.Generator, n: int) -> Workload:
         (10 ** rng.uniform(2, 8, n)).astype(int),
         rng.uniform(0, 0.1),
     )
+
+
+@st.composite
+def iterations(draw: st.DrawFn) -> IterationTimes:
+    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
+    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
+    fetched = draw(positive), draw(positive)
+    return IterationTimes(*fetched, forward, backward, sent, draw(positive))

@@ -86,7 +86,7 @@ def test_a_truth_made_by_the_model_has_no_error() -> None:
 def test_every_model_on_trial_is_right_where_it_is_the_truth() -> None:
     """Lines where the truth is one, tables where it is that; one whose cost is not known says nothing."""
     costs = calibration(rate_bits_per_s=RATE_BITS_PER_S).without_credit()
-    lines = [name for name, trial in TRIALS.items() if trial.cost and name != "osf_line"]
+    lines = [name for name, (cost, _) in TRIALS.items() if cost and name != "osf_line"]
     tables = ["no_credit", "osf_repaired_table"]
     for cost, names in ((AlphaBeta(1e-3, 8e-9, workers=4), lines), (COST, tables)):
         cases = validate(runs(cost=cost), {"abc": WORKLOAD}, costs)
@@ -124,17 +124,12 @@ def test_noise_shows_as_repeatability_and_scores_keep_it() -> None:
     figures, covered = accuracy.summary(cases), accuracy.coverage(cases, single)
     assert 0.01 < figures["median_repeatability"] < 0.1
     assert figures["median_error"] < min(0.05, figures["no_overlap_median_error"])
-    assert figures["median_error"] <= figures["tail_error"] <= figures["max_error"]
+    assert figures["median_error"] <= figures["max_error"]
     assert set(cases["lab"]) == {"4 x 1gbit"} and covered["iterations"] == len(single)
     assert covered["coverage_of_cases"] == figures["interval_coverage"] == cases["inside"].mean()
     wide = pd.concat([single, single.assign(iteration_s=9e9)])
     both = accuracy.coverage(cases, wide)["coverage_of_iterations"]
     assert both == covered["coverage_of_iterations"] / 2
-    columns = {"measured_iteration_s": "measured_s", "model_iteration_s": "predicted_s"}
-    (row,) = accuracy.scores(cases.rename(columns=columns), ["lab"]).to_dict("records")
-    assert row["median_error"] == figures["median_error"] and row["n"] == len(cases)
-    assert row["error_90"] == figures["tail_error"] and row["coverage"] == cases["inside"].mean()
-    assert row["bias"] == cases["model_error"].median()
 
 
 def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> None:
@@ -157,9 +152,8 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     rows = {**LAB, "bytes": SIZES, "seconds": gather(SIZES), "collective": "all_gather"}
     known = Calibration.of(pd.DataFrame({**rows, "link_bits_per_s": 0.0}))
-    row = by_every_model(
-        forecast_case(asked, {"abc": WORKLOAD}, known, {times.sha256: times}), compute_s
-    )
+    forecast = forecast_case(asked, {"abc": WORKLOAD}, known, {times.sha256: times})
+    row = by_every_model(forecast, compute_s, {})
     update_s = dilation * straggler * WORKLOAD.update_s
     assert row["model_iteration_s"] == pytest.approx(free_s + update_s)
     assert row["predicted_compute_s"] == pytest.approx(compute_s)
@@ -225,7 +219,7 @@ def test_a_run_that_something_else_predicted_is_refused(monkeypatch: pytest.Monk
 # -- the paper's formula, where it must agree with ours -------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_papers_formula_is_our_model_without_fusion_and_repaired_with_it(seed: int) -> None:
     workload = random_workload(np.random.default_rng(seed), 30)
     for spec in ("none", "single", "buffer:1MB", "buffer:25MB"):
@@ -281,25 +275,21 @@ def digest(entry: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def holds(wanted: str, reached: float) -> bool:
-    """Whether a goal is reached, by the words of the table."""
-    word, _, limit = wanted.rpartition(" ")
-    at = float(limit)
-    return {
-        "at most": reached <= at,
-        "at least": reached >= at,
-        "within": abs(reached) <= at,
-        "below": reached < at,
-        "above": reached > at,
-    }[word]
+LIMITS: dict[str, Any] = {
+    "at most": np.less_equal,
+    "at least": np.greater_equal,
+    "within": lambda reached, limit: abs(reached) <= limit,
+    "below": np.less,
+    "above": np.greater,
+}
+"""Whether a goal is reached, by the words of the table."""
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_nothing_that_was_frozen_changes_or_disappears(name: str) -> None:
+def test_nothing_that_was_frozen_changes_or_disappears() -> None:
     """Campaigns recorded later add rows below; what left the reading path keeps its rows."""
-    rows, sha256 = FROZEN[name]
-    first = {"goals": GOALS, "coverage": COVERAGE}[name].head(rows).drop(columns="state")
-    assert hashlib.sha256(first.to_csv(index=False).encode()).hexdigest() == sha256
+    for table, (rows, sha256) in zip((GOALS, COVERAGE), FROZEN.values(), strict=True):
+        text = table.head(rows).drop(columns="state").to_csv(index=False)
+        assert hashlib.sha256(text.encode()).hexdigest() == sha256
 
 
 def test_goals_are_those_that_were_frozen() -> None:
@@ -325,7 +315,9 @@ def test_predictions_are_those_that_were_frozen() -> None:
 def test_every_frozen_row_is_one() -> None:
     """What was reached says what held; what confirms was committed before its first run; shares are of n."""
     asked = GOALS[GOALS["wanted"] != "as it comes"]
-    held = [holds(row.wanted, float(row.reached)) for row in asked.itertuples()]
+    words = asked["wanted"].str.rpartition(" ")[[0, 2]].to_numpy()
+    reached = asked["reached"].astype(float)
+    held = [LIMITS[word](n, float(at)) for (word, at), n in zip(words, reached, strict=True)]
     assert held == (asked["held"] == "True").to_list()
     assert {*GOALS["standing"]} == {"confirmatory", "exploratory"}
     assert {*GOALS["state"], *COVERAGE["state"]} <= {"", LEFT}

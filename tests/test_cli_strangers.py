@@ -11,7 +11,6 @@ import pytest
 
 from ddlkit import cli
 from ddlkit.cli.command import COMMANDS
-from ddlkit.formats import plans
 from places import PATIENCE_S
 
 COST = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}
@@ -46,55 +45,6 @@ def asked(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str,
     capsys.readouterr()
     status = cli.main([str(word) for word in words])
     return status, *capsys.readouterr()
-
-
-# -- fit ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("header", "advice"),
-    [
-        ("bytes,busbw(GB/s)", "column busbw(GB/s): a rate, not a time: add the column seconds"),
-        ("size,seconds,algbw_GBps", "column bytes: missing"),
-        (
-            "bytes,time(us),busbw(GB/s)",
-            "column time(us): in us, expected seconds: divide by 100000",
-        ),
-        (
-            "size_mb,seconds,busbw(GB/s)",
-            "column size_mb: in mb, expected bytes: multiply by 100000",
-        ),
-    ],
-)
-def test_a_rate_is_taken_neither_for_a_size_nor_for_a_time(
-    header: str, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times = tmp_path / "times.csv"
-    cells = ",".join("1" * len(header.split(",")))
-    times.write_text(f"{header}\n{cells}\n")
-    status, out, said = asked(capsys, "fit", times)
-    assert (status, out, said.count("\n")) == (2, "", 1)
-    assert advice in said and "1000000000" not in said
-
-
-@pytest.mark.parametrize("measuring", [False, True])
-def test_only_what_measured_says_that_something_is_kept(
-    measuring: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ddlkit.core import fit
-    from ddlkit.run.sessions import engine
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fit, "fit", interrupted)
-    monkeypatch.setattr(engine, "measure", interrupted)
-    argv = ("measure", "quick") if measuring else ("fit", write_times(tmp_path / "times.csv"))
-    kept = "; what was measured is kept" if measuring else ""
-    assert asked(capsys, *argv) == (130, "", f"ddlkit: interrupted{kept}\n")
 
 
 FALLS_WHERE_IT_IS_DROPPED = """
@@ -144,28 +94,6 @@ def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
             assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
 
 
-# -- plans -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("planner", ["exact", "none", "single", "cuts:3", "ddp"])
-def test_a_plan_that_was_printed_is_predicted_as_it_was_planned(
-    planner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile, cost = write_profile(tmp_path / "p.csv"), write_cost(tmp_path / "cost.json")
-    inputs = ("--profile", profile, "--cost", cost, "--json")
-    _, out, _ = asked(capsys, "plan", *inputs, "--planner", planner)
-    kept = tmp_path / "plan.json"
-    kept.write_text(out)
-    planned = json.loads(out)
-    predicted = json.loads(asked(capsys, "predict", *inputs, "--plan", kept)[1])
-    assert predicted["iteration_s"] == planned["iteration_s"]
-    assert predicted["messages"] == len(planned["groups"])
-    assert plans.read_plan(kept).forward_groups() == planned["groups"]
-
-
-# -- what does not fit together ----------------------------------------------------------------
-
-
 def test_messages_outside_the_measured_sizes_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,8 +118,14 @@ def test_messages_outside_the_measured_sizes_are_told(
     assert json.loads(out)["warnings"] == [] and "warning" not in said
 
 
-@pytest.mark.parametrize("device", ["cpu", "NVIDIA A100-SXM4-40GB", "unknown"])
-@pytest.mark.parametrize("backend", ["gloo", "nccl", ""])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        ("NVIDIA A100-SXM4-40GB", "gloo"),
+        ("unknown", "nccl"),
+    ],
+)
 def test_a_profile_of_one_device_with_messages_of_another_is_told(
     device: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,9 +141,6 @@ def test_a_profile_of_one_device_with_messages_of_another_is_told(
         lines = json.loads(out)["warnings"]
         assert len(lines) == wanted
         assert not wanted or f"({device}), the messages were timed between" in lines[0]
-
-
-# -- ranks -------------------------------------------------------------------------------------
 
 
 def test_ranks_choose_or_say_and_never_carry(

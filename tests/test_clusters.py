@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core import plan
-from ddlkit.core.cost import AlphaBeta, Table
-from ddlkit.core.errors import UserError
+from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration, no_overlap, perfect_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.units import MIB
@@ -39,9 +38,6 @@ def cells(path: Path) -> list[list[str]]:
     return [line.split(",") for line in text(path).splitlines()[1:]]
 
 
-# -- what is shipped and read --------------------------------------------------------------------
-
-
 def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
     sources = pd.read_csv(EXTERNAL / "sources.csv")
     assert {path.name for path in EXTERNAL.iterdir() if path.is_dir()} == set(sources["source"])
@@ -54,34 +50,29 @@ def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
             assert path.name == readers.SUMS or readers.read_transcribed(path)
 
 
-@pytest.mark.parametrize("by", ["placements", "scalability"])
-def test_every_iteration_of_pollux_is_as_published(by: str) -> None:
-    path = EXTERNAL / "pollux" / f"imagenet-{by}.csv.gz"
-    for row, words in zip(clusters.pollux_iterations(path).itertuples(), cells(path), strict=True):
-        assert [row.batch, row.iteration_s] == [int(words[-3]), float(words[-2])]
-        digits = [int(digit) for digit in row.placement]
-        placed = [len(digits), sum(digits)] if digits else [int(words[0]), int(words[1])]
-        assert [row.nodes, row.ranks] == placed and row.placement == (words[0] if digits else "")
-
-
-def test_an_iteration_of_abci_is_as_printed_and_its_logs_give_what_the_command_reads() -> None:
+def test_what_is_read_is_as_published_in_seconds_and_bytes() -> None:
+    for by in ("placements", "scalability"):
+        path = EXTERNAL / "pollux" / f"imagenet-{by}.csv.gz"
+        frame = clusters.pollux_iterations(path)
+        for row, words in zip(frame.itertuples(), cells(path), strict=True):
+            assert [row.batch, row.iteration_s] == [int(words[-3]), float(words[-2])]
+            digits = [int(digit) for digit in row.placement]
+            placed = [len(digits), sum(digits)] if digits else [int(words[0]), int(words[1])]
+            assert [row.nodes, row.ranks] == placed
+            assert row.placement == (words[0] if digits else "")
     path = EXTERNAL / "abci" / "imagenet_anode_gpu4_fp32.json.gz"
     frame = clusters.abci_iterations(path).set_index("step")
     assert frame.index.tolist() == list(range(1, 100))
     lines = [line for line in text(path).splitlines() if '"step": [0, 7]' in line]
-    (said,) = (json.loads(line[5:])["data"] for line in lines if "total_ips" in line)
-    assert frame.loc[7].tolist() == [4 * 256 / said["train.total_ips"], 4, 256, False]
+    (logged,) = (json.loads(line[5:])["data"] for line in lines if "total_ips" in line)
+    assert frame.loc[7].tolist() == [4 * 256 / logged["train.total_ips"], 4, 256, False]
     log = EXTERNAL / "abci" / "allreduce_inter_anode_job02.log.gz"
     sizes, seconds, _ = read_bytes_seconds(log, place="in_place")
     assert len(abci.costs()) == 12
     np.testing.assert_allclose(abci.costs()["A100", 16](sizes), seconds, rtol=1e-12)
-
-
-def test_buckets_and_dense_tables_are_as_published() -> None:
     frame = clusters.cs336_iterations(EXTERNAL / "cs336" / "iterations.csv")
-    (row,) = frame.query(
-        f"batch == 4 and sequence == 512 and bucket_bytes == {100 * MIB}"
-    ).itertuples()
+    large = frame[(frame["batch"] == 4) & (frame["bucket_bytes"] == 100 * MIB)]
+    (row,) = large.query("sequence == 512").itertuples()
     assert row.iteration_s == 0.9598 and row.overlap
     serial = clusters.cs336_iterations(EXTERNAL / "cs336" / "serial_iterations.csv")
     assert not serial["overlap"].any() and not serial["bucket_bytes"].any()
@@ -93,17 +84,12 @@ def test_buckets_and_dense_tables_are_as_published() -> None:
         assert row.table == f"h100_pairwise_nvlink-{row.ranks}x{row.per_node}"
 
 
-def test_shapes_have_what_their_networks_have() -> None:
+def test_shapes_have_what_their_networks_have_and_no_traced_time_is_lost() -> None:
     """Parameters as the papers of the networks count them, within 2%: millions."""
     for name, millions in {"resnet50": 25.6, "resnet18": 11.7, "bert": 109.5}.items():
         shape = pollux.SHAPES[name]()
         assert shape.compute_s > 0 and shape.bytes[0] > 0
         assert shape.bytes.sum() / 4e6 == pytest.approx(millions, rel=0.02)
-    shape = pollux.SHAPES["uniform"]()
-    assert np.ptp(shape.bytes) == 0 and np.ptp(shape.backward_s) < 1e-12
-
-
-def test_no_time_and_no_tensor_of_a_trace_is_lost() -> None:
     shape = clusters.resnet50()
     lines = cells(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
     assert shape.compute_s == pytest.approx(sum(int(words[5]) for words in lines) / 1e6)
@@ -112,25 +98,16 @@ def test_no_time_and_no_tensor_of_a_trace_is_lost() -> None:
     assert shape.backward_s[0] == pytest.approx(sum(first) / 1e6), "loss and last matrix"
 
 
-# -- rules ---------------------------------------------------------------------------------------
-
-
 def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
     for name in clusters.rules():
         parts = rows(name)
         assert len(parts.test) and not pd.concat(parts).index.has_duplicates, name
     fitting = {name for name, rule in clusters.rules().items() if "shape" in rule}
     assert set(pollux.NETWORKS) == fitting
-    with pytest.raises(UserError, match="unknown rule 'pollux': use one of pollux-resnet50"):
-        rows("pollux")
-    test = rows("pollux-resnet50").test
-    assert len(test) == 749 and (test["batch"] > 20).all()
-    assert {len(part.calibrate) for part in vidur.tables()} == {12}
-    tuned = {part.table: part.tuned for part in vidur.tables()}
-    assert [tuned[table] for table in sorted(tuned)] == [True, False] * 7
-
-
-# -- models of two numbers -----------------------------------------------------------------------
+    assert len(rows("pollux-resnet50").test) == 749
+    assert {len(part.calibrate) for part in vidur.tables().values()} == {12}
+    tuned = {table for rule in vidur.RULES for table in clusters.rules()[rule]["tuned"]}
+    assert [table in tuned for table in sorted(vidur.tables())] == [True, False] * 7
 
 
 def drawn_shape(seed: int) -> Workload:
@@ -158,8 +135,8 @@ def test_models_of_two_numbers_are_those_of_core_and_the_published_norm(
     for name, seconds in expected_s.items():
         number = free if len(pollux.MODELS[name]) > 1 else 0.0
         blind = pollux.model(name, shape, number)
-        told_s = blind(np.array([compute_s]), np.array([wire_s]))[0]
-        assert told_s == pytest.approx(seconds, rel=1e-9), name
+        predicted_s = blind(np.array([compute_s]), np.array([wire_s]))[0]
+        assert predicted_s == pytest.approx(seconds, rel=1e-9), name
 
 
 @pytest.mark.parametrize("name", pollux.MODELS)
@@ -176,7 +153,7 @@ def test_a_cluster_that_follows_a_model_is_calibrated_and_predicted_exactly(name
 
     parts = parts._replace(**{p: made(getattr(parts, p)) for p in ("calibrate", "fit", "test")})
     assert pollux.fit(parts, name, shape) == number
-    predicted_s = pollux.predict(pollux.told(parts, parts.test), blind)
+    predicted_s = pollux.predict(pollux.timings(parts, parts.test), blind)
     assert predicted_s == pytest.approx(parts.test["iteration_s"].to_numpy(), rel=1e-9)
     assert pollux.wire_s(blind, alone.to_numpy(), 0.9 * alone.to_numpy()).max() == 0.0
 
@@ -184,9 +161,6 @@ def test_a_cluster_that_follows_a_model_is_calibrated_and_predicted_exactly(name
 def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -> None:
     part = pd.DataFrame({"placement": ["1", "142", "", ""], "nodes": [1, 3, 6, 6]})
     assert pollux.most_gpus(part.assign(ranks=[1, 7, 7, 24])).tolist() == [1, 4, 2, 4]
-
-
-# -- predictions ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +177,7 @@ def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch, buckets: pd.Data
         parts = rows(name)
         return parts._replace(test=parts.test.assign(iteration_s=np.nan))
 
-    for module in (clusters, abci, cs336):
+    for module in (clusters, abci):
         monkeypatch.setattr(module, "rows", hidden)
     for before, predict in zip(seen, [cs336.predictions, *others], strict=True):
         assert before.equals(predict()["predicted_s"]) and np.isfinite(before).all()
@@ -211,14 +185,9 @@ def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch, buckets: pd.Data
 
 def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
     """A constant a step explains ABCI's nodes; a norm is nearer than the recursion on Pollux's ResNet-50."""
-    step = abci.step(abci.predictions())
-    assert step.constant_s == pytest.approx(3.434e-3, rel=1e-3)
-    assert len(step.errors) == 5 and step.errors.abs().nlargest(2).round(4).tolist() == [
-        0.0381,
-        0.0005,
-    ]
-    ends = step.trainings.min(), step.trainings.max()
-    assert ends == pytest.approx((-0.3385, -0.0132), abs=1e-4)
+    constant_s, errors = abci.step(abci.predictions())
+    assert constant_s == pytest.approx(3.434e-3, rel=1e-3) and len(errors) == 5
+    assert errors.abs().nlargest(2).tolist() == pytest.approx([0.0381, 0.0005], abs=5e-5)
     longer_ms = abci.longer(abci.predictions(), ["no_overlap", "workbook_step"]).loc["4 A100, AMP"]
     assert longer_ms.tolist() == pytest.approx([3.6891, 1.0654, 3.5843], abs=1e-4)
     predicted = pollux.predictions([FITTED]).eval("error = abs(predicted_s / measured_s - 1)")
@@ -229,7 +198,7 @@ def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
 
 
 @pytest.mark.parametrize("size", [MIB, 1000 * MIB])
-def test_whatever_the_buckets_all_bytes_travel_when_their_last_gradient_is_ready(size: int) -> None:
+def test_all_bytes_of_a_bucket_travel_when_its_last_gradient_is_ready(size: int) -> None:
     alone, work = cs336.messages(256, 0), cs336.messages(256, size)
     assert work.bytes.sum() == alone.bytes.sum() == 7_992_940_800
     assert work.compute_s == pytest.approx(1.0) == alone.compute_s
@@ -239,13 +208,11 @@ def test_whatever_the_buckets_all_bytes_travel_when_their_last_gradient_is_ready
         assert ready[np.searchsorted(alone.ready_s, at_s + 1e-12) - 1] >= so_far
 
 
-def test_inverted_compute_meets_what_it_is_shown_and_contradicts_serial_iterations() -> None:
+def test_inverted_compute_meets_what_it_is_shown() -> None:
     parts = rows("cs336")
     for name in (*cs336.OTHERS, *cs336.OURS):
         shown_s = cs336.predicted_s(parts, parts.calibrate, name, 0.3)
         assert shown_s == pytest.approx(parts.calibrate["iteration_s"].to_numpy(), rel=1e-6)
-    serial = cs336.serial("workbook")
-    assert len(serial) == 6 and (serial["inverted_s"] > 1.2 * serial["measured_s"]).all()
 
 
 def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
@@ -259,45 +226,16 @@ def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
     assert clusters.fitted(by_free, 9.0 * by_free(1.0), 1.0) == 1.0
 
 
-def test_pairs_are_judged_by_their_order_only(buckets: pd.DataFrame) -> None:
-    def right(measured: list[float], predicted: list[float]) -> tuple[int, float]:
-        frame = pd.DataFrame({"measured_s": measured, "predicted_s": predicted})
-        (row,) = cs336.pairs(frame.assign(rule="r", model="m", batch=1, sequence=1)).itertuples()
-        return row.pairs, row.right
-
-    assert right([1.0, 1.02, 1.05], [3, 4, 5]) == (3, 1.0)
-    assert right([1.0, 1.02, 1.05], [5, 4, 3]) == (3, 0.0)
-    assert right([1.0, 1.005, 1.02], [1, 9, 2]) == (2, 0.5)
-    assert right([1.0, 1.5], [2.0, 2.0 * (1 + 1e-12)]) == (1, 0.0)
-    ordered = cs336.pairs(buckets).set_index(["rule", "model"])["right"]
-    assert ordered["cs336", "workbook"] == pytest.approx(14 / 18)
-    assert (ordered["cs336-serial"][list(cs336.OURS)] >= 0.8).all()
+def test_compute_estimated_apart_is_predicted_best_by_a_slowdown_of_both(
+    buckets: pd.DataFrame,
+) -> None:
+    errors = buckets.eval("error = abs(predicted_s / measured_s - 1)")
+    medians = errors.pivot_table("error", "model", "rule", "median")
+    assert medians["cs336"].max() < 0.25 < medians["cs336-serial"].max()
+    assert medians["cs336-serial"].idxmin() == "workbook_shared"
 
 
-# -- dense tables --------------------------------------------------------------------------------
-
-SIZES = np.arange(1.0, 400.0) * MIB
-
-
-def test_what_scatters_is_noise_and_a_curve_comes_no_nearer_than_teeth_between_its_knots() -> None:
-    """Half of normal errors are within 0.67 sigma; a median of neighbours adds a little."""
-    line, sigma = np.log(1e-5 * SIZES**0.9), 0.01
-    noise = np.random.default_rng(7).normal(0, sigma, SIZES.size)
-    assert vidur.scatter(SIZES, line) == pytest.approx(0, abs=1e-9)
-    assert 0.55 * sigma < vidur.scatter(SIZES, line + noise) < 0.95 * sigma
-    assert 0.5 * sigma < vidur.nearest_curve(SIZES, line + noise, SIZES[::40]) < 0.8 * sigma
-    knots = SIZES[[0, 3, 20, 90, -1]]
-    bent = Table(knots, np.array([1e-4, 1.5e-4, 2e-3, 3e-3, 9e-3]))(SIZES)
-    assert vidur.nearest_curve(SIZES, np.log(bent), knots) == pytest.approx(0, abs=1e-6)
-    teeth = line + 0.04 * (np.arange(SIZES.size) % 40 / 40 - 0.5)
-    knots = np.geomspace(SIZES[0], SIZES[-1], 12)
-    assert vidur.scatter(SIZES, teeth) < 0.002 < 0.007 < vidur.nearest_curve(SIZES, teeth, knots)
-
-
-def test_the_goal_of_one_percent_is_missed_where_no_curve_of_twelve_knots_could_reach_it() -> None:
-    judged = vidur.judged(vidur.predictions()).merge(vidur.floors(), on="table")
+def test_the_goal_of_one_percent_is_missed_on_half_of_the_dense_tables() -> None:
+    judged = vidur.judged(vidur.predictions())
     assert len(judged) == 14 and judged["n"].sum() == 14464 and judged["held"].sum() == 7
     assert (judged["below_25_mib"] <= vidur.GOAL_SMALL).all()
-    out_of_reach = judged["curve"] > vidur.GOAL
-    assert out_of_reach.sum() == 6 and not judged["held"][out_of_reach].any()
-    assert (judged["curve"] > 1.5 * judged["scatter"])[out_of_reach].all(), "teeth, not noise"

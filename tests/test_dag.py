@@ -30,7 +30,7 @@ from ddlkit.papers.dag.graph import (
     s_sgd,
     schedule,
 )
-from strategies import costs, plans, workloads
+from strategies import costs, iterations, plans, positive, workloads
 
 EQ_3 = replace(ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True)
 EQ_5 = replace(EQ_3, sends_during_backward=True)
@@ -38,7 +38,6 @@ CAFFE = dag.STRATEGIES["Caffe-MPI"]
 ALL = {"none hidden": ONE_AFTER_THE_OTHER, "Eq 3": EQ_3, "Eq 5": EQ_5, **dag.STRATEGIES}
 FIGURE_1 = dag.IterationTimes(2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5)
 
-positive = st.floats(0.01, 10)
 seconds = st.floats(0, 10) | st.sampled_from([0.0, 1.0])
 
 
@@ -55,29 +54,14 @@ def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
     return TaskGraph.of(duration_s, sorted(set(edges)), resource)
 
 
-@st.composite
-def iterations(draw: st.DrawFn) -> dag.IterationTimes:
-    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
-    forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
-    fetched = draw(positive), draw(positive)
-    return dag.IterationTimes(*fetched, forward, backward, sent, draw(positive))
-
-
-# ---------------------------------------------------------------- longest path
-
-
 @given(graphs())
 def test_the_longest_path_is_networkx_s(graph: TaskGraph) -> None:
     others = graph.to_networkx()
     others.add_weighted_edges_from((task, "end", graph.duration_s[task]) for task in range(graph.n))
     assert graph.longest_path_s == pytest.approx(nx.dag_longest_path_length(others), rel=1e-12)
-    path = schedule(TaskGraph.of(graph.duration_s, graph.edges)).critical_path
-    assert sum(graph.duration_s[list(path)]) == pytest.approx(graph.longest_path_s, rel=1e-12)
-    assert all(others.has_edge(a, b) for a, b in zip(path, path[1:], strict=False))
-    assert graph.slack_s[list(path)] == pytest.approx(0, abs=1e-9)
-
-
-# ---------------------------------------------------------------- schedules
+    path = list(schedule(TaskGraph.of(graph.duration_s, graph.edges)).critical_path)
+    assert sum(graph.duration_s[path]) == pytest.approx(graph.longest_path_s, rel=1e-12)
+    assert graph.slack_s[path] == pytest.approx(0, abs=1e-9)
 
 
 @given(graphs())
@@ -107,36 +91,21 @@ def test_a_schedule_is_the_longest_path_with_its_resources_edges(graph: TaskGrap
     assert starts[0] == 0 and np.array_equal(ends[:-1], starts[1:])
 
 
-# ---------------------------------------------------------------- the DAG of S-SGD
-
-
-def tasks(graph: TaskGraph, numbers: slice) -> set[tuple[str, int, int]]:
-    columns = graph.kind[numbers].tolist(), graph.layer[numbers].tolist(), graph.iteration[numbers]
-    return {(KINDS[kind], layer, int(at)) for kind, layer, at in zip(*columns, strict=True)}
-
-
-def before(graph: TaskGraph, task: int) -> set[int]:
-    return set(graph.edges[graph.edges[:, 1] == task, 0].tolist())
-
-
 @pytest.mark.parametrize("name", dag.STRATEGIES)
 def test_tasks_are_numbered_and_wait_as_figure_1_has_it(name: str) -> None:
     graph = s_sgd(FIGURE_1, dag.STRATEGIES[name], Gpus(1, 4), iterations=2)
     assert graph.n == 2 * 36 == 2 * sum(dag.iteration_tasks(3, 4).values())
-    assert tasks(graph, slice(0, 4)) == {("io", -1, 0)}
-    assert tasks(graph, slice(4, 8)) == {("h2d", -1, 0)}
-    assert tasks(graph, slice(12, 16)) == {("forward", 2, 0)}
-    assert tasks(graph, slice(28, 32)) == {("backward", 1, 0)}
-    assert [tasks(graph, slice(t, t + 1)) for t in (32, 34, 35, 36)] == [
-        {("all_reduce", 3, 0)},
-        {("all_reduce", 1, 0)},
-        {("update", -1, 0)},
-        {("io", -1, 1)},
-    ]
-    assert before(graph, 35) == {32, 33, 34} and before(graph, 36) == {0}
-    assert before(graph, 32) == (set(range(28, 32)) if name == "CNTK" else set(range(20, 24)))
-    assert before(graph, 40) == ({36} if name == "Caffe-MPI" else {35, 36})
-    assert before(graph, 44) == {35, 40}
+    numbered = {0: "io", 4: "h2d", 12: "forward", 28: "backward", 32: "all_reduce", 35: "update"}
+    assert [KINDS[graph.kind[task]] for task in numbered] == [*numbered.values()]
+    assert graph.layer[[0, 12, 28, 32, 34, 35]].tolist() == [-1, 2, 1, 3, 1, -1]
+
+    def before(task: int) -> set[int]:
+        return set(graph.edges[graph.edges[:, 1] == task, 0].tolist())
+
+    assert before(35) == {32, 33, 34} and before(36) == {0}
+    assert before(32) == (set(range(28, 32)) if name == "CNTK" else set(range(20, 24)))
+    assert before(40) == ({36} if name == "Caffe-MPI" else {35, 36})
+    assert before(44) == {35, 40}
     communicates = {KINDS[kind] for kind in graph.kind[~graph.computes]}
     assert communicates == {"io", "h2d", "all_reduce"}  # dag IV-A
 
@@ -146,16 +115,14 @@ def test_one_iteration_is_core_s_for_every_plan(
     data: st.DataObject, machines: int, per_machine: int
 ) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
-    one = Iteration(workload, data.draw(plans(workload.n)), cost)
+    iteration = Iteration(workload, data.draw(plans(workload.n)), cost)
     gpus, forward_s = Gpus(machines, per_machine), np.eye(workload.n)[0] * workload.forward_s
-    graph = of_iteration(one, CAFFE, gpus, forward_s=forward_s)
-    assert np.count_nonzero(graph.kind == KINDS.index("all_reduce")) == len(one.plan.ends)
-    found = schedule(graph)
-    assert found.duration_s == pytest.approx(one.prediction.iteration_s, rel=1e-12)
-    sent = graph.kind == KINDS.index("all_reduce")
-    assert found.start_s[sent] == pytest.approx(one.played_s[0], rel=1e-9, abs=1e-9)
-    after = schedule(of_iteration(one, dag.STRATEGIES["CNTK"], gpus, forward_s=forward_s))
-    whole = workload.compute_s + one.communication_s.sum()
+    graph = of_iteration(iteration, CAFFE, gpus, forward_s=forward_s)
+    drawn, sent = schedule(graph), graph.kind == KINDS.index("all_reduce")
+    assert drawn.duration_s == pytest.approx(iteration.prediction.iteration_s, rel=1e-12)
+    assert drawn.start_s[sent] == pytest.approx(iteration.played_s[0], rel=1e-9, abs=1e-9)
+    after = schedule(of_iteration(iteration, dag.STRATEGIES["CNTK"], gpus, forward_s=forward_s))
+    whole = workload.compute_s + iteration.communication_s.sum()
     assert after.duration_s == pytest.approx(whole, rel=1e-12)
 
 
@@ -180,16 +147,13 @@ def updated(times: dag.IterationTimes) -> dag.IterationTimes:
 
 @given(iterations())
 def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(times: dag.IterationTimes) -> None:
-    for strategy, closed in (
-        (EQ_3, dag.fetch_hidden_iteration_s),
-        (EQ_5, dag.wait_free_iteration_s),
-    ):
-        found = schedule(s_sgd(times, strategy, iterations=4))
-        assert found.period_s == pytest.approx(closed(updated(times)))
-    for name in ("CNTK", "MXNet", "TensorFlow"):
-        found = schedule(s_sgd(times, dag.STRATEGIES[name], iterations=4))
-        expected = dag.iteration_s(updated(times), dag.STRATEGIES[name])
-        assert found.period_s == pytest.approx(expected)
+    expected = updated(times)
+    cases = [(EQ_3, dag.fetch_hidden_iteration_s(expected))]
+    cases += [(EQ_5, dag.wait_free_iteration_s(expected))]
+    others = [dag.STRATEGIES[name] for name in ("CNTK", "MXNet", "TensorFlow")]
+    cases += [(strategy, dag.iteration_s(expected, strategy)) for strategy in others]
+    for strategy, closed_s in cases:
+        assert schedule(s_sgd(times, strategy, iterations=4)).period_s == pytest.approx(closed_s)
 
 
 @given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), positive, st.data())
@@ -207,9 +171,6 @@ def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
     assert np.all(ends >= lower * (1 - 1e-12)) and np.all(ends <= lower + started + 1e-9)
 
 
-# ---------------------------------------------------------------- what if
-
-
 def test_what_limits_follows_the_change() -> None:
     """Four reads of 3 s on one disk against 11 s of computing: half as long, the GPUs limit."""
     graph = s_sgd(replace(FIGURE_1, io_s=3.0), CAFFE, Gpus(1, 4), iterations=12)
@@ -220,7 +181,6 @@ def test_what_limits_follows_the_change() -> None:
     limits = facts["shares_of_critical_path_after"]
     assert list(limits) == ["gpu", "link"] and limits["link"] == pytest.approx(1.5 / 11)
     assert sum(limits.values()) == pytest.approx(1)
-    assert sum(facts["critical_path_s_after"].values()) == pytest.approx(11.0)
 
 
 def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
@@ -228,14 +188,9 @@ def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
     before, slow = schedule(graph), schedule(changed(graph, [("rank:3", 1.2)]))
     assert slow.period_s - before.period_s == pytest.approx(0.2 * 9)
     path = list(slow.critical_path)
-    assert set(slow.graph.rank[path][slow.graph.computes[path]]) == {
-        3,
-        -1,
-    }  # -1: the update, of all
+    assert set(slow.graph.rank[path][slow.graph.computes[path]]) == {3, -1}  # -1: the update
     halved = schedule(changed(graph, [("layer:2", 0.5)]))
     assert before.period_s - halved.period_s == pytest.approx(0.5 * (1 + 2))
-    both = schedule(changed(graph, [("layer:2", 0.5), ("layer 2", 2.0)]))
-    assert both.period_s == before.period_s
 
 
 @settings(deadline=None, max_examples=30)
@@ -272,25 +227,13 @@ def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
     assert period("own", 6) == period("own", 0) == period("machine", 0)
 
 
-# ---------------------------------------------------------------- mistakes
-
-
-@pytest.mark.parametrize("seconds", [np.nan, -1.0])
-def test_a_task_without_a_time_is_told(seconds: float) -> None:
-    with pytest.raises(UserError, match=r"task T1 \(forward\) has a duration of \S+ s: give a fin"):
-        TaskGraph.of([1.0, seconds], [(0, 1)])
-
-
 @pytest.mark.parametrize(
     ("what", "factor", "message"),
     [
         ("rank:8", 1.2, "no task or resource 'rank:8': use layer:NUMBER to 3, rank:NUMBER to 7"),
-        ("rank:x", 1.2, "no task or resource 'rank:x'"),
         ("layer:0", 0.5, "no task or resource 'layer:0'"),
-        ("decode", 0.5, "a kind (all_reduce, backward, forward, h2d, io, update)"),
         ("disc", 0.5, "or a resource (disk, cpu, copy, gpu, link)"),
         ("io", -1.0, "tasks cannot take -1 times as long: use a number >= 0"),
-        ("io", float("nan"), "tasks cannot take nan times as long"),
     ],
 )
 def test_a_change_of_what_is_not_there_is_told(what: str, factor: float, message: str) -> None:
@@ -304,6 +247,8 @@ def test_a_dag_of_nothing_and_of_shared_links_is_refused() -> None:
         s_sgd(FIGURE_1, CAFFE, iterations=0)
     with pytest.raises(UserError, match="5 GPUs do not fill machines of 4"):
         Gpus.of(5, 4)
+    with pytest.raises(UserError, match=r"task T1 \(forward\) has a duration of nan s: give a fin"):
+        TaskGraph.of([1.0, np.nan], [(0, 1)])
     workload = Workload.from_arrays(1.0, [1.0, 1.0], [4, 4])
     two_at_once = Iteration(workload, single(workload), AlphaBeta(0.1, 1e-9), Link(2))
     with pytest.raises(UserError, match="one message after the other only"):

@@ -8,14 +8,12 @@ from itertools import product
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
-from ddlkit.core.iteration import predict
+from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks, osf
@@ -34,37 +32,19 @@ layer_lists = st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=2, max_
 SLOW_TO_START = AlphaBeta(alpha_s=0.3, beta_s_per_byte=0.125)
 
 
-def tensors(network: str) -> tuple[int, ...]:
-    return networks.parameters(network)
-
-
-def network_bytes(network: str) -> int:
-    return 4 * sum(tensors(network))
-
-
-def vgg16_below(bdp: float) -> list[bool]:
-    return [4 * size < bdp for size in tensors("VGG16")]
-
-
-# ---------------------------------------------------------------- tables
-
-
 def test_sizes_are_binary_megabytes() -> None:
     for network in ZOO:
-        printed = TABLE_2["size_mb"][network]
-        assert abs(network_bytes(network) / MIB - printed) < 1
-        assert abs(network_bytes(network) / MB - printed) > 4
-    replaced = networks.layers("VGG16")[-3:]
-    placed = networks.conv(512, 512, 1, 7), networks.conv(512, 1000, 1, 7)
-    weights = [4 * layer.tensors[0] / MIB for layer in (*replaced, *placed)]
+        printed, counted = TABLE_2["size_mb"][network], 4 * sum(networks.parameters(network))
+        assert abs(counted / MIB - printed) < 1 and abs(counted / MB - printed) > 4
+    layers = networks.layers("VGG16")[-3:] + cluster.network_layers(cluster.REPLACED)[-2:]
+    weights = [4 * layer.tensors[0] / MIB for layer in layers]
     assert TABLE_3.iloc[:5].tolist() == pytest.approx(weights, rel=0.005)
 
 
 def test_gflops_are_multiply_adds_of_one_image() -> None:
     for network in ZOO:
-        printed, counted = 1e9 * TABLE_2["gflops"][network], networks.multiply_adds(network)
-        assert printed == pytest.approx(counted, rel=0.05)
-        assert printed < 0.55 * 2 * counted  # as FLOP it would be half of what there is
+        counted = networks.multiply_adds(network)
+        assert 1e9 * TABLE_2["gflops"][network] == pytest.approx(counted, rel=0.05)
 
 
 def test_operations_are_of_a_sample_not_of_a_mini_batch() -> None:
@@ -79,21 +59,14 @@ def test_operations_are_of_a_sample_not_of_a_mini_batch() -> None:
 
 def test_resnets_tensor_counts_are_layers_of_keras() -> None:
     for network, blocks in networks.RESNET_BLOCKS.items():
-        printed = TABLE_2["tensors"][network]
         # Stem: 2 paddings, convolution, norm, ReLU, pool. Block: 3 convolutions, norms and ReLUs
         # and a sum; 2 more where the shortcut is projected. Top: pool, dense.
-        assert printed == 6 + 10 * sum(blocks) + 2 * len(blocks) + 2
-        assert len(tensors(network)) == printed - sum(blocks) + 1 < printed
-        # With a bias each, as in Keras, every convolution has four tensors with its norm.
-        convolutions = len(networks.layers(network)) - 1
-        assert 4 * convolutions + 2 == {50: 214, 101: 418, 152: 622}[int(network[6:])] > printed
+        printed = 6 + 10 * sum(blocks) + 2 * len(blocks) + 2
+        assert len(networks.parameters(network)) < printed == TABLE_2["tensors"][network]
 
 
 def test_vggs_tensor_counts_differ_by_too_little() -> None:
     printed = TABLE_2["tensors"]
-    more_layers = len(networks.layers("VGG19")) - len(networks.layers("VGG16"))
-    assert more_layers == 3 and len(tensors("VGG19")) - len(tensors("VGG16")) == 6
-    assert printed["VGG19"] - printed["VGG16"] == 2
     keras = {name: len(networks.layers(name)) + 5 + 1 for name in ("VGG16", "VGG19")}
     assert keras["VGG16"] == printed["VGG16"] and keras["VGG19"] == printed["VGG19"] + 1
 
@@ -106,26 +79,18 @@ def share_below(bdp: float, capacity: int) -> float:
 
 
 def test_share_below_bdp_depends_on_the_buffer() -> None:
+    sizes = 4 * np.array(networks.parameters("VGG16"))
     for kilo in (1000, 1024):
         bdp = PROSE["fig10-bdp"] * kilo
-        small = vgg16_below(bdp)
-        assert (sum(small), len(small)) == (17, 32)
-        assert PROSE["fig10-below-bdp"] == pytest.approx(100 * sum(small) / len(small), abs=0.05)
-        assert share_below(bdp, 0) == pytest.approx(66.2, abs=0.1)
-        shares = [share_below(bdp, size) for size in (MB, 10 * MB, 100 * MB)]
-        assert shares == pytest.approx([46.9, 6.7, 0], abs=0.05)
-
-
-# ---------------------------------------------------------------- layer replacement
+        assert PROSE["fig10-below-bdp"] == pytest.approx(100 * np.mean(sizes < bdp), abs=0.05)
+        shares = [share_below(bdp, size) for size in (0, MB, 10 * MB, 100 * MB)]
+        assert shares == pytest.approx([66.2, 46.9, 6.7, 0], abs=0.1)
 
 
 def test_two_scaling_factors_for_one_replacement() -> None:
-    measured, introduced = PROSE["fig08-after"], PROSE["intro-replacement-after"]
-    assert PROSE["intro-replacement-workers"] == PROSE["fig08-workers"]
     assert PROSE["intro-replacement-before"] == PROSE["fig08-before"]
-    assert introduced != measured
-    sizes = TABLE_3.tolist()
-    kept = TABLE_2["size_mb"]["VGG16"] - sum(sizes[:3]) + sum(sizes[3:])
+    assert PROSE["intro-replacement-after"] != PROSE["fig08-after"]
+    kept = TABLE_2["size_mb"]["VGG16"] - TABLE_3.iloc[:3].sum() + TABLE_3.iloc[3:].sum()
     communication = (1 / PROSE["fig08-before"] - 1) * kept / TABLE_2["size_mb"]["VGG16"]
     assert osf.csf(1, communication) == pytest.approx(0.748, abs=5e-4)
     overlapped = osf_scaling.setting_search().without("VGG-16 replaced: scaling factor")
@@ -136,11 +101,6 @@ def test_losses_say_nothing_of_accuracy() -> None:
     assert PROSE["fig09-after"] < PROSE["fig09-before"]
     quantities = paper_table("osf", "prose")["quantity"]
     assert not quantities.str.contains("accuracy|validation").any()
-    settings = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())
-    assert any("Fig 9" in item["what"] for item in settings["unstated"])
-
-
-# ---------------------------------------------------------------- equations without fusion
 
 
 def test_eq8_starts_its_sum_too_late() -> None:
@@ -162,9 +122,6 @@ def test_overlap_never_hurts_but_messages_do(
     if one_message > overlapped * (1 + 1e-9):
         saved = (len(sizes) - 1) * delta_s
         assert saved >= compute / overlapped - compute / one_message - 1e-9
-
-
-# ---------------------------------------------------------------- equations with fusion
 
 
 def test_eq13_loses_bytes_and_sends_some_twice() -> None:
@@ -197,14 +154,11 @@ def test_eqs_14_and_15_with_no_buffer_are_csf(
 ) -> None:
     backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
     cost = AlphaBeta(delta_s, 1e-6)
-    sent_s = [cost(size) for size in sizes]
-    printed, repaired = (
-        osf.osf_fused(forward_s, sizes, backward_s, cost, capacity=0, literal=literal)
-        for literal in (True, False)
-    )
+    sent_s, example = [cost(size) for size in sizes], (forward_s, sizes, backward_s, cost, 0)
     compute = forward_s + math.fsum(backward_s)
-    assert printed == pytest.approx(osf.csf(compute, math.fsum(sent_s)))
-    assert repaired == pytest.approx(osf.osf(forward_s, backward_s, sent_s, first=0))
+    assert osf.osf_fused(*example) == pytest.approx(osf.csf(compute, math.fsum(sent_s)))
+    repaired = osf.osf(forward_s, backward_s, sent_s, first=0)
+    assert osf.osf_fused(*example, literal=False) == pytest.approx(repaired)
 
 
 def test_eqs_14_and_15_in_numbers() -> None:
@@ -212,22 +166,19 @@ def test_eqs_14_and_15_in_numbers() -> None:
     assert osf.osf_fused(*example, capacity=0) == pytest.approx(0.652, abs=5e-4)
     repaired = osf.osf_fused(*example, capacity=0, literal=False)
     assert repaired == pytest.approx(0.882, abs=5e-4)
-    assert repaired == pytest.approx(osf.osf(2.0, [1.0] * 4, [0.8] * 4, first=0))
-    waiting = osf.osf_fused(*example, capacity=0, literal=False, full_waits=True)
-    assert waiting == pytest.approx(0.789, abs=5e-4) and waiting < repaired
+    workload = Workload.from_arrays(2.0, [1.0] * 4, [4] * 4)
+    leave_s = np.array([4.0, 5.0, 6.0, 6.0])  # the other repair: when the next layer is there
+    waiting = Iteration(workload, plan.none(workload), SLOW_TO_START, leave_s=leave_s)
+    assert workload.compute_s / waiting.played_s[1][-1] == pytest.approx(0.789, abs=5e-4)
 
 
 def test_eq7_charges_for_sending_nothing() -> None:
     cost = AlphaBeta(alpha_s=2.0, beta_s_per_byte=0.025)
-    sizes, backward_s, forward_s = [4.0] * 8, [0.5] * 8, 2.0
-    one_message = osf.csf(6.0, cost(sum(sizes)))
     assert cost(0) == float(osf.update_s(0, 2, 1e9, overhead_s=2.0)) == 2.0
-    printed, repaired = (
-        osf.osf_fused(forward_s, sizes, backward_s, cost, capacity=math.inf, literal=literal)
-        for literal in (True, False)
-    )
-    assert repaired == pytest.approx(one_message) == pytest.approx(0.682, abs=5e-4)
-    assert printed == pytest.approx(0.311, abs=5e-4)
+    example = 2.0, [4.0] * 8, [0.5] * 8, cost, math.inf
+    assert osf.osf_fused(*example) == pytest.approx(0.311, abs=5e-4)
+    repaired = osf.osf_fused(*example, literal=False)
+    assert repaired == pytest.approx(osf.csf(6.0, cost(32))) == pytest.approx(0.682, abs=5e-4)
 
 
 @given(
@@ -243,50 +194,32 @@ def test_eq17_under_eq7_forgets_the_sizes(
 
 def test_eq17_with_eq14_always_fuses() -> None:
     workload = Workload.from_arrays(2.0, [100.0] * 4, [4] * 4)
-    sizes, backward_s = osf.of_workload(workload)
-    ends = {
-        spec: plan.make_plan(spec, workload, SLOW_TO_START).ends
-        for spec in ("adafusion", "adafusion:repaired")
-    }
-    assert ends == {"adafusion": (4,), "adafusion:repaired": (1, 2, 3, 4)}
-    apart, together = (
-        osf.osf_fused(2.0, sizes, backward_s, SLOW_TO_START, capacity=capacity, literal=False)
-        for capacity in (0, math.inf)
-    )
+    for spec, ends in (("adafusion", (4,)), ("adafusion:repaired", (1, 2, 3, 4))):
+        assert plan.make_plan(spec, workload, SLOW_TO_START).ends == ends
+    example = 2.0, *osf.of_workload(workload), SLOW_TO_START
+    together, apart = (osf.osf_fused(*example, size, literal=False) for size in (math.inf, 0))
     assert together < apart
-
-
-# ---------------------------------------------------------------- numbers in the text
 
 
 def test_one_layers_share_is_its_share_of_bytes() -> None:
     share = TABLE_3["Fully Connected Layer 1"] / TABLE_2["size_mb"]["VGG16"]
     assert 100 * share == pytest.approx(PROSE["fig04b-one-layer"], abs=0.05)
-    sizes = 4 * np.array(tensors("VGG16"))
-    for delta_s in (1e-4, 1e-3):
-        sent_s = osf.update_s(sizes, 32, 25e9 / 8, overhead_s=delta_s)
-        assert 100 * sent_s.max() / sent_s.sum() < PROSE["fig04b-one-layer"] - 0.4
+    sizes = 4 * np.array(networks.parameters("VGG16"))
+    sent_s = osf.update_s(sizes, 32, 25e9 / 8, overhead_s=1e-4)
+    assert 100 * sent_s.max() / sent_s.sum() < PROSE["fig04b-one-layer"] - 0.4
 
 
 def test_eight_per_cent_more_communication_cannot_cost_nine() -> None:
     most = 100 * osf.largest_scaling_loss(PROSE["fig07b-growth"] / 100)
     assert most == pytest.approx(7.41, abs=0.01)
     assert most < PROSE["fig06-vgg16-loss"] - 0.5  # not even if 9 is rounded
-    rng = np.random.default_rng(0)
-    compute, overlap, update = rng.uniform(0, 1, (3, 1000))
-    overlap *= np.minimum(compute, update)
-    loss = 1 - (compute + update - overlap) / (compute + 1.08 * update - overlap)
-    assert 0.05 < loss.max() <= osf.largest_scaling_loss(0.08)
 
 
 def test_the_reduction_is_a_ratio_of_maxima() -> None:
     ratio = 1 - PROSE["fig03-osf-error-max"] / PROSE["fig03-csf-error-max"]
     assert 100 * ratio == pytest.approx(PROSE["fig03-error-reduction"], abs=0.05)
     # The printed extremes allow one network to have OSF's largest and CSF's smallest error.
-    osf_errors = [PROSE["fig03-osf-error-max"], PROSE["fig03-osf-error-min"]]
-    csf_errors = [PROSE["fig03-csf-error-min"], PROSE["fig03-csf-error-max"]]
-    least = min(1 - one / other for one, other in zip(osf_errors, csf_errors, strict=True))
-    assert 100 * least == pytest.approx(-5)
+    assert PROSE["fig03-osf-error-max"] > PROSE["fig03-csf-error-min"]
 
 
 def test_forty_per_cent_is_at_the_edge_of_figure_4() -> None:
@@ -326,8 +259,8 @@ def possible_gains() -> tuple[np.ndarray, np.ndarray]:
 
 
 def holding(statement: str) -> np.ndarray:
-    found = osf_scaling.setting_search()
-    return found.holds[[one.name for one in found.stated].index(statement)]
+    search = osf_scaling.setting_search()
+    return search.holds[[each.name for each in search.stated].index(statement)]
 
 
 def test_150_per_cent_contradicts_section_3_3(
@@ -335,15 +268,8 @@ def test_150_per_cent_contradicts_section_3_3(
 ) -> None:
     claimed, (_, largest) = PROSE["fig11-constant-max"] / 100, possible_gains
     # Without the paper's other statements the model allows it: a timeout makes many messages of 100 MB.
-    alone = cluster.PaperSetting(0.15, 0.1, 2.8e-3, 0.5e-3)
-    work, cost = alone.workload("ResNet101"), alone.cost()
-    best = predict(work, plan.make_plan("exact", work, cost), cost).scaling_factor
-    found = gains(alone, "ResNet101")
-    constant = CONSTANT, *(alone.timeout_s, alone.unit)
-    fused = cluster.fused("ResNet101", alone.resnet101_s, *constant)
-    taken = cluster.fused_iteration_s(*fused, np.array([cost.alpha_s]), cost.beta_s_per_byte)
-    assert best * taken[0] / work.compute_s - 1 == pytest.approx(1.59, abs=0.01)
-    assert len(fused[1].ends) == 104 and found["over_constant"] > 1.59
+    alone = PaperSetting(0.15, 0.1, 2.8e-3, 0.5e-3)
+    assert gains(alone, "ResNet101")["over_constant"] > 1.59
     agreeing = holding("ResNet-101: 100 MB over 1 GB")
     assert agreeing.sum() == pytest.approx(3.02e6, rel=0.01) and agreeing.size == 4_993_582
     assert largest[agreeing].max() == pytest.approx(0.529, abs=1e-3)
@@ -353,15 +279,13 @@ def test_150_per_cent_contradicts_section_3_3(
 def test_32_per_cent_contradicts_section_3_3(
     possible_gains: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    wanted = PROSE["fig11-constant-min"] / 100, PROSE["fig11-constant-max"] / 100
-    (least, largest), found = possible_gains, osf_scaling.setting_search()
+    wanted = PROSE["fig11-constant-min"] / 100
+    (least, _), search = possible_gains, osf_scaling.setting_search()
     agreeing = holding("ResNet-101: 100 MB over 1 GB")
     assert least[agreeing].max() == pytest.approx(0.214, abs=1e-3)
-    assert 0.215 < wanted[0] < least.max()
-    assert (found.most().sum(), found.count.max(), len(found.stated)) == (1564, 9, 14)
-    assert least[found.most()].max() == pytest.approx(0.016, abs=1e-3)
-    both = (least >= wanted[0]) & (largest >= wanted[1])
-    assert both.any() and found.count[both].max() == 5
+    assert 0.215 < wanted < least.max()
+    assert (search.most().sum(), search.count.max(), len(search.stated)) == (1564, 9, 14)
+    assert least[search.most()].max() == pytest.approx(0.016, abs=1e-3)
 
 
 def test_the_worked_example_holds() -> None:

@@ -46,14 +46,11 @@ def threads(network: str) -> list[int]:
 
 
 def test_01_eighteen_per_cent_is_time_saved() -> None:
-    for configuration, said in (
-        ((1, 256), "fig02-1x256-speedup"),
-        ((2, 128), "fig02-2x128-faster"),
-    ):
+    places = {"fig02-1x256-speedup": (1, 256), "fig02-2x128-faster": (2, 128)}
+    for key, configuration in places.items():
         ratio = allreduce()[configuration]
-        assert 100 * (1 - ratio) == pytest.approx(prose()[said])
-        assert 100 * sharing.speedup(ratio) > prose()[said] + 1
-    assert sharing.speedup(0.82) == pytest.approx(0.2195, abs=1e-4)
+        assert 100 * (1 - ratio) == pytest.approx(prose()[key])
+        assert 100 * sharing.speedup(ratio) > prose()[key] + 1
 
 
 def test_02_more_resources_are_mostly_slower() -> None:
@@ -70,12 +67,10 @@ def test_03_one_extra_warp_explains_the_instructions() -> None:
 
     def off(extra_warps: int) -> float:
         """Largest deviation from the printed values, in instructions a warp."""
-        warps = {
-            (b, t): b * (t // WARP_THREADS + extra_warps) for b, t in ((2, 256), (2, 128), (1, 256))
-        }
         whole = numbers["fig02-total-instructions"]
         return max(
-            abs(whole / n - numbers[f"fig02-{b}x{t}-instructions"]) for (b, t), n in warps.items()
+            abs(whole / (b * (t // 32 + extra_warps)) - numbers[f"fig02-{b}x{t}-instructions"])
+            for b, t in ((2, 256), (2, 128), (1, 256))
         )
 
     assert off(1) < 500 < min(off(0) - 1000, off(2))  # within rounding to a thousand
@@ -83,42 +78,31 @@ def test_03_one_extra_warp_explains_the_instructions() -> None:
 
 def test_04_batch_norm_stands_at_ten_per_cent() -> None:
     least = slowdowns(1, 64).sort_values(ascending=False)
-    assert least.index[0] == "batch_norm"
     bound = 1 + prose()["fig03-1x64-all"] / 100
+    assert least.index[0] == "batch_norm"
     assert least.iloc[0] - 0.005 < bound < least.iloc[0] + 0.005
     assert (least.iloc[1:] + 0.005 < bound).all()
-    three = least[["average_pooling", "linear", "relu"]]
-    assert (three < 1 + prose()["fig03-1x64-three"] / 100).all()
 
 
 def test_05_figures_4_and_8_disagree_on_resnet18() -> None:
     row = throughput().loc[("ResNet-18", prose()["fig04-batch"])]
     more = (100 * (row / row[DEFAULT] - 1) - figure4()).drop(DEFAULT)
     assert len(more) == 15 and more.between(2.3, 9.4).all()
-    assert more.mean() == pytest.approx(5.9, abs=0.1)
-    ranges = [sharing.gain_range(value, row[DEFAULT]) for value in row.drop(DEFAULT)]
-    assert more.min() > 5 * (100 * max(most - least for least, most in ranges) / 2 + 0.05)
     assert (figure4().idxmax(), row.idxmax()) == ("1x256", "4x64")
 
 
 def test_06_starved_configuration_is_near_the_best() -> None:
     grid, numbers = throughput(), prose()
     row = grid.loc[("ResNet-18", numbers["fig05-batch"])]
-    assert sharing.gain(row["1x64"], row[DEFAULT]) > 0.09
     assert row["1x64"] / row.max() > 0.975
-    for batch in (64, 128):
-        assert grid.loc[("ResNet-18", batch)].idxmax() == "1x64"
-    computation, communication, overlap = (
-        numbers[f"fig05c-{part}"] for part in ("computation", "communication", "overlap")
-    )
-    busy_ms = computation + communication - overlap  # computing or communicating or both
+    parts = (numbers[f"fig05c-{part}"] for part in ("computation", "communication", "overlap"))
+    computation, communication, overlap = parts
     iteration_ms = 1e3 * sharing.iteration_s(int(numbers["fig05-batch"]), row["1x64"])
-    assert iteration_ms - busy_ms == pytest.approx(4.8, abs=0.05)
+    idle_ms = iteration_ms - (computation + communication - overlap)
+    assert idle_ms == pytest.approx(4.8, abs=0.05)
 
 
 def test_07_saved_time_is_not_constant() -> None:
-    numbers = prose()
-    assert numbers["fig06-saved-256"] / numbers["fig06-saved-16"] > 1.7
     saved = [resnet18_saved_ms(batch) for batch in BATCHES]
     assert saved == sorted(saved)
     assert saved[-1] / saved[0] == pytest.approx(2.3, abs=0.05)
@@ -127,30 +111,23 @@ def test_07_saved_time_is_not_constant() -> None:
 def test_08_saved_time_at_batch_16_is_outside_rounding() -> None:
     numbers = prose()
     assert numbers["fig06-saved-16"] < resnet18_saved_ms(16, -0.5)
-    assert resnet18_saved_ms(16) / numbers["fig06-saved-16"] - 1 == pytest.approx(0.06, abs=0.005)
     assert resnet18_saved_ms(64, -0.5) < numbers["fig06-saved-256"] < resnet18_saved_ms(64, 0.5)
-
-
-def first_batch_at_1x64(network: str) -> float:
-    at = [batch for batch in BATCHES if table2().loc[network, f"best_{batch}"] == "1x64"]
-    return min(at, default=np.inf)
 
 
 def in_order(intensity: pd.Series) -> bool:
     """Whether 1x64 is best from an ever smaller batch as intensity grows."""
-    first = [first_batch_at_1x64(network) for network in intensity.sort_values().index]
-    return all(a >= b for a, b in zip(first, first[1:], strict=False))
+    best, names = table2(), intensity.sort_values().index
+    first = [
+        min((b for b in BATCHES if best.loc[n, f"best_{b}"] == "1x64"), default=np.inf)
+        for n in names
+    ]
+    return first == sorted(first, reverse=True)
 
 
 def test_09_vit_contradicts_the_order_by_intensity() -> None:
     intensity = table2()["intensity"].astype(float)
-    counted = intensity.copy()
-    counted["ViT-Base/16"] = sharing.vit_flops() / 86.6e6
-    for one in (intensity, counted):
-        assert one.idxmax() == "ViT-Base/16"
-        assert not in_order(one)
-        assert in_order(one.drop("ViT-Base/16"))
-    assert counted["ViT-Base/16"] == pytest.approx(406, abs=1)
+    assert intensity.idxmax() == "ViT-Base/16" and sharing.vit_flops() / 86.6e6 > 400
+    assert not in_order(intensity) and in_order(intensity.drop("ViT-Base/16"))
 
 
 def test_10_vit_has_35_gflop() -> None:
@@ -171,43 +148,27 @@ def test_11_all_gains_follow_from_figure_8() -> None:
 
 
 def test_12_best_configurations_are_the_largest_of_their_rows() -> None:
-    grid, table = throughput(), table2()
-    ties = 0
-    for (network, batch), row in grid.iterrows():
-        best = table.loc[network, f"best_{batch}"]
-        assert row[best] == row.max()
-        ties += (row == row.max()).sum() > 1
-    assert ties == 1
-    tied = grid.loc[("VGG-19", 32)]
-    assert (tied == tied.max()).sum() == 4
-    least, most = sharing.gain_range(tied.max(), tied[DEFAULT])
-    assert least < 0.005 < most < 0.023
+    table, ties = table2(), []
+    for (network, batch), row in throughput().iterrows():
+        assert row[table.loc[network, f"best_{batch}"]] == row.max()
+        if (row == row.max()).sum() > 1:
+            ties.append((network, batch))
+    assert ties == [("VGG-19", 32)]
 
 
 def test_13_missing_cells_are_no_best_ones() -> None:
-    grid = throughput()
-    missing = grid.isna().stack()
-    where = [cell for cell, absent in missing.items() if absent]
-    assert where == [
-        ("ResNet-50", 32, "4x256"),
-        ("ResNet-50", 64, "4x512"),
-        ("ResNet-50", 128, "2x512"),
-        ("ResNet-50", 128, "3x512"),
-    ]
-    for network, batch, configuration in where:
+    missing = throughput().isna().stack()
+    places = [place for place, absent in missing.items() if absent]
+    assert len(places) == 4
+    for network, batch, configuration in places:
         assert table2().loc[network, f"best_{batch}"] != configuration
 
 
 def test_14_headline_rests_on_a_slow_default() -> None:
-    grid, numbers = throughput(), prose()
-    beside = grid[DEFAULT] / grid["3x256"] - 1
-    assert beside.idxmin() == ("ResNet-101", 64) and (beside < -0.05).sum() == 1
-    assert beside.median() == pytest.approx(0.024, abs=0.001)
-    keys = ("alexnet", "resnet18", "resnet50", "resnet101")
-    sent = [numbers[f"fig07-{key}-communication-default"] for key in keys]
-    names = ["AlexNet", "ResNet-18", "ResNet-50", "ResNet-101"]
-    *others, suspect = np.array(sent) / table2()["parameters_millions"][names]
-    assert suspect > 1.4 * max(others)
+    grid = throughput()
+    more = grid[DEFAULT] / grid["3x256"] - 1
+    assert more.idxmin() == ("ResNet-101", 64) and (more < -0.05).sum() == 1
+    assert more.median() == pytest.approx(0.024, abs=0.001)
     row = grid.loc[("ResNet-101", 64)]
     assert sharing.gain(row.max(), row["3x256"]) == pytest.approx(0.11, abs=0.002)
 
@@ -220,35 +181,22 @@ def test_15_allreduce_is_affected_by_blocks() -> None:
 
 
 def test_16_vgg16_communicates_as_long_as_before() -> None:
-    numbers = prose()
-    before, after = (
-        numbers[f"fig07-vgg16-overlap-{c}"] + numbers[f"fig07-vgg16-communication-only-{c}"]
-        for c in ("default", "best")
-    )
-    assert (before, after) == (318, 315)
-    exposed = [numbers[f"fig07-vgg16-communication-only-{c}"] for c in ("default", "best")]
-    assert exposed[1] > 4 * exposed[0]
+    keys = [f"fig07-vgg16-{part}" for part in ("overlap", "communication-only")]
+    totals = [sum(prose()[f"{key}-{c}"] for key in keys) for c in ("default", "best")]
+    assert totals == [318, 315]
 
 
 def test_17_two_gpus_send_d_parameters_each() -> None:
-    def sent(gpus: int) -> float:
-        """Of D parameters, the share that each GPU of a ring all-reduce sends; as many arrive."""
-        return 2 * (gpus - 1) / gpus
-
-    assert sent(int(prose()["gpus"])) == 1
-    said = prose()["sent-received"]
-    assert 2 * sent(2) == said
-    assert sent(10**9) == pytest.approx(said)
+    gpus = int(prose()["gpus"])
+    share = 2 * (gpus - 1) / gpus  # of D parameters, sent by each GPU of a ring; as many arrive
+    assert share == 1 and 2 * share == prose()["sent-received"]
 
 
 def test_18_intensities_follow_within_rounding() -> None:
     for network, row in table2().iterrows():
-        text = str(row["gflop"])
-        half = 0.5 if text.endswith(".0") else 0.05  # VGG-16's 31 has no decimals
+        half = 0.5 if str(row["gflop"]).endswith(".0") else 0.05  # VGG-16's 31 has no decimals
         smallest, largest = (
-            sharing.model_intensity(
-                1e9 * (row["gflop"] + f), 1e6 * (row["parameters_millions"] + p)
-            )
+            sharing.model_intensity(1e3 * (row["gflop"] + f), row["parameters_millions"] + p)
             for f, p in ((-half, 0.05), (half, -0.05))
         )
         assert smallest - 0.5 <= row["intensity"] <= largest + 0.5, network
@@ -257,12 +205,10 @@ def test_18_intensities_follow_within_rounding() -> None:
 def test_19_throughput_is_of_one_gpu() -> None:
     grid, numbers = throughput(), prose()
     batch = int(numbers["fig07-batch"])
-    for configuration, which in ((DEFAULT, "default"), ("1x256", "best")):
-        busy = numbers[f"fig07-alexnet-communication-{which}"]
-        busy += numbers["fig07-alexnet-computation-only"]
-        per_gpu = grid.loc[("AlexNet", batch), configuration]
-        assert 1e3 * sharing.iteration_s(batch, per_gpu) == pytest.approx(busy, rel=0.02)
-        assert 1e3 * sharing.iteration_s(2 * batch, per_gpu) > 1.9 * busy
+    keys = "communication-default", "computation-only"
+    busy_ms = sum(numbers[f"fig07-alexnet-{key}"] for key in keys)
+    per_gpu = grid.loc[("AlexNet", batch), DEFAULT]
+    assert 1e3 * sharing.iteration_s(batch, per_gpu) == pytest.approx(busy_ms, rel=0.02)
 
 
 def test_20_table_1_lacks_a_definition_and_a_shape() -> None:

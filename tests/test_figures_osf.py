@@ -15,7 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import make_plan, none
 from ddlkit.model.calibration import Calibration
-from ddlkit.papers import audit, networks, osf
+from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import PHASES, cluster
 from ddlkit.report import source
 from ddlkit.report.figures import core_panels, osf_lab, osf_scaling
@@ -81,9 +81,6 @@ def test_of_a_case_run_both_ways_that_without_a_negotiation_counts() -> None:
     assert factors.loc[25_000_000, "repeatability"] == 0
 
 
-# -- ranges over all settings that fit ---------------------------------------------------------
-
-
 def test_compatible_settings_are_those_with_the_most_statements_best_first() -> None:
     search, settings = osf_scaling.setting_search(), osf_scaling.compatible()
     assert len(settings) == search.most(osf_scaling.ANCHOR).sum()
@@ -113,15 +110,6 @@ def test_the_range_of_a_statement_is_that_of_its_figure() -> None:
     row = osf_scaling.over(osf_scaling.fig03, keys).set_index(keys).loc["VGG16", "simulated"]
     assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
 
-
-def test_what_osf_claims_stands_beside_the_gains_of_its_rule() -> None:
-    numbers = osf_lab.fig11(source.open_campaign("", source.BEST).alone)
-    stated = numbers.dropna(subset="paper_gain_low")
-    assert set(stated["planner"]) == {osf_lab.ADAFUSION} and set(stated["grade"]) == {"model"}
-    assert set(stated["paper_gain_low"]) == {0.322, 0.09} and len(stated) == 10
-
-
-# -- figure 10: a true ring -------------------------------------------------------------------
 
 BEFORE = np.repeat([1024 << k for k in range(17)], 3)
 TENSORS = np.repeat(sorted({4 * count for count in networks.parameters("ResNet101")}), 3)
@@ -157,9 +145,6 @@ def test_forms_are_told_apart_only_where_runs_differ_by_less() -> None:
         assert "paper: BDP 45 KB" in ax.get_legend_handles_labels()[1]
 
 
-# -- replays and rules ------------------------------------------------------------------------
-
-
 def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_profiled() -> None:
     workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "lab:1gbit", 4)
     cost = Calibration.of(RECORDING.table("collectives"), draws=0).between("lab:1gbit", 4).cost
@@ -169,9 +154,3 @@ def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_prof
     assert told_s == pytest.approx(taken_s, rel=0.02)
     workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "no link", 4)
     assert runs.empty and workload.compute_s == RECORDING.profile("googlenet").workload().compute_s
-
-
-def test_gaps_are_sorted_and_never_negative() -> None:
-    _, numbers = core_panels.gaps(audit.random_audit(audit.dense_draw, audit.DENSE, 20))
-    gaps = numbers[numbers["of"] == "share_percent"][core_panels.AUDITED]
-    assert (gaps.diff().dropna() >= 0).all(axis=None) and (gaps >= -1e-9).all(axis=None)

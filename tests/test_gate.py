@@ -41,9 +41,9 @@ def planned(profile: str) -> pd.DataFrame:
 
 @pytest.mark.parametrize("profile", sorted(set(pd.read_csv(PLANS)["profile"])))
 def test_planners_choose_what_they_chose(profile: str) -> None:
-    known = pd.read_csv(PLANS).query("profile == @profile")
-    merged = known.merge(planned(profile), on=["profile", "spec", "cost"], suffixes=("_was", ""))
-    assert len(merged) == len(known)
+    before = pd.read_csv(PLANS).query("profile == @profile")
+    merged = before.merge(planned(profile), on=["profile", "spec", "cost"], suffixes=("_was", ""))
+    assert len(merged) == len(before)
     assert merged["ends"].tolist() == merged["ends_was"].tolist()
     assert merged["iteration_s"].tolist() == pytest.approx(
         merged["iteration_s_was"].tolist(), rel=1e-12
@@ -51,8 +51,8 @@ def test_planners_choose_what_they_chose(profile: str) -> None:
 
 
 def test_claims_come_out_as_they_did() -> None:
-    known = pd.read_csv(CLAIMS).set_index("id").sort_index()
+    before = pd.read_csv(CLAIMS).set_index("id").sort_index()
     now = papers.evaluate().set_index("id").sort_index()
-    assert known["outcome"].to_dict() == now["outcome"].to_dict()
+    assert before["outcome"].to_dict() == now["outcome"].to_dict()
     for end in ("low", "high"):
-        assert known[end].tolist() == pytest.approx(now[end].tolist(), rel=1e-5, nan_ok=True)
+        assert before[end].tolist() == pytest.approx(now[end].tolist(), rel=1e-5, nan_ok=True)

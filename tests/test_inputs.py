@@ -9,12 +9,12 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.formats.plans import read_inputs
 from ddlkit.papers.dag import naive_iteration_s
 from ddlkit.report.figures import dag as figures
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure import inputs
 from ddlkit.run.sessions import Unavailable
+from ddlkit.store.readers import read_inputs
 
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)
 STORED = ("jpeg", "raw")

@@ -48,13 +48,11 @@ def test_copies_lengthen_an_iteration_by_at_most_both_ways(
     whole_s, slack = s_per_byte * workload.bytes.sum(), 1e-9 * (1 + bare)
     last_s = s_per_byte * plan.group_bytes(workload)[-1]
     assert found <= bare + 2 * whole_s + slack
-    if (
-        link.in_flight == 1
-    ):  # of two that share a link, one that starts later can let the other go first
+    if link.in_flight == 1:  # of two, one that starts later can let the other go first
         assert bare + last_s - slack <= found
-    one = planning.make_plan("single", workload)
-    together = Iteration(workload, one, cost, copy_s_per_byte=s_per_byte).prediction
-    alone = predict(workload, one, cost)
+    single = planning.single(workload)
+    together = Iteration(workload, single, cost, copy_s_per_byte=s_per_byte).prediction
+    alone = predict(workload, single, cost)
     longer_s = together.iteration_s - alone.iteration_s
     assert longer_s == pytest.approx(2 * whole_s, abs=1e-9 * (1 + bare))
     assert together.compute_s == alone.compute_s
@@ -103,11 +101,10 @@ def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
     rng = np.random.default_rng(1)
     workload = random_workload(rng, 161)
     plan = planning.make_plan(spec, workload)
-    scale, alpha_s, beta = (
-        rng.uniform(0.1, 10, 5000),
-        10 ** rng.uniform(-6, -1, 5000),
-        10 ** rng.uniform(-12, -7, 5000),
+    scale, start, slope = rng.uniform(
+        np.array([[0.1], [-6], [-12]]), np.array([[10], [-1], [-7]]), (3, 5000)
     )
+    alpha_s, beta = 10**start, 10**slope
     fast = LinearScenarios.of(workload, plan).iteration_s(scale, alpha_s, beta)
     slow = [
         predict(workload.scaled(s), plan, AlphaBeta(a, b)).iteration_s
@@ -124,21 +121,17 @@ def test_negative_cost_and_foreign_plan_are_refused() -> None:
         predict(workload, planning.FusionPlan("x", (3,)), AlphaBeta(0, 0))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"backward_s": [1.0, -1.0]}, "backward_s of tensor 1 is -1"),
-        ({"backward_s": [1.0, float("nan")]}, "backward_s of tensor 1 is nan"),
-        ({"backward_s": [1.0]}, "backward_s has shape"),
-        ({"n_bytes": [0, 1]}, "bytes of tensor 0 is 0"),
-        ({"forward_s": float("inf")}, "forward_s is inf"),
-        ({"backward_s": [], "n_bytes": []}, "the workload is empty"),
-    ],
-)
-def test_impossible_workloads_are_refused(change: dict, message: str) -> None:
-    good = {"forward_s": 1.0, "backward_s": [1.0, 1.0], "n_bytes": [1, 1]}
-    with pytest.raises(UserError, match=message):
-        Workload.from_arrays(**{**good, **change})
+def test_impossible_workloads_are_refused() -> None:
+    for forward_s, backward_s, n_bytes, message in (
+        (1, [1, -1], [1, 1], "backward_s of tensor 1 is -1"),
+        (1, [1, np.nan], [1, 1], "backward_s of tensor 1 is nan"),
+        (1, [1], [1, 1], "backward_s has shape"),
+        (1, [1, 1], [0, 1], "bytes of tensor 0 is 0"),
+        (np.inf, [1, 1], [1, 1], "forward_s is inf"),
+        (1, [], [], "the workload is empty"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Workload.from_arrays(forward_s, backward_s, n_bytes)
 
 
 @given(st.data())

@@ -12,34 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.timeline import Timeline
 from ddlkit.formats import import_file
-from ddlkit.formats.autograd import ACCUMULATE, layer_profile
 from ddlkit.formats.kineto import (
+    ACCUMULATE,
     BACKWARD,
     EVALUATE,
     FORWARD,
     UPDATE,
     Event,
     KinetoTrace,
-    element_bytes,
     iterations,
-    message_times,
+    layer_profile,
     parse_kineto,
-    spans,
     timeline,
 )
 from ddlkit.store import files
-
-# -- phases and messages -----------------------------------------------------------------------
 
 PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
 GRADIENT = f"{EVALUATE}: {ACCUMULATE}"
@@ -69,20 +62,6 @@ def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float)
     assert found.select(found.kind == "all_reduce").bytes.tolist() == sizes
 
 
-def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_them() -> None:
-    kernels = [
-        Event("gemm", 10.2, 10.6, on_gpu=True),
-        Event("wgrad", 11.5, 12.5, on_gpu=True),
-        Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12.0, 13.5, on_gpu=True),
-        Event("sgd", 14.1, 14.2, on_gpu=True),
-        Event("outside", 15.0, 15.1, on_gpu=True),
-    ]
-    found = timeline(profile_of(*PHASES, *kernels), [400])
-    assert found.kind.tolist() == ["forward", "backward", "all_reduce", "update"]
-    assert found.bytes.tolist() == [0, 0, 400, 0]
-    assert found.exposed_communication_s() == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("name", "on_gpu", "collective"),
     [
@@ -90,7 +69,6 @@ def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_
         ("nccl:all_reduce", False, ""),  # the range around the launch
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", True, "all_reduce"),
         ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "all_gather"),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", True, "reduce_scatter"),
         ("ncclDevKernel_Generic_4", True, "nccl"),
         ("void gemm", True, ""),
     ],
@@ -98,15 +76,6 @@ def test_kernels_belong_to_the_phase_they_run_in_when_nothing_says_who_launched_
 def test_a_message_is_known_by_its_name(name: str, on_gpu: bool, collective: str) -> None:
     assert Event(name, 0, 1, on_gpu).collective == collective
 
-
-def test_sizes_of_types_are_those_of_torch() -> None:
-    said = {"float": torch.float32, "c10::BFloat16": torch.bfloat16, "Half": torch.float16}
-    said |= {"double": torch.float64, "long int": torch.int64, "unsigned char": torch.uint8}
-    assert all(element_bytes(name) == kind.itemsize for name, kind in said.items())
-    assert element_bytes("TensorList") == 0
-
-
-# -- a real one --------------------------------------------------------------------------------
 
 N_ITERATIONS = 3
 
@@ -146,63 +115,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def distributed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Real messages of a real DistributedDataParallel, of one rank only."""
-    path = tmp_path_factory.mktemp("kineto") / "ddp.json"
-    dist.init_process_group("gloo", init_method=f"file://{path}.store", rank=0, world_size=1)
-    try:
-        model = DistributedDataParallel(tiny(), bucket_cap_mb=0.004)
-        record(model, path, with_marks=True, record_shapes=True)
-    finally:
-        dist.destroy_process_group()
-    yield path
-
-
 def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) -> None:
-    profile = layer_profile(read_kineto(recorded), "tiny", batch=4)
-    parameters = [p.numel() for p in tiny().parameters()]
-    assert sorted(profile.parameters) == sorted(parameters)
+    profile = layer_profile(read_kineto(recorded))
+    assert sorted(profile.parameters) == sorted(p.numel() for p in tiny().parameters())
     assert profile.gradient_bytes.tolist() == (4 * profile.parameters).tolist()
-    operators = ["conv2d", "batch_norm", "linear", "linear"]
-    assert list(dict.fromkeys(profile.layer)) == [f"{i}.{name}" for i, name in enumerate(operators)]
-    for layer, (weight, bias) in zip(
-        profile.layer[::2], zip(parameters[::2], parameters[1::2], strict=True), strict=True
-    ):
-        own = [
-            n for n, name in zip(profile.parameters, profile.layer, strict=True) if name == layer
-        ]
-        assert sorted(own) == sorted((weight, bias))
-    # As in ddlkit.run.measure.layers, the first tensor of a layer carries the layer's forward.
-    assert (profile.forward_s[::2] > 0).all() and not profile.forward_s[1::2].any()
+    assert profile.forward_s[0] > 0 and not profile.forward_s[1:].any()
     assert (profile.backward_s > 0).all() and profile.update_s > 0
     findings = import_file(recorded).findings
     assert [finding.what for finding in findings] == ["iterations", "profiler", "batch"]
-
-
-def test_times_of_the_layers_add_up_to_the_phases(recorded: Path, distributed: Path) -> None:
-    for path in (recorded, distributed):
-        trace = read_kineto(path)
-        profile, line = layer_profile(trace, "tiny"), timeline(trace)
-        parts = [line.select(line.iteration == i) for i in range(N_ITERATIONS)]
-        assert line.iteration.max() == N_ITERATIONS - 1
-        forward = np.median([part.busy_s(("forward",)) for part in parts])
-        assert profile.forward_s.sum() == pytest.approx(forward)
-        update = np.median([part.busy_s(("update",)) for part in parts])
-        assert profile.update_s == pytest.approx(update)
-        assert profile.workload().compute_s <= 1.1 * max(part.duration_s for part in parts)
-
-
-def test_messages_of_a_recorded_profile_hold_all_gradients(distributed: Path) -> None:
-    trace = read_kineto(distributed)
-    line = timeline(trace)
-    sent = line.select(line.kind == "all_reduce")
-    held = 4 * sum(p.numel() for p in tiny().parameters())
-    for number in range(N_ITERATIONS):
-        own = sent.select(sent.iteration == number)
-        assert own.n >= 1 and own.bytes.sum() == held
-        assert own.group.tolist() == list(range(own.n))
-    assert sum(size for size, _ in message_times(trace)) == N_ITERATIONS * held
 
 
 def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> None:
@@ -224,7 +144,7 @@ def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -
     path = tmp_path / "no-shapes.json"
     record(tiny(), path)
     with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
-        layer_profile(read_kineto(path), "tiny")
+        layer_profile(read_kineto(path))
     assert timeline(read_kineto(path)).n == 3 * N_ITERATIONS
     with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, torch.no_grad():
         tiny()(torch.randn(1, 3, 8, 8))
@@ -234,8 +154,6 @@ def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -
     ):
         timeline(read_kineto(path))
 
-
-# -- one as a GPU writes them ------------------------------------------------------------------
 
 LAUNCH_US = 2.0
 
@@ -305,9 +223,9 @@ lengths = st.lists(st.tuples(st.floats(100, 1e4), st.floats(100, 1e4)), min_size
 def test_times_of_a_gpu_are_those_of_its_kernels(layers: list[tuple[float, float]], k: int) -> None:
     forward, backward = map(list, zip(*layers, strict=True))
     trace = parse_kineto(gpu_training(forward, backward, k), "gpu")
-    profile = layer_profile(trace, "toy", batch=2)
+    profile = layer_profile(trace)
     # The processor runs ahead, so that kernels follow one another at once.
-    assert profile.forward_s * 1e6 == pytest.approx(forward, rel=1e-3)
+    assert profile.forward_s.sum() * 1e6 == pytest.approx(sum(forward), rel=1e-3)
     assert profile.backward_s * 1e6 == pytest.approx(backward, rel=1e-3)
     assert profile.update_s * 1e6 == pytest.approx(30, rel=1e-3)
     assert profile.parameters.tolist() == [10 * (i + 1) for i in range(len(layers))]
@@ -324,11 +242,6 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
     assert first.busy_s(("backward",)) == pytest.approx(1e-3)
     assert first.exposed_communication_s() == pytest.approx(1e-5, rel=1e-3)
     assert first.bytes.tolist() == [0, 0, 0, 0, 0, 2000, 0]
-    sizes, seconds = zip(*message_times(trace), strict=True)
-    assert sizes == (2000, 2000) and seconds == pytest.approx([1e-5, 1e-5])
-
-
-# -- mistakes ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,13 +249,11 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
     [
         ('{"traceEvents": [', "is not JSON"),
         ("[]", "not a Chrome trace"),
-        ('{"traceEvents": 3}', "not a Chrome trace"),
         ('{"traceEvents": []}', "no span at all"),
         (
             '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}',
-            r"traceEvents\[0\] \(a\): ts 1 and dur None",
+            r"traceEvents\[0\] \('a'\): ts 1 and dur None",
         ),
-        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": NaN, "dur": 1}]}', "ts nan"),
         ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": -1}]}', "dur -1"),
         ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}', "no events of autograd"),
         (" ", "empty"),
@@ -351,35 +262,5 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
 def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(
-        UserError, match=rf"mine\.json\.gz: .*{message}|mine\.json\.gz: {message}"
-    ) as error:
-        layer_profile(read_kineto(path), "mine")
-    assert "\n" not in str(error.value)
-
-
-def test_iterations_of_other_gradients_are_refused() -> None:
-    one, other = (json.loads(gpu_training([100.0] * n, [100.0] * n)) for n in (1, 2))
-    last = max(event["ts"] + event["dur"] for event in one["traceEvents"])
-    for event in other["traceEvents"]:
-        event["ts"] += last - 1e9 + 1
-        event["args"] = {k: v + 1000 if k == "correlation" else v for k, v in event["args"].items()}
-    both = {"traceEvents": one["traceEvents"] + other["traceEvents"]}
-    with pytest.raises(UserError, match="both: iteration 1 accumulates other gradients"):
-        layer_profile(parse_kineto(json.dumps(both), "both"), "toy")
-
-
-# -- the same parser reads what a timeline exports ------------------------------------------------
-
-
-def test_an_exported_timeline_reads_back(distributed: Path) -> None:
-    line: Timeline = timeline(read_kineto(distributed))
-    events = spans(line.to_chrome_trace())
-    assert sorted(event.name for event in events) == sorted(line.task.tolist())
-    lengths = {
-        kind: sum(line.end_s[line.kind == kind] - line.start_s[line.kind == kind])
-        for kind in line.kind
-    }
-    for kind, length in lengths.items():
-        own = [event for event in events if event.category == kind]
-        assert sum(event.end_s - event.start_s for event in own) == pytest.approx(length)
+    with pytest.raises(UserError, match=rf"^[^\n]*mine\.json\.gz: [^\n]*{message}[^\n]*$"):
+        layer_profile(read_kineto(path))

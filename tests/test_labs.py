@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.link import GlooRing, bus_factor, read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model import Calibration
@@ -71,9 +70,6 @@ def test_no_message_is_faster_than_its_bytes_and_its_round_trips(
     assert later_s == pytest.approx(steps * 4 * delay_s, rel=1e-6), "four delays a step"
 
 
-# -- a lab's own law ------------------------------------------------------------------------------
-
-
 @settings(max_examples=8, deadline=None)
 @given(st.floats(3e-5, 1e-3), st.floats(0.97, 1.3))
 def test_between_sizes_it_is_right_where_messages_follow_the_law(
@@ -114,9 +110,6 @@ def test_what_the_law_does_not_tell_keeps_its_table() -> None:
         assert by_law(table, other, cores=2).known == table.known
 
 
-# -- labs that were never measured ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("waking", [None, 0.0, 0.2])
 def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
     """Each held out in turn, and labs of another rate, delay and number of ranks; another law is off."""
@@ -131,9 +124,6 @@ def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
         np.testing.assert_allclose(there(SIZES), exact_s, rtol=0.02)
         wrong = ring_of(other, read_link(link), ranks, (waking or 0.0) + 0.5)
         assert np.abs(wrong(SIZES) / exact_s - 1).max() > 0.02
-
-
-# -- where a cost ends -----------------------------------------------------------------------------
 
 
 def test_start_ups_count_the_smallest_message_once_for_each_message() -> None:
@@ -154,22 +144,11 @@ def test_labs_that_follow_the_law_are_told_by_it() -> None:
     assert table["error"].abs().groupby([table["kind"], table["link"]]).median().max() < labs.WELL
     one = table[(table["link"] == "lab:500mbit")].sort_values("bytes")
     assert [*dict.fromkeys(one["decides"])] == ["start-up", "knee", "bytes"]
-    with pytest.raises(UserError, match="no lab of equal links"):
-        labs.held_out(known.assign(link="loopback"), 2, 0.3)
-
-
-def test_what_echoes_tell_of_waking_is_found() -> None:
-    """A line in the delay, beyond four delays and 1,066 bytes on four links; none without delay."""
-    links = [f"emulated:1gbit-delay{ms}ms" for ms in (0, 0.5, 1, 2)]
-    delay_s = np.array([9.0, 0.5e-3, 1e-3, 2e-3])
-    echo_s = 4 * delay_s + 4 * 1066 * 8 / 1e9 + 1e-4 + 0.05 * delay_s
-    rows = pd.DataFrame({"link": links, "seconds": echo_s, "operation": "echo", "at_once": 1})
-    assert labs.waking(rows.assign(ranks=4, bytes=1000)) == pytest.approx(0.05, rel=1e-6)
 
 
 def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
     """The table that twelve labs met, with wake-up latency: what messages cost."""
-    many, again = source.open_labs(""), source.open_labs("", source.AGAIN_LABS)
+    many, again = source.open_labs(""), source.open_labs("", "labs-fresh-again")
     woken = labs.waking(source.open_labs("", source.ECHOES).table("echoes"))
     said = again.table("predicted").query("model == 'woken'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)

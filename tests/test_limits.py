@@ -112,7 +112,6 @@ def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
         ["timeline", own, "--out", recorded],
         ["timeline", own, "--out", recorded.with_suffix(".json")],
         ["import", trace, "--out", recorded],
-        ["import", trace, "--out", tmp_path / "new.csv", "--messages", recorded],
         ["fit", times, "--compare", "--form", "table", "--draw", recorded],
         ["timeline", recorded, "--out", recorded],
     ):

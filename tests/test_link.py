@@ -94,6 +94,8 @@ def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
     np.testing.assert_allclose(Link(2).ends([0, 0, 0], parts), [5.0, 5.0, 8.0])
     # The processor does the software of one at a time: two take twice as long each.
     np.testing.assert_allclose(Link(2, 1.0).ends([0, 0], parts), [6.0, 6.0])
+    with pytest.raises(UserError, match="0 messages in flight"):
+        Link(0)
 
 
 def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
@@ -128,8 +130,3 @@ def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) 
     spans = Iteration(work, FusionPlan("single", (2,)), cost).timeline()
     assert spans.exposed_communication_s() == 4.5
     assert look(collective).label
-
-
-def test_no_lane_is_refused() -> None:
-    with pytest.raises(UserError, match="0 messages in flight"):
-        Link(0)

@@ -50,14 +50,8 @@ def test_the_command_predicts_what_the_report_validates(
                 & rows["ranks"].eq(case["workers"]) & rows["collective"].eq("all_reduce")).any()
         ]  # fmt: skip
         words = ["--profile", profiles[case["profile_sha256"]], "--ranks", case["workers"]]
-        words += [
-            "--collectives",
-            *tables,
-            "--link",
-            case["link"],
-            "--plan",
-            f"cuts:{case['ends']}",
-        ]
+        words += ["--collectives", *tables]
+        words += ["--link", case["link"], "--plan", f"cuts:{case['ends']}"]
         words += ["--dilation", case["dilation"], "--in-flight", case["in_flight"]]
         words += ["--copy-s-per-byte", case["copy_s_per_byte"]]
         assert cli.main(["predict", *map(str, words), "--json"]) == 0
@@ -116,7 +110,6 @@ def test_one_rank_alone_is_never_fitted(tmp_path: Path) -> None:
     ("words", "refusal"),
     [
         ([], "give --collectives TABLE to calibrate from, or --cost"),
-        (["--collectives", "own.csv"], "does not say how many ranks there were: give --ranks"),
         (["--collectives", "several.csv"], "several values of ranks (2, 4): choose one by ranks"),
         (["--collectives", "several.csv", "--ranks", "8"], "no row with ranks 8: it has 2, 4"),
         (["--cost", "cost.json", "--ranks", "8"], "a cost of 4 workers, not 8"),
@@ -131,7 +124,6 @@ def test_what_to_calibrate_from_must_be_clear(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("profile.csv").write_text("tensor,gradient_bytes,forward_s,backward_s\na,4,1,1\n")
-    Path("own.csv").write_text("bytes,seconds\n8,1\n16,2\n")
     Path("several.csv").write_text("bytes,seconds,ranks\n8,1,2\n16,2,2\n8,1,4\n16,2,4\n")
     Path("cost.json").write_text(json.dumps(AlphaBeta(1.0, 1.0, workers=4).to_dict()))
     assert cli.main(["predict", "--profile", "profile.csv", *words]) == 2

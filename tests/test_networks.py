@@ -13,23 +13,18 @@ from ddlkit.core.errors import UserError
 from ddlkit.run.nets import registry
 
 
-@pytest.mark.parametrize("name", ["lenet5"])
-def test_a_batch_goes_through_and_is_the_same_at_every_call(name: str) -> None:
-    inputs, labels = registry.sample_batch(name, 2)
-    again, labels_again = registry.sample_batch(name, 2)
+def test_a_batch_goes_through_and_is_the_same_at_every_call() -> None:
+    (inputs, labels), (again, _) = (registry.sample_batch("lenet5", 2) for _ in range(2))
     assert torch.equal(inputs, again)
-    assert torch.equal(labels, labels_again)
-    network = registry.build(name)
+    network = registry.build("lenet5")
     assert network.training
-    loss = torch.nn.functional.cross_entropy(network(inputs), labels)
-    assert 0 < loss.item() < float("inf")
+    assert torch.isfinite(torch.nn.functional.cross_entropy(network(inputs), labels))
 
 
-@pytest.mark.parametrize(("wrong", "near"), [("resnet5", "resnet50"), ("vgg-16", "vgg16")])
-def test_unknown_name_is_answered_with_the_nearest(wrong: str, near: str) -> None:
+def test_unknown_name_is_answered_with_the_nearest() -> None:
     for call in (registry.build, lambda name: registry.sample_batch(name, 1)):
-        with pytest.raises(UserError, match=f"unknown network '{wrong}': did you mean '{near}'"):
-            call(wrong)
+        with pytest.raises(UserError, match="unknown network 'resnet5': did you mean 'resnet50'"):
+            call("resnet5")
 
 
 class Importer:

@@ -54,9 +54,6 @@ def test_compatible_settings_agree_with_as_many_times_as_any() -> None:
     assert best["agree"].eq(most.max()).all() and best["far"].is_monotonic_increasing
 
 
-# -- replayed and trained ------------------------------------------------------------------------
-
-
 @cache
 def played() -> pd.DataFrame:
     return omgs.replayed(source.open_campaign(name=source.OMGS).alone)
@@ -111,9 +108,6 @@ def test_training_is_the_mean_of_ranks_and_the_median_of_iterations() -> None:
     assert omgs.decided(frame) == {} and omgs.behind(frame).tolist() == [0.0]
     clear = frame.assign(most=frame["most"].mask(frame["algorithm"] == "TopK", 5.9))
     assert omgs.decided(clear) == {("n", 2): "TopK"}
-
-
-# -- what was learned ----------------------------------------------------------------------------
 
 
 def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:

@@ -29,19 +29,6 @@ from strategies import costs, workloads
 times = st.floats(1e-3, 10)
 
 
-@given(st.lists(st.tuples(times, times), min_size=1, max_size=8), times)
-def test_repaired_osf_is_the_simulated_scaling_factor(
-    layers: list[tuple[float, float]], forward_s: float
-) -> None:
-    backward_s, sent_s = [list(column) for column in zip(*layers, strict=True)]
-    rate = 1e9
-    sizes = [max(1, round(rate * seconds)) for seconds in sent_s]
-    workload = Workload.from_arrays(forward_s, backward_s[::-1], sizes[::-1])
-    every = FusionPlan("none", tuple(range(1, len(sizes) + 1)))
-    simulated = predict(workload, every, AlphaBeta(0.0, 1 / rate)).scaling_factor
-    assert osf.osf(forward_s, backward_s, sent_s, first=0) == pytest.approx(simulated, rel=1e-6)
-
-
 @given(
     st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8),
     times,
@@ -57,24 +44,6 @@ def test_repaired_fusion_is_the_simulated_buffer(
     simulated = predict(workload, plan.buffer(workload, capacity), cost).scaling_factor
     fused = osf.osf_fused(forward_s, sizes, backward_s, cost, capacity, literal=False)
     assert fused == pytest.approx(simulated)
-
-
-@given(st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8), times, times)
-def test_repaired_fusion_conserves_bytes_and_waits_at_most_the_timeout(
-    layers: list[tuple[float, int]], capacity: float, timeout_s: float
-) -> None:
-    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
-    arguments = sizes, backward_s, 1e5 * capacity, timeout_s
-    sent = osf.sent_bytes(*arguments, literal=False)
-    waited = osf.wait_s(*arguments, literal=False)
-    assert sent.sum() == sum(sizes)
-    assert np.all(waited <= timeout_s) and np.all(waited[sent == 0] == 0)
-
-
-@given(st.integers(2, 64), st.integers(1, 10**9))
-def test_eq7_is_a_ring(workers: int, n_bytes: int) -> None:
-    share = osf.update_s(n_bytes, workers, 1e9) / (2 * n_bytes / 1e9)
-    assert share == pytest.approx((workers - 1) / workers)
 
 
 @pytest.mark.parametrize(

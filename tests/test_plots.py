@@ -21,7 +21,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.container import BarContainer
 from numpy.typing import NDArray
@@ -35,11 +35,7 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
-from ddlkit.papers.dag import STRATEGIES, IterationTimes
-from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report import outputs, plots
-from ddlkit.report.figures import dag
-from ddlkit.report.panels import Panel
 from ddlkit.report.plots import style as looks
 
 WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
@@ -90,8 +86,7 @@ def test_looks_of_a_family_differ_without_colour() -> None:
 
 def test_of_two_names_with_one_look_the_second_is_darker_and_strangers_differ() -> None:
     first, second, stranger, other = looks.looks(["adafusion", "adafusion:repaired", "x", "y"])
-    assert luminance(second.color) < luminance(first.color)
-    assert (second.hollow, second.line) != (first.hollow, first.line)
+    assert luminance(second.color) < luminance(first.color) and second.hollow > first.hollow
     assert (stranger.color, stranger.marker) != (other.color, other.marker)
 
 
@@ -145,11 +140,14 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
     }
     for log, wanted in shades.items():
-        figure = plots.heat_maps({"": Panel(grid)}, label="over that alone", log=log)
+        panel = plots.Panel(grid, None, (0.9 * grid, 1.1 * grid))
+        figure = plots.heat_maps({"b": panel}, label="over that alone", log=log)
+        texts = [text.get_text() for text in figure.axes[0].texts]
+        assert texts == ["(1.00)" if log else "1.00", "2.00", "4.00"], "no difference is in it"
         (image,) = figure.axes[0].collections
         found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
         np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
-        assert figure.axes[-1].get_ylim() == (1, 4) and figure.axes[0].get_title(loc="left") == "b"
+        assert figure.axes[-1].get_ylim() == (1, 4)
         assert not any("$" in text for text in names(figure.axes[-1].yaxis) if log)
         plt.close(figure)
 
@@ -177,8 +175,6 @@ def test_fitted_lines_pass_through_what_they_were_made_of(ax: Axes) -> None:
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("message size", "all-reduce time [ms]")
     plots.cost_fit(ax, SELECTED, density=0.01)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("elements", "selection time [µs]")
-    with pytest.raises(UserError, match="density 0.5 was not measured"):
-        plots.cost_fit(ax, SELECTED, density=0.5)
 
 
 def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(ax: Axes) -> None:
@@ -190,9 +186,7 @@ def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(ax: Ax
     plots.intervals(ax, ["a", "b"], {"paper": ([1, 2], [3, 5])}, label="%")
     (thick,) = [lines for lines in ax.collections if isinstance(lines, LineCollection)]
     assert np.allclose(np.array(thick.get_segments()), [[[1, 0], [3, 0]], [[2, 1], [5, 1]]])
-
-
-def test_points_of_a_group_share_a_row_and_a_bar_marks_their_median(ax: Axes) -> None:
+    ax.clear()
     plots.dots_by_group(ax, ["b", "a", "b", "b"], [1.0, 5.0, 3.0, 9.0], label="%")
     _, points, medians = (np.array(line.get_data()).T for line in ax.get_lines())
     assert np.array_equal(points, [(1, 0), (5, 1), (3, 0), (9, 0)])
@@ -207,26 +201,7 @@ def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
     assert widths.sum() == pytest.approx(1e3 * float((SPANS.end_s - SPANS.start_s).sum()))
     assert names(ax.yaxis) == ["compute", "communication"] and ax.get_xlabel() == "time [ms]"
     assert f"{1e3 * SPANS.exposed_communication_s():.3g} ms" in ax.get_title(loc="right")
-    with pytest.raises(UserError, match="no span of rank 3"):
-        plots.gantt(ax, {"": SPANS}, rank=3)
 
-
-def test_figure_1_has_36_tasks_in_two_colours_and_its_critical_path(ax: Axes) -> None:
-    times = IterationTimes(0.5, 0.5, np.ones(3), np.full(3, 2.0), np.full(3, 1.5), 0.5)
-    drawn = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
-    dag.draw_tasks(ax, drawn)
-    nodes = [group for group in ax.collections if isinstance(group, PathCollection)]
-    circles, squares = (np.asarray(group.get_offsets()) for group in nodes)
-    assert (len(circles), len(squares)) == (25, 11)  # circles compute, squares communicate
-    places = np.concatenate([circles, squares])
-    gaps = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1))[~np.eye(36, dtype=bool)]
-    assert gaps.min() >= 1  # a column, or a row
-    thick = [arrow for arrow in ax.patches if arrow.get_linewidth() > 1]
-    assert len(thick) == len(drawn.critical_path) - 1
-    assert len(ax.patches) - len(thick) == len(drawn.graph.edges)
-
-
-# -- files -----------------------------------------------------------------------------------
 
 OLDER_PROCESSOR = {
     "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
@@ -308,16 +283,8 @@ def test_outputs_go_where_the_environment_says(
     assert outputs.read_summaries(tmp_path) == {"20_fit": kept}
 
 
-def test_what_cannot_be_reported_is_refused(tmp_path: Path) -> None:
-    table = pd.DataFrame({"a": [1]})
-    for name, frame, message in (("../x", table, "figure id '../x'"), ("x", table[:0], "is empty")):
-        with pytest.raises(UserError, match=message):
-            outputs.write_numbers(name, frame, tmp_path)
-    for name, key, message in (
-        ("a", {"x": float("nan")}, "summary a, x is nan"),
-        ("a", {"x": np.zeros(2)}, "x is array"),
-        ("A b", {"x": 1}, "summary name 'A b'"),
-    ):
-        with pytest.raises(UserError, match=message):
-            outputs.record_summary(name, key, tmp_path)
+@pytest.mark.parametrize("value", [float("nan"), np.zeros(2)])
+def test_what_is_no_finite_number_is_not_kept(tmp_path: Path, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        outputs.record_summary("a", {"x": value}, tmp_path)
     assert not list(tmp_path.rglob("*.*"))

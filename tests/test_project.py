@@ -49,7 +49,7 @@ FLOORS = {
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 500
 MOST_LINES, MOST_FILES, MOST_OTHER_BYTES = 34_800, 158, 106_000
 NAMES_A_MODULE = re.compile(r"ddlkit(\.\w+)+(:\w+)?")  # a string such as "ddlkit.cli:main"
-NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "torchvision", "tqdm"}
+NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "tqdm"}
 ABSOLUTE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|mnt|work)/[A-Za-z]")
 PACKAGE_INDEX = re.compile(r"--(?:extra-)?index-url|--find-links|https?://\S*(?:pypi|whl)")
 
@@ -70,29 +70,20 @@ def pins(name: str = "requirements.txt") -> list[str]:
     return [line for line in lines if line]
 
 
-def project() -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
-    return found
+def project() -> Any:
+    return tomllib.loads(read("pyproject.toml"))["project"]
 
 
-def test_every_requirement_is_pinned_exactly_and_once() -> None:
+def test_every_requirement_is_pinned_exactly_and_once_everywhere() -> None:
     names = [re.fullmatch(r"([A-Za-z0-9-]+)==\d+(\.\d+)+", pin) for pin in pins()]
     assert names and all(names)
     assert len({name[1].lower() for name in names if name}) == len(names)
-
-
-def test_the_conda_environment_has_the_same_pins_and_only_those() -> None:
     environment = yaml.safe_load(read("environment.yml"))
-    conda, (pip,) = environment["dependencies"][:2], environment["dependencies"][2:]
-    assert pip == {"pip": pins()}
-    assert conda == ["python=3.11", "pip"]
+    assert environment["dependencies"] == ["python=3.11", "pip", {"pip": pins()}]
     assert environment["channels"] == ["conda-forge", "nodefaults"]
-
-
-def test_reading_on_a_binder_needs_no_torch() -> None:
     chosen = pins("requirements-read.txt")
     assert {*chosen} < {*pins()}
-    assert not [pin for pin in chosen if pin.startswith("torch")]
+    assert not [pin for pin in chosen if pin.startswith("torch")], "reading on a binder"
     assert read("binder/requirements.txt") == "-r ../requirements-read.txt\n"
     assert os.access(ROOT / "binder" / "postBuild", os.X_OK)
 
@@ -110,12 +101,9 @@ def test_the_pins_are_the_packages_own_requirements() -> None:
     for requirement in asked:
         assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
     # reproduce.sh installs ddlkit without build isolation, so its build backend is pinned too.
-    assert pinned.keys() - {one.name.lower() for one in asked} == {"setuptools"}
-
-
-def test_what_measuring_needs_is_all_that_a_plain_install_brings() -> None:
+    assert pinned.keys() - {requirement.name.lower() for requirement in asked} == {"setuptools"}
     plain = {Requirement(line).name for line in project()["dependencies"]}
-    assert plain == NEEDED_TO_RUN - {"torchvision"}
+    assert plain == NEEDED_TO_RUN, "what measuring needs"
 
 
 def test_what_is_not_python_is_installed_too() -> None:
@@ -127,21 +115,18 @@ def test_what_is_not_python_is_installed_too() -> None:
         for pattern in patterns
         for path in (ROOT / package.replace(".", "/")).glob(pattern)
     }
-    found = {path for path in (ROOT / "ddlkit").rglob("*.*") if path.suffix not in (".py", ".pyc")}
-    assert {path.suffix for path in found} >= {".html", ".css"}
-    assert found - declared == set()
+    others = {path for path in (ROOT / "ddlkit").rglob("*.*") if path.suffix not in (".py", ".pyc")}
+    assert {path.suffix for path in others} >= {".html", ".css"}
+    assert others - declared == set()
 
 
-def test_the_version_is_one() -> None:
+def test_the_version_and_the_licence_are_one() -> None:
+    citation = yaml.safe_load(read("CITATION.cff"))
     versions = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
-    assert versions[0] == ddlkit.__version__
-    assert yaml.safe_load(read("CITATION.cff"))["version"] == ddlkit.__version__
+    assert versions[0] == ddlkit.__version__ == citation["version"]
     assert run(sys.executable, "-m", "ddlkit", "--version").stdout.split()[1] == ddlkit.__version__
-
-
-def test_the_licence_is_mit_everywhere() -> None:
     assert read("LICENSE").startswith("MIT License\n") and "The ddlkit authors" in read("LICENSE")
-    assert project()["license"] == yaml.safe_load(read("CITATION.cff"))["license"] == "MIT"
+    assert project()["license"] == citation["license"] == "MIT"
 
 
 # ---------------------------------------------------------------- style
@@ -150,13 +135,13 @@ def test_the_licence_is_mit_everywhere() -> None:
 def test_files_that_share_a_worker_are_there() -> None:
     files = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("test_*.py")}
     named = {name for names in conftest.TOGETHER.values() for name in names.split()}
-    assert files > named | conftest.APART
+    assert files > named
 
 
 @pytest.mark.parametrize("checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"])
 def test_checkers_find_nothing(checker: list[str]) -> None:
-    found = run(sys.executable, "-m", *checker)
-    assert found.returncode == 0, found.stdout + found.stderr
+    done = run(sys.executable, "-m", *checker)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("script", ["reproduce.sh", ".ci/run", "examples/gpu_day.sh"])
@@ -178,14 +163,13 @@ def text_files() -> list[Path]:
 def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
     files = text_files()
     assert ROOT / "README.md" in files and ROOT / "reproduce.sh" in files
-    found = [
+    assert [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in files
         if path != Path(__file__).resolve()
         for pattern in (ABSOLUTE_PATH, PACKAGE_INDEX)
         for match in pattern.finditer(path.read_text(encoding="utf-8"))
-    ]
-    assert found == []
+    ] == []
 
 
 # ---------------------------------------------------------------- rooms
@@ -266,19 +250,15 @@ def test_no_import_goes_round_in_a_circle() -> None:
     assert len(order) >= len(FLOORS)
 
 
-def test_every_function_fits_on_a_screen() -> None:
-    long = [
-        f"{module}.{node.name}: {length} lines"
+def test_the_house_is_small() -> None:
+    """At most so many lines and files, none above 500, every function on a screen, and no hiding place."""
+    functions = [
+        (f"{module}.{node.name}", (node.end_lineno or 0) - node.lineno + 1)
         for module in SOURCES
         for node in ast.walk(tree(module))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if (length := (node.end_lineno or 0) - node.lineno + 1) > MOST_LINES_OF_A_FUNCTION
     ]
-    assert long == []
-
-
-def test_the_house_is_small() -> None:
-    """At most so many lines and files, none above 500; what is not Python is no hiding place."""
+    assert [(name, n) for name, n in functions if n > MOST_LINES_OF_A_FUNCTION] == []
     lines = {name: len(path.read_text().splitlines()) for name, path in SOURCES.items()}
     assert [name for name, n in lines.items() if n > MOST_LINES_OF_A_FILE] == []
     assert sum(lines.values()) <= MOST_LINES and len(lines) <= MOST_FILES
@@ -292,59 +272,34 @@ def test_the_house_is_small() -> None:
     assert [name for name, path in SOURCES.items() if "fmt: " in path.read_text()] == []
 
 
-@pytest.mark.parametrize(("room", "allowed"), [("core", {"numpy"}), ("run", NEEDED_TO_RUN)])
-def test_rooms_that_must_be_light_need_little(room: str, allowed: set[str]) -> None:
-    needed = {
-        name.split(".")[0]
-        for module in SOURCES
-        if module.startswith(f"ddlkit.{room}")
-        for name in imports(tree(module), lazy=False)
-    }
-    assert needed - allowed - sys.stdlib_module_names <= {"ddlkit"}
-    assert "numpy" in needed
-
-
-def loaded_by(modules: list[str]) -> set[str]:
-    """Everything that a new process has loaded once it has imported them."""
-    done = run(sys.executable, "-c", f"import sys, {', '.join(modules)}; print(*sys.modules)")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
-
-
 @pytest.mark.parametrize(
-    ("rooms", "unwanted"),
+    ("modules", "unwanted"),
     [
         (("core", "papers"), {"torch", "pandas", "matplotlib", "IPython"}),
         (("core", "papers", "store", "machine"), {"torch", "matplotlib", "IPython"}),
         (("core", "report"), {"torch", "seaborn"}),
+        (
+            ("cli", "run.lab.network", "run.jobs.launch", "run.sessions.engine", "report.book"),
+            {"torch"},
+        ),
     ],
 )
-def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], unwanted: set[str]) -> None:
-    names = [name for name in SOURCES if name.split(".")[1:2] and name.split(".")[1] in rooms]
-    loaded = loaded_by(names)
-    assert "ddlkit.core.plan" in loaded
-    assert unwanted.isdisjoint(loaded)
-
-
-def test_what_starts_and_watches_others_loads_no_torch() -> None:
-    """Importing it takes seconds of a processor on which something may be measured."""
-    watching = [
-        "cli",
-        "run.lab.network",
-        "run.jobs.launch",
-        "run.sessions.engine",
-        "report.book",
-    ]
-    loaded = loaded_by([f"ddlkit.{name}" for name in watching])
-    assert "ddlkit.run.sessions" in loaded and "torch" not in loaded
+def test_light_rooms_load_nothing_heavy(modules: tuple[str, ...], unwanted: set[str]) -> None:
+    """What starts and watches others is one: importing torch takes seconds of a processor that measures."""
+    rooms = tuple(f"ddlkit.{name}" for name in modules)
+    names = [name for name in SOURCES if name.startswith(rooms)]
+    done = run(sys.executable, "-c", f"import sys, {', '.join(names)}; print(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "ddlkit.core.units" in loaded and unwanted.isdisjoint(loaded)
 
 
 # ---------------------------------------------------------------- notebooks
 
 
 def cells(notebook: Path, kind: str = "code") -> list[dict[str, Any]]:
-    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return [cell for cell in found if cell["cell_type"] == kind]
+    listed = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in listed if cell["cell_type"] == kind]
 
 
 def source(cell: dict[str, Any]) -> str:
@@ -354,10 +309,6 @@ def source(cell: dict[str, Any]) -> str:
 def python(cell: dict[str, Any]) -> ast.Module:
     """A cell's statements; a line magic counts as none."""
     return ast.parse(re.sub(r"^(\s*)[%!].*", r"\1pass", source(cell), flags=re.MULTILINE))
-
-
-def has_tag(cell: dict[str, Any], tag: str) -> bool:
-    return tag in cell["metadata"].get("tags", [])
 
 
 each_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: str(path.stem))
@@ -383,12 +334,14 @@ def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
 
 @each_notebook
 def test_notebooks_have_one_cell_of_parameters_and_use_each(notebook: Path) -> None:
-    (parameters,) = [cell for cell in cells(notebook) if has_tag(cell, "parameters")]
-    names = set()
-    for statement in python(parameters).body:
-        assert isinstance(statement, ast.Assign | ast.AnnAssign), ast.unparse(statement)
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    (parameters,) = [
+        cell for cell in cells(notebook) if "parameters" in cell["metadata"].get("tags", ())
+    ]
+    names = {
+        ast.unparse(statement.targets[0])
+        for statement in python(parameters).body
+        if isinstance(statement, ast.Assign)
+    }
     read_names = {
         node.id
         for cell in cells(notebook)
@@ -408,7 +361,7 @@ def test_cells_can_be_read_and_write_the_algorithm(notebook: Path) -> None:
             assert not isinstance(node, ast.ClassDef), node
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None and node.end_lineno - node.lineno < 15, node.name
-            nodes += [] if has_tag(cell, "exercise-1") else [node]
+            nodes += [] if "exercise-1" in cell["metadata"].get("tags", ()) else [node]
     if notebook.name[:2] not in {"11", "12", "13"}:
         assert any(isinstance(node, ast.FunctionDef) for node in nodes)
         assert any(isinstance(node, ast.Assert) for node in nodes)
@@ -463,15 +416,6 @@ def test_the_main_result_in_the_readme_is_what_was_recorded() -> None:
         f"Of the {held['goals']} goals that were preset for {held['fresh_plans_cases']:.0f} further "
         f"replays, {held['fresh_plans_goals_missed']} were missed."
     ) in text
-
-
-def test_every_room_is_on_the_plan_of_the_house() -> None:
-    plan = read("docs/ARCHITECTURE.md")
-    assert len(plan.splitlines()) < 120
-    packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"} - {"ddlkit"}
-    rooms = {"/".join(name.split(".")[1:]) + "/" for name in packages}
-    missing = [room for room in rooms if f"`{room}`" not in plan]
-    assert [room for room in missing if not room.startswith("papers/")] == []
 
 
 def test_the_commands_that_pages_show_exist(capsys: pytest.CaptureFixture[str]) -> None:

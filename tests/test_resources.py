@@ -56,17 +56,17 @@ def test_no_plan_with_any_resources_is_faster_than_the_joint_one(
     )
 
 
-@given(WORK, TENTHS, TENTHS, TENTHS)
+@given(WORK, TENTHS, TENTHS)
 def test_one_choice_is_the_iteration_over_such_a_link(
-    work: Workload, slowdown: float, drag: float, copy: float
+    work: Workload, slowdown: float, drag: float
 ) -> None:
     cost = AlphaBeta(0.3, 0.01)
     link = Link(slowdown=slowdown, message_slowdown=drag)
     only = Resources("only", cost, slowdown, drag)
     for sent in partitions(work.n):
-        shared = Shared(work, sent, (only,) * len(sent.ends), copy_s_per_byte=copy / 100)
-        one = Iteration(work, sent, cost, link, copy / 100)
-        assert shared.iteration_s == pytest.approx(one.prediction.iteration_s)
+        shared = Shared(work, sent, (only,) * len(sent.ends))
+        alike = Iteration(work, sent, cost, link).prediction
+        assert shared.iteration_s == pytest.approx(alike.iteration_s)
 
 
 def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
@@ -75,7 +75,7 @@ def test_hidden_messages_get_the_frugal_and_the_last_one_the_rich() -> None:
     frugal = Resources("frugal", AlphaBeta(0.0, 0.08))
     rich = Resources("rich", AlphaBeta(0.0, 0.04), slowdown=1.0)
     sent = plan.none(work)
-    best = resources.of_each(work, sent, [frugal, rich])
+    best = resources.jointly(work, [frugal, rich], sent)
     assert best.names == ("frugal", "frugal", "rich")
     assert best.iteration_s == pytest.approx(30 + 4)
     assert all(

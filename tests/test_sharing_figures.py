@@ -31,9 +31,6 @@ def trained() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# -- rounds and grids ----------------------------------------------------------------------------
-
-
 def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
     rows = trained()
     slower = rows.assign(iteration_s=rows["iteration_s"] * (1 + 0.1 * rows["repeat"]))
@@ -48,7 +45,7 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
 
 def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     printed = paper_table("sharing", "fig02")
-    grid = sharing.maps(sharing.figure2({}), 1.0)["Paper, 25 MB"].grid
+    grid = sharing.maps(sharing.figure2({}))["Paper, 25 MB"].grid
     for row in printed.itertuples():
         assert grid.loc[row.blocks, row.threads] == row.relative_time
     names = [*WAYS, "t2-own-normal", "t1-free-normal-omp2", [*TRAINED][-1]]
@@ -60,7 +57,7 @@ def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     )
     order = ["free-idle", "free-nice10", "free-normal", "free-raised", "own-normal"]
     assert table["row"].tolist() == [*order, "free-normal-omp2"]
-    panel = sharing.maps(table, 1.0)["here"]
+    panel = sharing.maps(table)["here"]
     assert panel.default == ("normal", "t2") and panel.grid.loc["normal", "t2"] == 2
     shapes = ["2x64", "1x512", "1x64+2x64", "1x64"]
     assert sorted(shapes, key=sharing.least_first) == ["1x64", "1x512", "2x64", "1x64+2x64"]
@@ -84,9 +81,6 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
     assert bars["here, nvlink"].loc["16, best: 1x64"].sum() == pytest.approx(0.8)
 
 
-# -- the paper's ---------------------------------------------------------------------------------
-
-
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
     for table in (sharing.figure2({}), *sharing.figure3({}), sharing.figure4({})):
         assert table["value"].notna().all() and table["default"].any()
@@ -94,7 +88,7 @@ def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
     assert (
         len(again) == throughput().count().sum() and (again["value"][again["default"]] == 0).all()
     )
-    (panel,) = sharing.maps(again, 0.0).values()
+    (panel,) = sharing.maps(again).values()
     assert panel.default == (None, DEFAULT) and panel.grid.shape == throughput().shape
 
 
@@ -132,8 +126,6 @@ def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to
         assert printed[f"fig05c-{name}"] == pytest.approx(1e3 * seconds)
 
 
-# -- one GPU -------------------------------------------------------------------------------------
-
 SHAPES, RATES = ((1, 64), (2, 256), (4, 512)), (0.0, 10e9)
 
 
@@ -161,13 +153,13 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
     store.save_table(beside_stand_in(), tmp_path, "sharing-x", schema="sharing", command=["made"])
     one_gpu = gpu_own.one_gpu(str(tmp_path))
     rates = ["stand-in, full speed", "stand-in, 10 GB/s"]
-    gains, grid = (sharing.maps(of(one_gpu), 0.0) for of in (sharing.figure4, sharing.figure8))
-    assert set(gains) - set(sharing.maps(sharing.figure4({}), 0.0)) == {*rates}
+    gains, grid = (sharing.maps(of(one_gpu)) for of in (sharing.figure4, sharing.figure8))
+    assert set(gains) - set(sharing.maps(sharing.figure4({}))) == {*rates}
     for name, shape in itertools.product(rates, SHAPES):
         gain = 100 * (took_s(32, (2, 256)) / took_s(32, shape) - 1)
         assert gains[name].grid.loc[shape] == pytest.approx(gain)
         assert grid[name].grid.loc["VGG-16, 32", f"{shape[0]}x{shape[1]}"] == pytest.approx(gain)
-        assert gains[name].default == (2, 256) and not gains[name].unsure().any()
+        assert gains[name].default == (2, 256)
     assert len(sharing.figure5(one_gpu)) == 1, "no spans of a GPU"
     for figure in (sharing.figure6, sharing.figure7):
         bars = {name: parts for name, parts in figure(one_gpu).items() if name.startswith("here")}

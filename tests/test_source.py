@@ -73,20 +73,14 @@ def test_a_profile_of_ones_own_comes_before_a_recorded_one(tmp_path: Path) -> No
     assert Source((tmp_path, recorded)).profile("resnet50").batch == 64
 
 
-def test_a_label_tells_how_where_and_when(tmp_path: Path) -> None:
+def test_a_recording_is_read_alone_and_a_directory_is_completed_from_it(tmp_path: Path) -> None:
+    first = store.list_recorded()[0]
+    assert open_source(first.name).directories == (first,)
+    assert "recorded on" in open_source(first.name).label("collectives")
     record(tmp_path, "loopback-p2", "loopback", 0.1)
     stamp = store.load_stamp(tmp_path / "collectives-loopback-p2.csv")
     label = Source((tmp_path,)).label("collectives")
     assert label == f"measured live on {stamp['machine']['name']}, {stamp['time'][:10]}"
-
-
-def test_a_recording_by_name_is_read_alone() -> None:
-    first = store.list_recorded()[0]
-    assert open_source(first.name).directories == (first,)
-    assert "recorded on" in open_source(first.name).label("collectives")
-
-
-def test_a_directory_of_ones_own_is_completed_from_the_recording(tmp_path: Path) -> None:
     assert open_source(str(tmp_path)).directories == (tmp_path, default_recording())
     assert open_source().directories[-1] == default_recording()
 
@@ -94,7 +88,7 @@ def test_a_directory_of_ones_own_is_completed_from_the_recording(tmp_path: Path)
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no table of runs in"):
         Source((tmp_path,)).table("runs")
-    with pytest.raises(UserError, match="no measured tables in nowhere"):
+    with pytest.raises(UserError, match="no tables in nowhere"):
         open_source("nowhere")
     record(tmp_path, "loopback-p2", "loopback", 0.1)
     with pytest.raises(UserError, match="no table of layers"):

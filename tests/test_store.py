@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,12 +23,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlkit import machine, store
-from ddlkit.core.case import CASE_COLUMNS, Case
+from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
-from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.formats import messages
 from ddlkit.store import files
-from ddlkit.store.sheet import read_sheet
+from fuzzing import LOG
 from places import PATIENCE_S
 
 COMMAND = ["ddlkit", "measure", "collectives"]
@@ -82,59 +79,6 @@ def restamp(path: Path, data: bytes) -> Path:
     return path
 
 
-# --- round trip and stamp
-
-
-def outcome(read: Callable[[], pd.DataFrame]) -> list[tuple[Any, ...]] | str:
-    """The rows and types of a table, or the line with which it is refused."""
-    try:
-        frame = read()
-    except UserError as error:
-        return str(error)
-    return [tuple(map(str, frame.dtypes)), *frame.itertuples(index=False, name=None)]
-
-
-CELLS = [
-    *("", "1", "1e3", " 2 ", "nan", "-1", "0.1", "True", "x", "1_0"),
-    *('"a,b"', '"a', 'a"b', "9" * 20, "\r"),
-]
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    rows=st.lists(st.lists(st.sampled_from(CELLS), min_size=2, max_size=5), max_size=4),
-    changes=st.dictionaries(st.integers(0, 60), st.sampled_from(CELLS), max_size=3),
-    names=st.permutations(["text", "count", "rate", "flag"]),
-    end=st.sampled_from(["\n", "\r\n", "\n\n", "\r"]),
-    exact=st.booleans(),
-)
-def test_a_table_is_read_as_its_cells_are(
-    rows: list[list[str]], changes: dict[int, str], names: list[str], end: str, exact: bool
-) -> None:
-    """By pandas as cell by cell, or refused with the same words; rows that are right among others."""
-    kinds = {"text": "str", "count": "int", "rate": "float", "flag": "bool"}
-    columns = tuple(store.Column(name, kind) for name, kind in kinds.items())  # type: ignore[arg-type]
-    right = {"text": "a b", "count": "7", "rate": "1e-3", "flag": "False"}
-    cells = [[*names], *([right[name] for name in names] for _ in range(5)), *rows]
-    for at, cell in changes.items():
-        row = cells[at % len(cells)]
-        row[at // len(cells) % len(row)] = cell
-    text = end.join(",".join(row) for row in cells) + end
-    schema = store.Schema("mixed", columns, ("text", "count") if len(rows) > 3 else ())
-    quickly = outcome(lambda: schema.read(text, "f", exact=exact))
-    assert quickly == outcome(lambda: schema.frame(read_sheet(text, "f"), exact=exact))
-
-
-def test_floats_are_read_to_the_last_digit() -> None:
-    """Also those that need all of 17 digits and more, of any size: not all of pandas' parsers do."""
-    draw = np.random.default_rng(5)
-    floats = draw.uniform(1, 10, 4000) * 10.0 ** draw.integers(-290, 290, 4000)
-    schema = store.Schema("floats", (store.Column("x", "float"),))
-    for text in ("{!r}\n", "{:.25e}\n"):
-        rows = "x\n" + "".join(map(text.format, floats.tolist()))
-        assert (schema.read(rows, "f")["x"].to_numpy() == floats).all()
-
-
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -159,48 +103,20 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
     path = save(tmp_path, collectives(5), machine=None)
     stamp = store.load_stamp(path)
     assert stamp == json.loads((tmp_path / "c.json").read_text())
-    assert stamp["schema"] == "collectives" and stamp["rows"] == 5
-    assert stamp["benchmark_version"] == store.BENCHMARK_VERSION
-    assert stamp["command"] == COMMAND
-    assert stamp["machine"] == machine.describe()
-    assert {"cpu", "gpus", "memory_bytes"} <= stamp["machine"].keys()
-    assert (
-        stamp["versions"] == machine.versions()
-        and {"torch", "cuda", "nccl"} <= stamp["versions"].keys()
-    )
-    assert stamp["commit"] == machine.commit()
-    assert stamp["time"].endswith("+00:00")
-    assert stamp["sha256"] == store.sha256_file(path)
+    assert stamp.pop("time").endswith("+00:00")
+    assert stamp == {
+        **{"schema": "collectives", "rows": 5, "benchmark_version": store.BENCHMARK_VERSION},
+        **{"command": COMMAND, "machine": machine.describe(), "versions": machine.versions()},
+        **{"commit": machine.commit(), "sha256": store.sha256_file(path)},
+        **{"remark": "", "history": []},
+    }
 
 
-@pytest.mark.parametrize(
-    ("command", "told"),
-    [
-        (["/opt/env/bin/ddlkit", "measure", "64KiB", "a/b"], ["ddlkit", "measure", "64KiB", "a/b"]),
-        ([f'{{"out": "{store.ROOT}/data"}}'], ['{"out": "data"}']),
-        (["--out=/tmp/me/gpu", f"--out={store.DATA}/x"], ["--out=gpu", "--out=data/x"]),
-        (["--out", "../me/gpu/", f"{store.ROOT}/x.py"], ["--out", "gpu", "x.py"]),
-    ],
-)
-def test_the_stamp_names_no_place_outside_the_project(
-    tmp_path: Path, command: list[str], told: list[str]
-) -> None:
-    assert store.load_stamp(save(tmp_path, collectives(), command=command))["command"] == told
-
-
-@pytest.mark.parametrize("name", ["c.csv", "c.csv.gz"])
-def test_equal_rows_make_equal_files(tmp_path: Path, name: str) -> None:
-    first = save(tmp_path / "one", collectives(), name).read_bytes()
-    shuffled = collectives()[list(collectives().columns)[::-1]]
-    assert save(tmp_path / "two", shuffled, name).read_bytes() == first
-
-
-def test_schemas_hold_all_columns_of_case_and_timeline() -> None:
-    assert set(CASE_COLUMNS) < set(store.SCHEMAS["runs"].names)
-    assert set(TIMELINE_COLUMNS) < set(store.SCHEMAS["timeline"].names)
-    for schema in store.SCHEMAS.values():
-        assert len(set(schema.names)) == len(schema.names)
-        assert set(schema.key) <= set(schema.names)
+def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
+    words = ["/opt/env/bin/ddlkit", "64KiB", "a/b", f'{{"out": "{store.ROOT}/data"}}']
+    words += ["--out=/tmp/me/gpu", f"--out={store.DATA}/x", "../me/gpu/", f"{store.ROOT}/x.py"]
+    told = ["ddlkit", "64KiB", "a/b", '{"out": "data"}', "--out=gpu", "--out=data/x", "gpu", "x.py"]
+    assert store.load_stamp(save(tmp_path, collectives(), command=words))["command"] == told
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
@@ -210,9 +126,6 @@ def test_every_recorded_case_keeps_its_key() -> None:
     ]
     rows = pd.concat(tables).drop_duplicates("case").to_dict("records")
     assert rows and [Case.from_row(row).key for row in rows] == [row["case"] for row in rows]
-
-
-# --- appending
 
 
 def test_appending_is_the_same_as_saving_at_once(tmp_path: Path) -> None:
@@ -261,38 +174,6 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
         process.join(timeout=PATIENCE_S)
     assert [process.exitcode for process in running] == [0, 0, 0]
     assert len(store.load_table(tmp_path / "c.csv")) == 12
-
-
-# What a writer does: the next stamp waits, the CSV is exchanged, the stamp is.
-@pytest.mark.parametrize("moments", [*itertools.combinations_with_replacement(range(4), 3)])
-def test_a_reader_beside_a_writer_sees_the_old_table_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: tuple[int, ...]
-) -> None:
-    """``moments``: how far the writer has come when the reader opens its next file; at last it is done."""
-    new = save(tmp_path / "new", collectives(5))
-    path = save(tmp_path, collectives(3))
-    pending, stamp = path.with_name(f".{path.stem}.json.pending"), path.with_suffix(".json")
-    shutil.copy(new.with_suffix(".json"), tmp_path / "stamp")
-    steps = iter(((tmp_path / "stamp", pending), (new, path), (pending, stamp)))
-    done, opened, read = 0, iter(moments), files.read
-
-    def write(until: int) -> None:
-        nonlocal done
-        for source, target in itertools.islice(steps, max(0, until - done)):
-            os.replace(source, target)
-            done += 1
-
-    def beside(asked: Path) -> bytes:
-        write(next(opened, 3))
-        return read(asked)
-
-    monkeypatch.setattr(files, "read", beside)
-    assert len(store.load_table(path)) in (3, 5)
-    write(3)
-    assert len(store.load_table(path)) == 5
-
-
-# --- crashes, refusing file systems, locks
 
 
 @pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
@@ -396,9 +277,6 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-# --- damage is refused
-
-
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -423,13 +301,10 @@ def test_any_changed_byte_is_noticed(tmp_path: Path, at: int, to: int, name: str
     ("column", "cell", "problem"),
     [
         ("seconds", "nan", "finite"),
-        ("seconds", "-0.5", "above zero"),
         ("seconds", "0", "above zero"),
         ("seconds", "", "is empty"),
         ("seconds", "fast", "not a number"),
-        ("bytes", "1.5", "not a whole number"),
         ("bytes", "9" * 30, "not a whole number"),
-        ("ranks", "-1", "above zero"),
         ("link_bits_per_s", "-1", "negative"),
         ("collective", "", "empty"),
         ("collective", "a\tb", "unprintable"),
@@ -454,28 +329,13 @@ def test_a_wrong_cell_is_named_by_file_row_and_column(
     assert path.read_bytes() == before, "a refused table leaves the old one"
 
 
-LATER = [
-    column.name for column in store.SCHEMAS["collectives"].columns if column.default is not None
-]
-
-
-@pytest.mark.parametrize("column", ["collective", "seconds"])
-def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
-    without = collectives().drop(columns=column)
-    path = save(tmp_path, collectives())
-    line = refusal(lambda: store.load_table(restamp(path, without.to_csv(index=False).encode())))
-    assert str(path) in line and f"column {column}: missing" in line
-    assert f"column {column}: missing" in refusal(lambda: save(tmp_path, without))
-
-
-@pytest.mark.parametrize("column", LATER[::2])
+@pytest.mark.parametrize("column", ["in_flight", "clock"])
 def test_a_column_that_came_later_may_be_left_out_and_reads_as_before(
     tmp_path: Path, column: str
 ) -> None:
-    path = save(tmp_path, collectives().drop(columns=column))
-    pd.testing.assert_frame_equal(store.load_table(path), collectives(), check_dtype=False)
+    save(tmp_path, collectives().drop(columns=column))
     below = collectives().assign(sample=np.arange(3, 6))
-    save(tmp_path, below.drop(columns=column), append=True)
+    path = save(tmp_path, below.drop(columns=column), append=True)
     both = pd.concat([collectives(), below], ignore_index=True)
     pd.testing.assert_frame_equal(store.load_table(path), both, check_dtype=False)
 
@@ -485,7 +345,6 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
     rows = data.splitlines(keepends=True)
     return {
         "empty": (b"", "empty"),
-        "blank": (b"\n \n", "empty"),
         "header only": (rows[0], "no rows"),
         "cut in a row": (
             b"".join(rows[:3]) + rows[3][: rows[3].rindex(b",")],
@@ -494,7 +353,7 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
         "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
         "open quote": (data + b'"all_reduce,', "not CSV"),
         "zero byte": (data + b"\0", "binary"),
-        "image": (b"\x89PNG\r\n\x1a\n" + bytes(range(256)), "binary"),
+        "no such column": (data.replace(b"seconds", b"time", 1), "column "),
     }
 
 
@@ -534,7 +393,7 @@ def test_missing_files_and_stamps_are_refused(tmp_path: Path) -> None:
     stamp.write_text(kept[: len(kept) // 2])
     assert "damaged stamp" in refusal(lambda: store.load_table(path))
     stamp.write_text(json.dumps({k: v for k, v in json.loads(kept).items() if k != "machine"}))
-    assert "no machine" in refusal(lambda: store.load_table(path))
+    assert "its machine is no dict" in refusal(lambda: store.load_table(path))
     stamp.write_text(kept.replace('"rows": 3', '"rows": 4'))
     assert "3 rows" in refusal(lambda: store.load_table(path))
     stamp.unlink()
@@ -549,17 +408,10 @@ def test_another_or_unknown_schema_is_refused(tmp_path: Path) -> None:
     assert len(store.load_table(path)) == 3
 
 
-# --- layer profiles
-
-
 def test_a_recorded_profile_comes_back(tmp_path: Path) -> None:
     profile = store.read_profile(save(tmp_path, layers(), schema="layers"))
-    assert (profile.network, profile.device, profile.batch, profile.update_s) == (
-        "tiny",
-        "cpu",
-        8,
-        0.05,
-    )
+    assert (profile.network, profile.device, profile.batch) == ("tiny", "cpu", 8)
+    assert profile.update_s == 0.05
     assert profile.tensor == ("a.weight", "a.bias", "b.weight") and profile.layer == ("a", "a", "b")
     for name in ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops"):
         assert getattr(profile, name).tolist() == layers()[name].tolist()
@@ -592,27 +444,17 @@ def test_a_users_own_profile_needs_only_what_a_prediction_needs(tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("column", ["network", "parameters"])
-def test_what_a_users_own_profile_says_is_not_assumed(tmp_path: Path, column: str) -> None:
-    own = own_csv(tmp_path, layers()[[*NEEDED, column]].assign(note="x").to_csv(index=False))
-    assumed: list[str] = []
-    profile = store.read_profile(own, assumed=assumed)
-    assert len(assumed) == 9 and not any(text.startswith(f"{column} =") for text in assumed)
-    read = store.profile_frame(profile, "fp32", 1, 2)[column]
-    assert read.tolist() == layers()[column].tolist()
-
-
 def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) -> None:
     own = own_csv(tmp_path, layers().drop(columns="forward_s").to_csv(index=False))
     assert "column forward_s: missing" in refusal(lambda: store.read_profile(own))
     assumed: list[str] = []
     work = store.read_profile(own, forward_s=0.12, assumed=assumed).workload()
     assert work.forward_s == 0.12 and assumed == []
-    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+    for wrong in (0.0, float("nan")):
         line = refusal(functools.partial(store.read_profile, own, forward_s=wrong))
         assert f"forward_s is {wrong}" in line
     both = own_csv(tmp_path, layers().to_csv(index=False))
-    assert "it has times" in refusal(lambda: store.read_profile(both, forward_s=0.12))
+    assert "has times" in refusal(lambda: store.read_profile(both, forward_s=0.12))
 
 
 def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
@@ -630,9 +472,6 @@ def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
     assert "update_s" in refusal(lambda: store.read_profile(path))
 
 
-# --- message times
-
-
 def test_a_plain_csv_is_read_and_labelled_as_said(tmp_path: Path) -> None:
     path = own_csv(tmp_path, "\ufeffseconds, bytes,note\n0.25,1024,x\n\n1e-3,1e6,y\n")
     size, seconds, meta = messages.read_bytes_seconds(path, ranks=4)
@@ -641,23 +480,18 @@ def test_a_plain_csv_is_read_and_labelled_as_said(tmp_path: Path) -> None:
     assert meta == {"source": "csv", "ranks": 4}
 
 
-@pytest.mark.parametrize("stamped", [True, False])
-def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path, stamped: bool) -> None:
+def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> None:
     parts = {
         (name, ranks): collectives(2, collective=name, ranks=ranks, seconds=[ranks, ranks + 0.5])
         for name in ("all_reduce", "all_gather")
         for ranks in (2, 4)
     }
     path = save(tmp_path, pd.concat(parts.values()))
-    if not stamped:
-        (tmp_path / "c.json").unlink()
-    line = refusal(lambda: messages.read_bytes_seconds(path))
-    assert "all_reduce" in line and "all_gather" in line and "collective" in line
-    assert "ranks" in refusal(lambda: messages.read_bytes_seconds(path, collective="all_gather"))
+    assert "all_reduce, all_gather" in refusal(lambda: messages.read_bytes_seconds(path))
     size, seconds, meta = messages.read_bytes_seconds(path, collective="all_gather", ranks=4)
     assert size.tolist() == [4096] * 2 and seconds.tolist() == [4, 4.5]
     assert meta == {
-        **{"source": "recorded" if stamped else "csv", "collective": "all_gather", "ranks": 4},
+        **{"source": "recorded", "collective": "all_gather", "ranks": 4},
         **{"backend": "gloo", "algorithm": "", "link": "lab:1gbit", "link_bits_per_s": 1e9},
     }
     assert "it has 2, 4" in refusal(
@@ -665,96 +499,41 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path, sta
     )
 
 
-# --- logs of nccl-tests
-
-TIMES_US = {1024: "11.25", 1048576: "105.9", 134217728: "90330"}
-LOG = """\
-{label}12 nodes allocated
-{label}# Collective test starting: {program}_perf
-{label}# Using devices
-{devices}{label}#   size  count  type  {front}  time  algbw  busbw  {check}  time  algbw  busbw  {check}
-{label}#    (B)    (elements)    (us)  (GB/s)  (GB/s)
-{rows}{label}# Avg bus bandwidth    : 220.921
-"""
-
-
-def nccl_log(
-    *,
-    front: str = "redop root",
-    printed: str = "sum -1",
-    program: str = "all_reduce",
-    check: str = "#wrong",
-    wrong: str = "0",
-    label: str = "",
-    ranks: int = 8,
-    in_place: str = "1.00",
-) -> str:
-    """A log in the layout of one or another version, with noise around the table."""
-
-    def measured(size: int, us: str, wrong: str) -> str:
-        if us == "N/A":
-            return "N/A N/A N/A N/A"
-        rate = size / float(us) / 1e3
-        factor = {"all_reduce": 2, "all_gather": 1}[program] * (ranks - 1) / ranks
-        return f"{us} {rate:.2f} {factor * rate:.2f} {wrong}"
-
-    rows = "".join(
-        f"{label}{size} {size // 4} float {printed} {measured(size, us, wrong)} "
-        f"{measured(size, in_place, '0')}\n"
-        for size, us in TIMES_US.items()
-    )
-    devices = "".join(
-        f"{label}#  Rank {rank} Group  0 Pid {400 + rank} on node-a device {rank} [0x0f]\n"
-        for rank in range(ranks)
-    )
-    text = {"label": label, "program": program, "devices": devices, "front": front}
-    return LOG.format(**text, check=check, rows=rows)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {},
-        {"front": "redop", "printed": "sum", "check": "error", "wrong": "2e-07"},
-        {"program": "all_gather", "printed": "", "label": "[1,0]<stdout>:"},
-    ],
-    ids=str,
-)
-def test_an_nccl_log_is_read_in_every_layout(tmp_path: Path, layout: dict[str, Any]) -> None:
-    path = own_csv(tmp_path, nccl_log(**layout))
-    collective = layout.get("program", "all_reduce")
-    places = {"out_of_place": list(TIMES_US.values()), "in_place": ["1.00"] * len(TIMES_US)}
-    for place, times_us in places.items():
+@pytest.mark.parametrize("label", ["", "[1,0]<stdout>:", "0: "])
+@pytest.mark.parametrize(("check", "root"), [("#wrong", True), ("error", False)])
+def test_an_nccl_log_is_read_in_every_layout(
+    tmp_path: Path, label: str, check: str, root: bool
+) -> None:
+    log = LOG.replace("0  100.0  10.49", "0  100.1  10.48").replace("#wrong", check)
+    log = log if root else log.replace(" root ", "").replace("sum   -1", "sum")
+    path = own_csv(tmp_path, "".join(f"{label}{line}\n" for line in log.splitlines()))
+    for place, first_us in (("out_of_place", 100), ("in_place", 100.1)):
         size, seconds, meta = messages.read_bytes_seconds(path, place=place)
-        assert size.tolist() == list(TIMES_US)
-        assert seconds.tolist() == [float(us) / 1e6 for us in times_us]
-        assert meta == {"source": "nccl-tests", "collective": collective, "ranks": 8}
-    size, seconds, _ = messages.read_bytes_seconds(path)
-    assert size.tolist() == [size for size in TIMES_US for _ in places]
-    assert seconds[::2].tolist() == [float(us) / 1e6 for us in TIMES_US.values()]
-    assert "it has 8" in refusal(lambda: messages.read_bytes_seconds(path, ranks=4))
+        assert size.tolist() == [2**20, 2**21, 2**22]
+        assert seconds.tolist() == [first_us / 1e6, 180 / 1e6, 340 / 1e6]
+        assert meta == {"source": "nccl-tests", "collective": "all_reduce", "ranks": 2}
+    assert len(messages.read_bytes_seconds(path)[0]) == 6
+    assert "it has 2" in refusal(lambda: messages.read_bytes_seconds(path, ranks=4))
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        # another unit, with its conversion
-        ("bytes,time (us)\n1,2\n", "column time (us): in us, expected seconds: divide by 1000000"),
-        ("MB,seconds\n1,2\n", "column MB: in mb, expected bytes: multiply by 1000000 and"),
+        ("bytes,time (us)\n1,2\n", "column seconds: missing; the columns are bytes, time (us)"),
         (
             "bytes,seconds\n8,20\n4194304,34000\n",
             "line 3, column seconds: 4194304 bytes in 34000 s",
         ),
-        # wrong cells and rows
         ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds: '0' must be above zero"),
         ("bytes,seconds\n8,0.1\n16\n", "line 3, column seconds: the row has 1 cells, the header 2"),
-        ("bytes,seconds\n8,0.1\n16,\n", "line 3, column seconds: is empty"),
         ("bytes;seconds\n8;0.1\n", "line 1, column bytes: missing"),
-        # logs of nccl-tests
-        (nccl_log(wrong="3"), "column #wrong: 3 wrong values"),
-        (nccl_log().replace("time", "cputime"), "column cputime: not GPU time"),
-        (nccl_log().replace("11.25", "x"), "column time: 'x' is not a number"),
-        (nccl_log().split("(elements)")[0] + "\n", "no rows"),
+        (LOG.replace("10.49      0", "10.49      3", 1), "column #wrong: 3 wrong values"),
+        (LOG.replace("time", "cputime"), "column cputime: not GPU time"),
+        (LOG.replace("100.0", "x", 1), "column time: 'x' is not a number"),
+        (LOG.partition("  1048576")[0], "no rows"),
+        (LOG.partition("# Out")[0], "the log is cut"),
+        (LOG + LOG, "a second table"),
+        (LOG.replace("340.0", "350.0", 1), "out_of_place_algbw: contradicts size over time"),
     ],
 )
 def test_message_times_that_cannot_be_are_named_by_row_and_column(
@@ -765,32 +544,12 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
     assert line.startswith(f"{path}: ") and words in line
 
 
-# --- networks
-
-
 def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
     names = store.published_networks().set_index("name")["aliases"]
     for name, aliases in names.items():
         for text in (name, *aliases.split(";")):
             for written in (text, text.upper(), text.replace("-", "_"), text.replace("-", "")):
                 assert store.network_named(written) == name
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("vgg17", "did you mean 'vgg19'?"),
-        ("VGG", "did you mean 'vgg16' or 'vgg16_cifar' or 'vgg16_replaced' or 'vgg19'?"),
-        ("transformer-xxl", "known are alexnet, "),
-        ("", "known are alexnet, "),
-    ],
-)
-def test_an_unknown_network_is_refused_with_what_it_may_be(text: str, hint: str) -> None:
-    line = refusal(lambda: store.network_named(text))
-    assert line.startswith(f"unknown network {text!r}: {hint}")
-
-
-# --- places
 
 
 def test_recorded_directories_are_listed_by_machine(
@@ -812,14 +571,9 @@ def test_the_root_can_be_moved_and_the_import_is_light() -> None:
         "import sys, ddlkit.store as s; print(s.RECORDED, s.ROOT);"
         "assert not {'torch', 'pandas'} & set(sys.modules), 'heavy import'"
     )
+    workbook = str(Path(__file__).resolve().parents[1])
     for root in ("/srv/workbook", ""):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "DDLKIT_ROOT": root},
-            cwd=Path(__file__).parents[1],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        where = root or str(Path(__file__).resolve().parents[1])
-        assert done.stdout.split() == [f"{where}/data/recorded", where]
+        environment = {**os.environ, "DDLKIT_ROOT": root}
+        argv = [sys.executable, "-c", code]
+        printed = subprocess.check_output(argv, env=environment, cwd=workbook, text=True)
+        assert printed.split() == [f"{root or workbook}/data/recorded", root or workbook]

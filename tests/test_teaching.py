@@ -26,36 +26,18 @@ def told(name: str, spec: str) -> Prediction:
     return predict(workload, make_plan(spec, workload, cost), cost)
 
 
-def test_a_first_cell_elsewhere_names_what_is_there_and_works_from_where_notebooks_do() -> None:
-    (cell,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    (folder,) = re.findall(r"^%cd ddlkit/(\S+)$", cell, re.M)
-    (wanted,) = re.findall(r"-r (\S+)$", cell, re.M)
-    assert (store.ROOT / folder / wanted).resolve() == store.ROOT / "requirements-read.txt"
-    assert list((store.ROOT / folder).glob("00_*.ipynb")) and "--no-deps -e ..\n" in cell
-
-
 def test_minutes_are_those_of_the_notebooks() -> None:
-    rows = {
-        number: (int(reading), int(working))
-        for number, reading, working in re.findall(
-            r"^\| (\d\d) .*? \| (\d+) \| (\d+) \|", TEXT, re.M
-        )
-    }
-    found = {}
-    for path in book.notebooks():
-        page = Page(path)
-        found[page.number] = (page.minutes, page.working)
-    assert rows == found
+    cells = re.findall(r"^\| (\d\d) .*? \| (\d+) \| (\d+) \|", TEXT, re.M)
+    rows = {number: (int(reading), int(working)) for number, reading, working in cells}
+    pages = map(Page, book.notebooks())
+    assert rows == {page.number: (page.minutes, page.working) for page in pages}
 
 
-def test_the_sums_are_those_of_the_table() -> None:
+def test_the_sums_are_those_of_the_table_and_the_readme_states_them() -> None:
     rows = re.findall(r"^\| \d\d .*? \| (\d+) \| (\d+) \| (\w+)", TEXT, re.M)
     for chosen in (rows, [row for row in rows if row[2] == "core"]):
         reading, working = (format_minutes(sum(int(row[at]) for row in chosen)) for at in (0, 1))
         assert f"takes {reading}, with the exercises {working}" in " ".join(TEXT.split())
-
-
-def test_the_readme_states_the_same_time() -> None:
     readme = " ".join((store.ROOT / "README.md").read_text(encoding="utf-8").split())
     pages = [Page(path) for path in book.notebooks()]
     core = sum(page.minutes for page in pages if page.core)
@@ -68,9 +50,9 @@ def test_the_readme_states_the_same_time() -> None:
     [("none", 12.5, 3.5), ("single", 15.5, 6.5), ("cuts:2,3", 14.0, 5.0)],
 )
 def test_the_toy_of_sheet_1(spec: str, iteration_s: float, exposed_s: float) -> None:
-    found = told("toy", spec)
-    assert found.iteration_s == pytest.approx(iteration_s)
-    assert found.exposed_communication_s == pytest.approx(exposed_s)
+    step = told("toy", spec)
+    assert step.iteration_s == pytest.approx(iteration_s)
+    assert step.exposed_communication_s == pytest.approx(exposed_s)
     assert f"{iteration_s:g} s" in TEXT and f"{exposed_s:g} s" in TEXT
 
 

@@ -16,17 +16,9 @@ spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30)
 
 def timeline(compute: list[tuple[int, int]], messages: list[tuple[int, int]]) -> Timeline:
     rows = [("backward", s) for s in compute] + [("all_reduce", s) for s in messages]
-    return Timeline.from_rows(
-        {
-            "task": f"{kind} {i}",
-            "kind": kind,
-            "stream": kind,
-            "origin": "simulated",
-            "start_s": a,
-            "end_s": a + d,
-        }
-        for i, (kind, (a, d)) in enumerate(rows)
-    )
+    names = ("task", "kind", "stream", "origin", "start_s", "end_s")
+    spans = ((f"{kind} {a}", kind, kind, "simulated", a, a + d) for kind, (a, d) in rows)
+    return Timeline.from_rows(dict(zip(names, span, strict=True)) for span in spans)
 
 
 @st.composite
@@ -35,21 +27,14 @@ def timelines(draw: st.DrawFn) -> Timeline:
     rows = draw(
         st.lists(st.tuples(*[st.integers(0, 1)] * 3, st.integers(-9, 30), st.integers(0, 9)))
     )
-    return Timeline.from_rows(
-        {
-            "task": f"task {number}",
-            "kind": "backward" if stream else "all_reduce",
-            "stream": f"s{stream}",
-            "rank": rank,
-            "iteration": iteration,
-            "group": number,
-            "origin": "simulated",
-            "start_s": start / 7,
-            "end_s": (start + length) / 7,
-            "bytes": number,
-        }
-        for number, (stream, rank, iteration, start, length) in enumerate(rows)
-    )
+    names = ("task", "kind", "stream", "rank", "iteration", "origin", "start_s", "end_s")
+    spans = []
+    for number, (stream, rank, iteration, start, length) in enumerate(rows):
+        kind = "backward" if stream else "all_reduce"
+        of_rank = f"task {number}", kind, f"s{stream}", rank, iteration, "simulated"
+        span = dict(zip(names, (*of_rank, start / 7, (start + length) / 7), strict=True))
+        spans.append(span | {"group": number, "bytes": number})
+    return Timeline.from_rows(spans)
 
 
 def ticks(of: list[tuple[int, int]]) -> set[int]:
@@ -69,11 +54,8 @@ def test_busy_overlap_and_exposed_count_the_ticks(compute: list, messages: list)
 @given(timelines())
 def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Timeline) -> None:
     trace = json.loads(json.dumps(line.to_chrome_trace()))
-    names = {
-        (e["name"], e["pid"], e["tid"]): e["args"]["name"]
-        for e in trace["traceEvents"]
-        if e["ph"] == "M"
-    }
+    heads = [event for event in trace["traceEvents"] if event["ph"] == "M"]
+    names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in heads}
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(events) + len(names) == len(trace["traceEvents"])
     assert [event["name"] for event in events] == line.task.tolist()
@@ -85,10 +67,8 @@ def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Time
         place = (event["pid"], event["tid"])
         assert names[("process_name", event["pid"], 0)] == f"rank {line.rank[row]}"
         assert names[("thread_name", *place)].split()[0] == line.stream[row]
-        assert (
-            event["args"]["bytes"] == line.bytes[row] and event["args"]["group"] == line.group[row]
-        )
-        assert event["args"]["origin"] == line.origin[row]
+        for name in ("bytes", "group", "origin"):
+            assert event["args"][name] == getattr(line, name)[row]
         assert event["ts"] >= busy.get(place, 0.0) - 1e-3
         busy[place] = event["ts"] + event["dur"]
 
@@ -96,13 +76,6 @@ def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Time
 def test_wrong_spans_are_refused() -> None:
     with pytest.raises(UserError, match="ends before it starts"):
         timeline([(0, -1)], [])
-    row = {
-        "task": "x",
-        "kind": "thinking",
-        "stream": "s",
-        "origin": "simulated",
-        "start_s": 0,
-        "end_s": 1,
-    }
+    row = {"task": "x", "kind": "thinking", "stream": "s", "origin": "simulated"}
     with pytest.raises(UserError, match="unknown kind 'thinking'"):
-        Timeline.from_rows([row])
+        Timeline.from_rows([{**row, "start_s": 0, "end_s": 1}])

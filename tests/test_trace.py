@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
-from ddlkit.core.iteration import Iteration, predict
+from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
-from ddlkit.formats.trace import (
-    TIMES,
-    LayerTrace,
-    check_trace,
-    looks_like_one,
-    parse_trace,
-)
+from ddlkit.formats.trace import TIMES, LayerTrace, check_trace, looks_like_one, parse_trace
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.store import DATA, files
@@ -56,13 +50,17 @@ def written(trace: LayerTrace) -> str:
 
 @settings(deadline=None)  # the first reading imports pandas
 @given(trace=traces())
-def test_a_trace_reads_back_equal_to_the_last_bit(trace: LayerTrace) -> None:
+def test_a_trace_reads_back_equal_to_the_last_bit_and_can_be_checked(trace: LayerTrace) -> None:
     text = written(trace)
     assert looks_like_one(text)
-    found = parse_trace(text, "t")
-    assert found.name == trace.name
+    again = parse_trace(text, "t")
+    assert again.name == trace.name
     for column in ("n_bytes", *TIMES):
-        assert np.array_equal(getattr(found, column), getattr(trace, column))
+        assert np.array_equal(getattr(again, column), getattr(trace, column))
+    if trace.n_bytes.any():
+        findings = list(check_trace(trace))
+        assert findings[0].what == "totals"
+        assert all(set(finding.layers) <= set(trace.name) for finding in findings)
 
 
 @given(traces())
@@ -71,7 +69,8 @@ def test_folding_loses_no_time_and_no_byte(trace: LayerTrace) -> None:
         with pytest.raises(UserError, match="no layer has a gradient"):
             trace.profile("mine")
         return
-    (forward_s, backward_s, _), first = trace.mean_s, int(trace.learnable[0])
+    forward_s, backward_s, _ = (getattr(trace, column).mean(axis=0) for column in TIMES)
+    first = int(trace.learnable[0])
     for with_input, start in ((True, 0), (False, first)):
         workload = trace.profile("mine", with_input=with_input).workload()
         assert workload.forward_s == pytest.approx(forward_s[start:].sum())
@@ -80,79 +79,46 @@ def test_folding_loses_no_time_and_no_byte(trace: LayerTrace) -> None:
         assert workload.tensor[::-1] == tuple(trace.name[row] for row in trace.learnable)
 
 
-@given(traces())
-def test_the_mean_is_that_of_the_iterations(trace: LayerTrace) -> None:
-    for column, mean_s in zip(TIMES, trace.mean_s, strict=True):
-        assert mean_s == pytest.approx(getattr(trace, column).mean(axis=0))
-
-
-@given(traces())
-def test_every_trace_can_be_checked(trace: LayerTrace) -> None:
-    if not trace.n_bytes.any():
-        return
-    findings = list(check_trace(trace))
-    assert findings[0].what == "totals"
-    assert all(set(finding.layers) <= set(trace.name) for finding in findings)
-
-
 def test_activations_count_to_the_layer_before_them() -> None:
-    profile = parse_trace(
-        "0 data 1 0 0 0\n1 a 2 3 4 40\n2 relu 8 16 0 0\n3 b 32 64 5 80", "t"
-    ).profile("n")
+    text = "0 data 1 0 0 0\n1 a 2 3 4 40\n2 relu 8 16 0 0\n3 b 32 64 5 80"
+    profile = parse_trace(text, "t").profile("n")
     assert profile.tensor == ("a", "b")
     assert profile.forward_s * 1e6 == pytest.approx([11, 32])
     assert profile.backward_s * 1e6 == pytest.approx([19, 64])
     assert profile.parameters.tolist() == [10, 20]
 
 
-# -- Table VI, end to end ----------------------------------------------------------------------
-
-
-def test_table_vi_from_trace_to_iteration() -> None:
-    trace = read(TABLE_VI)
-    workload, cost = (
-        trace.profile("alexnet-caffe").workload(),
-        fit("table", *trace.messages()).cost,
-    )
-    plan = make_plan("none", workload, cost)
-    found = predict(workload, plan, cost)
-    assert workload.parameters.sum() == 60_965_224
-    assert workload.compute_s == pytest.approx(1.2 + 13.473 + 3.360, abs=1e-3)
-    assert found.communication_s == pytest.approx(2.649, abs=1e-3)
-    # Taken at its word, all but conv1's message hides behind the backward of conv1 to conv4.
-    assert found.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
-    assert Iteration(workload, plan, cost).timeline().duration_s == pytest.approx(found.iteration_s)
-
-
-def test_table_vi_as_a_dag_is_table_vi_simulated() -> None:
+def test_table_vi_from_trace_to_iteration_and_as_a_dag() -> None:
     """All 21 layers as tasks, eight messages: the same end as of the eight folded layers."""
     trace = read(TABLE_VI)
+    sent = trace.learnable
+    cost = fit("table", trace.n_bytes[sent], trace.communication_s[0, sent]).cost
+    workload = trace.profile("alexnet-caffe").workload()
+    predicted = predict(workload, make_plan("none", workload, cost), cost)
+    assert workload.parameters.sum() == 60_965_224
+    assert workload.compute_s == pytest.approx(1.2 + 13.473 + 3.360, abs=1e-3)
+    assert predicted.communication_s == pytest.approx(2.649, abs=1e-3)
+    # Taken at its word, all but conv1's message hides behind the backward of conv1 to conv4.
+    assert predicted.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
     times, plan = trace.training()
     assert (len(times.backward_s), len(plan.ends)) == (21, 8)
-    graph = s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3)
-    found = schedule(graph)
-    cost = fit("table", *trace.messages()).cost
+    scheduled = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3))
     workload = trace.profile("alexnet-caffe", with_input=False).workload()
     alone = predict(workload, make_plan("none", workload, cost), cost)
-    assert found.period_s == pytest.approx(alone.iteration_s, rel=1e-9)
-    assert found.duration_s == pytest.approx(2 * 1.2 + 3 * alone.iteration_s, rel=1e-9)
+    assert scheduled.period_s == pytest.approx(alone.iteration_s, rel=1e-9)
+    assert scheduled.duration_s == pytest.approx(2 * 1.2 + 3 * alone.iteration_s, rel=1e-9)
 
 
-def test_table_vi_is_told_to_contradict_itself() -> None:
-    found = {finding.what: finding for finding in check_trace(read(TABLE_VI))}
-    assert set(found) == {"totals", "forward"}
-    assert found["forward"].layers == tuple(f"conv{i}" for i in range(1, 6))
-    assert f"{4 * 60965224} bytes" in found["totals"].text
-
-
-def test_a_trace_without_oddities_is_told_nothing() -> None:
+def test_table_vi_is_told_to_contradict_itself_and_a_sound_trace_nothing() -> None:
+    findings = {finding.what: finding for finding in check_trace(read(TABLE_VI))}
+    assert set(findings) == {"totals", "forward"}
+    assert findings["forward"].layers == tuple(f"conv{i}" for i in range(1, 6))
+    assert f"{4 * 60965224} bytes" in findings["totals"].text
     text = "0 a 100 100 50 400\n1 relu 5 5 0 0\n2 b 100 200 90 800\n"
     assert [finding.what for finding in check_trace(parse_trace(text, "t"))] == ["totals"]
     _, odd = check_trace(parse_trace("0 a 1 2 0 8\n1 relu 1 1 3 0\n", "t"))
     assert (odd.what, odd.layers) == ("message", ("a", "relu"))
 
-
-# -- mistakes ----------------------------------------------------------------------------------
 
 GOOD = ["Id Name Forward Backward Comm. Size", "0 data 1 0 0 0", "1 a 2 3 4 40", "2 b 5 6 7 80"]
 
@@ -161,35 +127,18 @@ GOOD = ["Id Name Forward Backward Comm. Size", "0 data 1 0 0 0", "1 a 2 3 4 40",
     ("lines", "message"),
     [
         ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "line 2, column id: 1, expected 0"),
-        ([*GOOD[:2], GOOD[3], GOOD[2]], "line 3, column id: 2, expected 1"),
-        ([*GOOD[:3], "3 b 5 6 7 80"], "line 4, column id: 3, expected 2"),
         ([*GOOD, *GOOD[1:3]], r"line 6, column id: the last iteration ends before layer 2 \(b\)"),
-        (
-            [*GOOD, *GOOD[1:], "3 c 1 1 1 4"],
-            r"line 8, column id: layer 3 \(c\) is not in the first",
-        ),
-        (
-            [*GOOD, "0 data 1 0 0 0", "1 a 2 3 4 44"],
-            "line 6, column size: layer a of 44 bytes, but line 3 has",
-        ),
+        ([*GOOD, *GOOD[1:], "3 c 1 1 1 4"], "line 8, column id: layer 3 is not in the first"),
+        ([*GOOD, "0 data 1 0 0 0", "1 a 2 3 4 44"], "line 6, column size: a of 44 .* line 3 has"),
         ([*GOOD[:2], "1 a 2 3 4"], "line 3: 5 columns, expected 6"),
-        ([*GOOD[:2], "1 a 2 3 4 40 9"], "line 3: 7 columns, expected 6"),
         ([*GOOD[:2], "1 a 2 3 4 -40"], "line 3, column size: '-40' must not be negative"),
-        ([*GOOD[:2], "1 a -2 3 4 40"], "line 3, column forward: '-2' must not be negative"),
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
-        ([*GOOD[:2], "1 a 2 nan 4 40"], "line 3, column backward: 'nan' must be a finite number"),
-        ([*GOOD[:2], "1 a 2 inf 4 40"], "line 3, column backward: 'inf' must be a finite number"),
-        ([*GOOD[:2], "1 a 2 3 4 40.5"], "line 3, column size: '40.5' is not a whole number"),
         (["Id Name Backward Forward Comm. Size", *GOOD[1:]], "line 1: column 'Backward', expected"),
         (GOOD[:1], "line 1: no layers"),
-        ([], "empty"),
     ],
 )
 def test_a_mistake_names_file_and_line(lines: list[str], message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.trace"
     path.write_text("\n".join(lines))
-    with pytest.raises(
-        UserError, match=rf"mine\.trace: .*{message}|mine\.trace: {message}"
-    ) as error:
+    with pytest.raises(UserError, match=rf"^[^\n]*mine\.trace: [^\n]*{message}[^\n]*$"):
         read(path)
-    assert "\n" not in str(error.value)

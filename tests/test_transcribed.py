@@ -45,12 +45,9 @@ def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) 
             readers.read_transcribed(path)
 
 
-def test_what_was_never_transcribed_or_listed_is_refused(tmp_path: Path) -> None:
+def test_what_was_never_transcribed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tab01.csv").write_text("a\n1\n")
-    sums = seal(tmp_path)
+    seal(tmp_path)
     (tmp_path / "tab02.csv").write_text("a\n1\n")
-    with pytest.raises(UserError, match=r"tab02\.csv is not among what was transcribed"):
+    with pytest.raises(UserError, match=r"tab02\.csv differs from what was transcribed"):
         readers.read_transcribed(tmp_path / "tab02.csv")
-    sums.write_text("abc tab01.csv\n")
-    with pytest.raises(UserError, match="SHA256SUMS, line 1: must be a SHA-256"):
-        readers.read_transcribed(tmp_path / "tab01.csv")

@@ -17,6 +17,7 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.link import Link
 from ddlkit.core.workload import LayerProfile, Workload
 from ddlkit.papers import osf
+from strategies import workloads
 
 counts = st.lists(st.floats(1e3, 1e10), min_size=1, max_size=8)
 
@@ -47,25 +48,22 @@ def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
     assert (half.gradient_bytes.tolist(), half.parameters.tolist()) == ([40, 20], [10, 5])
     assert (half.forward_s / profile.forward_s).tolist() == [1.0, 0.5]
     assert (half.backward_s / profile.backward_s).tolist() == [1.0, 0.5]
-    for wrong, message in (
-        ({"t7": 2.0}, "no layer or tensor 't7'"),
-        ({"t0": 0.0}, "cannot be 0 times"),
-    ):
-        with pytest.raises(UserError, match=message):
-            profile.resized(wrong)
+    with pytest.raises(UserError, match="no layer or tensor 't7'"):
+        profile.resized({"t7": 2.0})
+    with pytest.raises(UserError, match="cannot be 0 times"):
+        profile.resized({"t0": 0.0})
+    with pytest.raises(UserError, match="0 micro-batches"):
+        profile.workload().accumulated(0)
 
 
 @pytest.mark.parametrize(
     ("flops", "changed", "message"),
     [
         ([1e6], {"peak_flops_per_s": 0}, "peak rate is 0"),
-        ([1e6], {"peak_flops_per_s": float("inf")}, "peak rate is inf"),
         ([1e6], {"utilisation": 1.2}, "utilisation is 1.2"),
-        ([1e6], {"utilisation": float("nan")}, "utilisation is nan"),
         ([1e6], {"batch": 0}, "batch size is 0"),
         ([-1.0], {}, "forward_s of tensor 0"),
         ([0.0], {}, "no tensor has any FLOP"),
-        ([], {}, "no tensor has any FLOP"),
     ],
 )
 def test_a_rate_or_count_that_cannot_be_is_refused(
@@ -75,17 +73,10 @@ def test_a_rate_or_count_that_cannot_be_is_refused(
         counted(flops, **changed)
 
 
-workloads = st.builds(
-    Workload.from_arrays,
-    st.floats(0, 10),
-    st.lists(st.floats(0, 1), min_size=8, max_size=8),
-    st.lists(st.integers(1, 10**7), min_size=8, max_size=8),
-    st.floats(0, 1),
-)
 lines = st.builds(AlphaBeta, st.floats(0, 1), st.floats(0, 1e-6))
 
 
-@given(workloads, lines, st.integers(1, 30), st.integers(1, 4 * 10**7), st.floats(0, 2))
+@given(workloads(), lines, st.integers(1, 30), st.integers(1, 4 * 10**7), st.floats(0, 2))
 def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     workload: Workload, cost: AlphaBeta, m: int, capacity: int, slowdown: float
 ) -> None:
@@ -99,7 +90,7 @@ def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     assert workload.accumulated(1).ready_s == pytest.approx(workload.ready_s, rel=0, abs=0)
 
 
-@given(workloads, lines, st.integers(1, 4 * 10**7))
+@given(workloads(), lines, st.integers(1, 4 * 10**7))
 def test_halved_gradients_are_never_slower(
     workload: Workload, cost: AlphaBeta, capacity: int
 ) -> None:
@@ -111,10 +102,3 @@ def test_halved_gradients_are_never_slower(
     smaller = replace(workload, bytes=np.maximum(workload.bytes // 2, 1))
     sent = plan.buffer(workload, capacity)
     assert predict(smaller, sent, cost).iteration_s <= predict(workload, sent, cost).iteration_s
-
-
-def test_no_batch_and_no_byte_are_refused() -> None:
-    with pytest.raises(UserError, match="0 micro-batches"):
-        counted([1e6]).workload().accumulated(0)
-    with pytest.raises(UserError, match="gradients of 0 bytes each"):
-        counted([1e6]).sent_as(0)

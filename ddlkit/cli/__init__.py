@@ -17,33 +17,50 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddlkit import __version__
-from ddlkit.cli import measuring, predicting
+from ddlkit.cli import predicting
 from ddlkit.cli.command import COMMANDS, arg, command, flag
 from ddlkit.core.errors import UserError, one_line
 
-assert measuring and predicting  # whose import registers them
+assert predicting  # whose import registers its commands
 
-_LINKS = "links no longer change: make a lab of each kind"
-GONE: dict[tuple[str, ...], str] = {
-    ("bench",): "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
-    (
-        "measure",
-        "--algorithm",
-    ): "the library's own is measured; notebook 11 has recorded times of others",
-    ("lab", "campaign"): "write ddlkit measure FILE.yml",
-    ("measure", "--predict"): "predictions before their runs were written by v0.2-studies",
-    ("measure", "--networks"): "name them in a file: measure: layers, and networks: [resnet50:32]",
-    **{("lab", word): _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
-    **{("lab", word): "leave it out" for word in ("--queue", "--burst", "--framing")},
+_LINKS, _OMIT = "links no longer change: make a lab of each kind", "leave it out"
+_FORECAST = {
+    "--samples": "the scatter of real training is not in the interval: compare with its table",
+    "--selection-form": "give tables, whose medians are taken, or a cost (JSON) of another form",
 }
-"""Commands, their options and words of earlier versions, and what to do instead."""
+_READ = "give --inputs TABLE, as ddlkit measure input writes it"
+GONE = {
+    "bench": "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
+    "measure --algorithm": "the library's own is measured; notebook 11 has recorded times of others",
+    "import --messages": "measure messages by themselves: ddlkit measure collectives",
+    "lab campaign": "write ddlkit measure FILE.yml",
+    "measure --predict": "predictions before their runs were written by v0.2-studies",
+    "measure --networks": "name them in a file: measure: layers, and networks: [resnet50:32]",
+    **{f"lab {word}": _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
+    **{f"lab {word}": _OMIT for word in ("--queue", "--burst", "--framing", "--json")},
+    "lab --congestion": "TCP's control is reno",
+    "lab --seed": "loss and jitter are drawn from one seed",
+    **{f"{of} {w}": _FORECAST[w] for of in ("predict", "plan", "what-if") for w in _FORECAST},
+    **{f"what-if {word}": _READ for word in ("--io-s", "--decode-s", "--h2d-s")},
+    "what-if --shared-disk": "give --gpus-per-machine, whose GPUs share a disk",
+    "what-if --iterations": "ten follow one another",
+}
+"""Commands and words of earlier versions, and what to do instead."""
+ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
+LIMITS = {
+    **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
+    **{errno.EFBIG: f"{FEWER}: ulimit -f", errno.EMFILE: f"{FEWER}: ulimit -n"},
+    **{errno.ENFILE: "end other programs: too many files are open on this machine"},
+    **{errno.EAGAIN: f"{FEWER}: ulimit -u", errno.ENOMEM: "free memory, or ask for less"},
+}
+"""What a machine may be short of, wherever that shows, and what to do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
-    # What arithmetic makes of numbers beyond its range is looked for in the result, see `_check_finite`.
+    # What arithmetic makes of numbers beyond its range is looked for in the result, by `show`.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     if threading.current_thread() is threading.main_thread():
         _end_as_ctrl_c_does()
@@ -52,65 +69,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments) or 0
     except UserError as error:
-        print(f"ddlkit: error: {error}", file=sys.stderr)
-        return 2
+        return _refused(error)
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
         with contextlib.suppress(OSError):
             print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
-        exec(
-            ""
-        )  # an extension may have left word for Python that it end by SIGINT, whatever it was
+        # An extension may have left word for Python that it end by SIGINT, whatever it was.
+        exec("")
         number = (_ended_by or [signal.SIGINT])[0]
         return 128 + (signal.SIGTERM if number == signal.SIGHUP else number)
     except BrokenPipeError:
         # The reader of our output has gone (``| head``): not an error, but flushing again would be.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (OSError, MemoryError) as error:
-        if isinstance(error, OSError) and error.errno not in LIMITS:
+    except MemoryError:
+        return _refused(f"memory is used up: {LIMITS[errno.ENOMEM]}")
+    except OSError as error:
+        if error.errno not in LIMITS:
             raise
-        print(f"ddlkit: error: {_limit(error)}", file=sys.stderr)
-        return 2
+        words = (error.strerror, error.filename, LIMITS[error.errno])
+        return _refused(": ".join(str(word) for word in words if word))
     finally:
         _ended_by.clear()
         while _reminders:
             _reminders.pop().cancel()
 
 
-ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
-LIMITS = {
-    **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
-    **{errno.EFBIG: f"{FEWER}: ulimit -f", errno.EMFILE: f"{FEWER}: ulimit -n"},
-    **{errno.ENFILE: "end other programs: too many files are open on this machine"},
-    **{errno.EAGAIN: f"{FEWER}: ulimit -u", errno.ENOMEM: "free memory, or ask for less"},
-}
-"""What a machine may be short of, wherever that is found, and what to do."""
-
-
-def _limit(error: OSError | MemoryError) -> str:
-    """Return what is used up, and where if that is known, in one line."""
-    if isinstance(error, MemoryError):
-        return f"memory is used up: {LIMITS[errno.ENOMEM]}"
-    words = (error.strerror, error.filename, LIMITS[error.errno or errno.ENOMEM])
-    return ": ".join(str(word) for word in words if word)
+def _refused(line: object) -> int:
+    print(f"ddlkit: error: {line}", file=sys.stderr)
+    return 2
 
 
 def _refuse_gone(words: Sequence[str]) -> None:
-    """Raise UserError for a command, or an option of one, of an earlier version."""
-    options = {word.partition("=")[0] for word in words[1:]}
-    for (name, *rest), advice in GONE.items():
-        if list(words[:1]) == [name] and options.issuperset(rest):
-            raise UserError(f"{' '.join([name, *rest])} is gone: {advice}")
+    """Raise UserError for a command of an earlier version, or a word that one took."""
+    plain = [word.partition("=")[0] for word in words]
+    for name in (*plain[:1], *(f"{plain[0]} {word}" for word in plain[1:])):
+        if name in GONE:
+            raise UserError(f"{name} is gone: {GONE[name]}")
 
 
 def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
-    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints, for notebooks and programs.
-
-    Raises UserError for what the command would refuse. Its warnings are in the result.
-    """
-    given = ((f"--{name.replace('_', '-')}", str(value)) for name, value in options.items())
-    words = [*command.split(), *map(str, files), *(word for pair in given for word in pair)]
+    """Return what ``ddlkit COMMAND FILES --OPTION VALUE --json`` prints. Raises UserError as that refuses."""
+    words = [*command.split(), *map(str, files)]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     page, wrong = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.redirect_stderr(wrong):
         try:
@@ -118,8 +120,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
         except SystemExit:
             raise UserError(wrong.getvalue().splitlines()[-1]) from None
         arguments.run(arguments)
-    answer: dict[str, Any] = json.loads(page.getvalue())
-    return answer
+    return dict(json.loads(page.getvalue()))
 
 
 AGAIN_S, AGAIN = 0.5, signal.SIGUSR2
@@ -176,9 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         for names, options in told.arguments:
             added.add_argument(*names, **options)
     return parser
-
-
-# ---------------------------------------------------------------- book, figures
 
 
 @command(

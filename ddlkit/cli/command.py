@@ -1,4 +1,4 @@
-"""What a command is, and how its result is shown."""
+"""What a command is, and how its result is shown; and the commands that measure, and make links for that."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
 Run = Callable[[argparse.Namespace], int | None]
@@ -35,11 +37,6 @@ def flag(name: str, text: str) -> Argument:
     return arg(name, action="store_true", help=text)
 
 
-def many(name: str, metavar: str, text: str) -> Argument:
-    """Return an argument that may be repeated."""
-    return arg(name, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
-
-
 JSON = flag("--json", "print JSON")
 
 
@@ -53,15 +50,8 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
     return register
 
 
-FEW = 4
-"""So many numbers a person reads one by one; of more, the range tells enough."""
-
-
 def show(result: dict[str, Any], as_json: bool) -> None:
-    """Print a result as one JSON document, or as aligned lines for a person.
-
-    Raises UserError for a number that is none.
-    """
+    """Print a result as one JSON document, or as aligned lines for a person; refuse a number that is none."""
     for name, value in result.items():
         _check_finite(name, value)
     lines = [f"{name:<32} {_shown(value)}" for name, value in result.items()]
@@ -69,12 +59,8 @@ def show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _check_finite(name: str, value: Any) -> None:
-    """Raise a UserError for a number that is infinite or none, anywhere in the value."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(
-            f"{name} comes out as {value}: sizes, times or rates that went in are far beyond what can "
-            "be: check them and their units"
-        )
+        raise UserError(f"{name} comes out as {value}: check sizes, times, rates and their units")
     if isinstance(value, (dict, list, tuple)):
         for inner in value.values() if isinstance(value, dict) else value:
             _check_finite(name, inner)
@@ -88,15 +74,154 @@ def _shown(value: Any) -> str:
         return f"{value:.6g}"
     if not is_numbers(value) or not value:
         return str(value) if value or not isinstance(value, (dict, list)) else "none"
-    numbers = list(value.values() if isinstance(value, dict) else value)
-    if len(numbers) > FEW:
-        return f"{len(numbers)} from {_shown(min(numbers))} to {_shown(max(numbers))} (--json: all)"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
-    return ", ".join(map(_shown, numbers))
+    if len(value) > 4:
+        return f"{len(value)} from {_shown(min(value))} to {_shown(max(value))} (--json: all)"
+    return ", ".join(map(_shown, value))
 
 
 def is_numbers(value: Any) -> bool:
     """Return whether it is a list of numbers, or numbers by name."""
     held = value.values() if isinstance(value, dict) else value
     return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in held)
+
+
+_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
+layers, collectives, training, campaign, convergence, input, all (without the last two, which take
+minutes and say more of single networks)"""
+_PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
+the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
+_BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
+_SESSION = (
+    arg("--budget", type=units.parse_seconds, help=_BUDGET),
+    flag("--dry-run", "only say what and how long"),
+    arg("--out", type=Path, help="directory for the tables [build/measured, or data/recorded/...]"),
+    arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
+    flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
+)
+
+
+def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
+    from ddlkit.run.sessions import engine
+
+    how["budget_s"] = math.inf if arguments.budget is None else arguments.budget
+    how |= {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
+    try:
+        print(engine.measure(what, **how))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was measured is kept") from None
+
+
+@command(
+    "measure this machine and record what it shows; goes on where it stopped",
+    arg("what", metavar="NAME|FILE", help=_MEASURE),
+    arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
+    *_SESSION,
+)
+def measure(arguments: argparse.Namespace) -> None:
+    _measured(arguments, arguments.what, profile=arguments.profile)
+
+
+@command(
+    "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
+    arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
+    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much [standard]"),
+    flag("--preflight", "measure nothing: check in half a minute that all it needs works"),
+    *_SESSION,
+)
+def record(arguments: argparse.Namespace) -> int | None:
+    device = "cuda" if arguments.suite == "gpu" else "cpu"
+    if arguments.preflight:
+        from ddlkit.run.sessions.preflight import preflight
+
+        return preflight(device)
+    name = arguments.suite if arguments.profile == "standard" else arguments.profile
+    _measured(arguments, name, device=device)
+    return None
+
+
+@command(
+    "pack recorded tables: one file of each kind, each table's own hash kept and verified",
+    arg("folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"),
+)
+def pack(arguments: argparse.Namespace) -> None:
+    from ddlkit import store
+    from ddlkit.run.sessions.engine import with_tables
+    from ddlkit.store.tables import pack as pack_tables
+
+    folder = arguments.folder or store.RECORDED
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such directory")
+    for directory in with_tables(folder):
+        with store.lock(directory / ".lock"):
+            pack_tables(directory)
+    print(folder)
+
+
+@command("what this machine is", JSON)
+def machine(arguments: argparse.Namespace) -> None:
+    from ddlkit.machine import describe, versions
+
+    show({**describe(), **versions()}, arguments.json)
+
+
+# Each of an emulated link alone, by the field of the parsed arguments.
+_EMULATED = {
+    "delay": "of each link: a round trip passes four [0s]",
+    "jitter": "by how much a packet's delay may differ, in order [0s]",
+    "loss": "share of frames that are lost on their way: 0.1%% [0]",
+    "background": "load by others, as 40%%",
+}
+_ACTIONS = "make links, list labs, take a lab down, remove dead ones"
+
+
+@command(
+    "a rate-limited network of namespaces (root, Linux)",
+    arg("action", choices=("up", "status", "down", "clean"), help=_ACTIONS),
+    arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
+    arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
+    arg("--ranks-per-node", type=int, default=1, help="that share a link [1]"),
+    arg("--intra-rate", help="rate of each rank's link inside a node: 10gbit"),
+    arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
+    *(arg(f"--{name}", help=text) for name, text in _EMULATED.items()),
+    arg("--label", default="", help="name of the lab [the first free ddlN]"),
+)
+def lab(arguments: argparse.Namespace) -> None:
+    from ddlkit.run.lab import network
+
+    label = arguments.label
+    if arguments.action == "up":
+        made = network.Lab(_lab_shape(arguments), label, persistent=True).up()
+        namespaces = " ".join(made.namespaces)
+        print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
+    elif arguments.action == "status":
+        for row in network.status():
+            state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+            print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
+    elif arguments.action == "down":
+        for each in [label] if label else [row["label"] for row in network.status()]:
+            network.attach(each).down()
+            print(f"{each}: down")
+    else:
+        for each in network.clean():
+            print(f"{each}: removed")
+
+
+def _lab_shape(arguments: argparse.Namespace) -> Any:
+    """Return the lab that the arguments of ``lab up`` describe."""
+    from ddlkit.run.lab import LabShape, parse
+
+    given = {name: getattr(arguments, name) for name in _EMULATED}
+    given = {name: value for name, value in given.items() if value is not None}
+    emulated = arguments.engine == "emulated"
+    if given and not emulated:
+        option = next(iter(given))
+        raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
+    return LabShape(
+        arguments.ranks,
+        units.parse_bits_per_s(arguments.rate),
+        arguments.ranks_per_node,
+        units.parse_bits_per_s(arguments.intra_rate) if arguments.intra_rate else 0.0,
+        parse(given) if emulated else None,
+    )

@@ -9,17 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, many, show
+from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, show
 from ddlkit.core import units
 from ddlkit.core.errors import UserError, one_line
 
-# ---------------------------------------------------------------- import, timeline
-
-ELEMENT = arg(
-    "--gradient-bytes",
-    type=units.parse_element_bytes,
-    help="of a gradient's number: 2, fp16, bf16 [as the file says]",
-)
+_OF_A_NUMBER = "of a gradient's number: 2, fp16, bf16 [as the file says]"
+ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUMBER)
 
 
 @command(
@@ -27,7 +22,6 @@ ELEMENT = arg(
     arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
     arg("--kind", help="trace, kineto, flops or transformer [by content]"),
     arg("--out", type=Path, required=True, help="the layer profile (CSV)"),
-    arg("--messages", type=Path, help="also bytes and seconds of messages (CSV)"),
     arg("--network", help="its name [the file's]; of transformers: which one"),
     arg("--batch", type=int, help="samples an iteration [1]"),
     arg("--device", help="what it ran on [as the file says]"),
@@ -52,18 +46,17 @@ def import_(arguments: argparse.Namespace) -> None:
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)
-    if arguments.messages:
-        formats.save_messages(imported.messages, arguments.messages, arguments.file, arguments.out)
     result = {
-        **{"kind": imported.kind, "network": profile.network, "device": profile.device},
-        **{"batch": profile.batch, "tensors": workload.n},
-        **{"parameters": int(workload.parameters.sum()), "forward_s": workload.forward_s},
-        **{"backward_s": float(workload.backward_s.sum()), "update_s": workload.update_s},
-        "messages": len(imported.messages),
+        "kind": imported.kind,
+        **{name: getattr(profile, name) for name in ("network", "device", "batch")},
+        "tensors": workload.n,
+        "parameters": int(workload.parameters.sum()),
+        "forward_s": workload.forward_s,
+        "backward_s": float(workload.backward_s.sum()),
+        "update_s": workload.update_s,
     }
-    if arguments.json:
-        result["findings"] = [finding._asdict() for finding in imported.findings]
-    show(result, arguments.json)
+    findings = [finding._asdict() for finding in imported.findings]
+    show({**result, "findings": findings} if arguments.json else result, arguments.json)
     for finding in () if arguments.json else imported.findings:
         where = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{where}: {finding.text}")
@@ -86,24 +79,16 @@ def timeline(arguments: argparse.Namespace) -> None:
     show({"spans": line.n, **counts, "out": arguments.out}, False)
 
 
-# ---------------------------------------------------------------- fit, predict, plan
-
-RANKS = arg(
-    "--ranks",
-    type=int,
-    help="between how many ranks messages were measured: chosen, or said if the file is silent [the file's]",
-)
-COLLECTIVE = arg("--collective", help="of a recorded table: all_reduce, all_gather, reduce_scatter")
-_FORM_HELP = (
-    "auto, alpha_beta, piecewise, segments, chords, table, or variants as piecewise:45KB [auto]"
-)
+_RANKS = "between how many ranks messages were measured: chosen, or said if the file is silent [the file's]"
+RANKS = arg("--ranks", type=int, help=_RANKS)
+_FORMS = "auto, alpha_beta, piecewise, segments, chords, table, or variants: piecewise:45KB [auto]"
 
 
 @command(
     "fit a message cost to measured times",
     arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
-    arg("--form", default="auto", help=_FORM_HELP),
-    COLLECTIVE,
+    arg("--form", default="auto", help=_FORMS),
+    arg("--collective", help="of a recorded table: all_reduce, all_gather, reduce_scatter"),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
     arg("--place", choices=("in_place", "out_of_place"), help="of a log: which times [both]"),
@@ -129,17 +114,14 @@ def fit(arguments: argparse.Namespace) -> None:
     fitted = fitting.fit(arguments.form, sizes, seconds, **of)
     description = fitted.to_dict()
     measured = Measured.of(sizes, said.get("backend"), said["source"])
-    measured = measured._replace(on_device=messages.device_of(arguments.file))
     if "median_abs_held_out_error" not in description["fit"]:
         _, errors = fitting.held_out_errors(fitted.form, sizes, seconds)
         median = float(np.median(abs(errors))) if errors.size else None
         description["fit"]["median_abs_held_out_error"] = median
     description["fit"] |= measured._asdict()
-    if not arguments.json:
-        whole = {**description, **description["fit"]}
-        # What is nested is for programs.
-        nested = [k for k, v in whole.items() if isinstance(v, (list, dict)) and not is_numbers(v)]
-        description = {name: value for name, value in whole.items() if name not in nested}
+    if not arguments.json:  # what is nested is for programs
+        whole = {**description, **description["fit"]}.items()
+        description = {k: v for k, v in whole if not isinstance(v, (list, dict)) or is_numbers(v)}
     show(description, arguments.json)
 
 
@@ -180,24 +162,17 @@ _INPUTS = (
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
     arg("--copy-s-per-byte", type=float, default=0.0, help="into and out of messages [0]"),
-    arg("--samples", type=Path, help="of real training: the profile's iterations, which scatter"),
     arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
     arg("--selection", type=Path, nargs="+", metavar="TABLE", help="its times, or cost (JSON)"),
-    arg("--selection-form", default="table", help="of their cost; auto: the best of all [table]"),
-    arg("--level", type=float, default=0.95, help="of the interval of one iteration [0.95]"),
+    arg("--level", type=float, default=0.95, help="of an iteration's interval [0.95]"),
     JSON,
 )
 
 
 def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
-    """Return the forecast of the files under the plan ``spec``, what is doubtful of it, the layer profile.
-
-    Both what is doubtful and what a profile left open is said on standard error.
-    """
-    from ddlkit import store
-    from ddlkit.formats import plans
+    """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
+    from ddlkit import formats, store
     from ddlkit.model import forecast, make_plan
-    from ddlkit.model.predictor import scatter_of
     from ddlkit.report.doubts import doubts
 
     if bool(arguments.cost) == bool(arguments.collectives):
@@ -212,13 +187,11 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
     communication = _sparse(arguments, communication, workload)
     cost = communication.cost
-    if plans.is_file(spec):
-        plan = plans.read_plan(Path(spec))
+    if formats.is_plan_file(spec):
+        plan = formats.read_plan(Path(spec))
     else:
-        plan = make_plan(plans.with_unit(spec), workload, cost)
+        plan = make_plan(formats.with_unit(spec), workload, cost)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
-    if arguments.samples:
-        how["compute_scatter"] = scatter_of(store.load_table(arguments.samples, "samples"))
     predicted = forecast(workload, plan, communication, **how)
     if assumed:
         text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
@@ -241,8 +214,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
         return dense
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
-    selecting = read_selection(arguments.selection, arguments.density, arguments.selection_form)
-    return dense.sparse(arguments.density, selecting)
+    return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
@@ -265,10 +237,8 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     if cost.workers is None:
         cost = replace(cost, workers=arguments.ranks)
     elif arguments.ranks not in (None, cost.workers):
-        raise UserError(
-            f"{arguments.cost}: a cost of {cost.workers} workers, not {arguments.ranks}: --ranks "
-            "does not carry a cost to other numbers, measure with that many"
-        )
+        counts = f"a cost of {cost.workers} workers, not {arguments.ranks}"
+        raise UserError(f"{arguments.cost}: {counts}: --ranks does not carry a cost to others")
     return Communication(cost, draws, Link(in_flight=arguments.in_flight)), measured
 
 
@@ -277,7 +247,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     import pandas as pd
 
     from ddlkit import store
-    from ddlkit.formats.messages import device_of, read_collectives
+    from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.report.doubts import Measured
     from ddlkit.store.readers import choose
@@ -290,10 +260,7 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
     lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
     calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)
-    devices = {device_of(path) for path in paths}
-    measured = Measured.of(rows["bytes"], *rows["backend"].unique())
-    on_device = devices.pop() if len(devices) == 1 else None
-    return calibrated, measured._replace(on_device=on_device)
+    return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
 @command(
@@ -306,8 +273,7 @@ def predict(arguments: argparse.Namespace) -> None:
     iteration, interval_s = predicted.iteration, predicted.interval_s
     names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {name: getattr(predicted.prediction, name) for name in (*names, "scaling_factor")}
-    result["interval_s"] = list(interval_s) if interval_s else None
-    result["level"] = arguments.level
+    result |= {"interval_s": list(interval_s) if interval_s else None, "level": arguments.level}
     if arguments.level == 0.95:  # the name that it had when there was one level
         result["interval_95_s"] = result["interval_s"]
     result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
@@ -338,8 +304,6 @@ def plan(arguments: argparse.Namespace) -> None:
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
 
 
-# ---------------------------------------------------------------- what-if
-
 _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
 """Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
 
@@ -348,18 +312,18 @@ _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "d
     "change tasks of training's graph (dag Fig 1), and see what limits afterwards",
     *_INPUTS,
     arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
-    many("--scale", "WHAT=FACTOR", "a kind, resource, layer:3 or rank:2 as in all_reduce=0.5"),
-    many("--straggler", "RANK:FACTOR", "a rank computes so many times as long"),
-    many("--layer", "NAME=FACTOR", "a layer so many times as large, in time and bytes"),
+    *(
+        arg(name, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
+        for name, metavar, text in (
+            ("--scale", "WHAT=FACTOR", "a kind, resource, layer:3 or rank:2 as in all_reduce=0.5"),
+            ("--straggler", "RANK:FACTOR", "a rank computes so many times as long"),
+            ("--layer", "NAME=FACTOR", "a layer so many times as large, in time and bytes"),
+        )
+    ),
     arg("--strategy", default="Caffe-MPI", help="or CNTK, MXNet, TensorFlow [Caffe-MPI]"),
     arg("--gpus", type=int, help="so many GPUs afterwards, by a cost that can be carried there"),
     arg("--gpus-per-machine", type=int, default=1, help="that share a disk [1]"),
-    arg("--inputs", type=Path, help="table of ddlkit measure input: to read, decode, copy"),
-    arg("--io-s", type=float, help="to read one GPU's batch [as --inputs, else 0]"),
-    arg("--decode-s", type=float, help="to decode it, where the strategy does [likewise]"),
-    arg("--h2d-s", type=float, help="to copy it to the GPU [likewise]"),
-    flag("--shared-disk", "all machines read from one"),
-    arg("--iterations", type=int, default=10, help="that follow one another [10]"),
+    arg("--inputs", type=Path, help="table of ddlkit measure input: reading, decoding [nothing]"),
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
@@ -387,31 +351,19 @@ def what_if(arguments: argparse.Namespace) -> None:
     for when, n in (("", there), ("_after", gpus)):
         rate = n * profile.batch / result[f"iteration_s{when}"]
         result |= {f"gpus{when}": n, f"samples_per_s{when}": rate}
-    if arguments.json:
-        show({**result, "warnings": doubtful}, True)
-        return
-    for name in ("critical_path_s", "critical_path_s_after"):
-        result[name] = ", then ".join(f"{s:.4g} {task}" for task, s in result[name].items())
-    show(result, False)
+    show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
 
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
-    """Return the tasks of training by these arguments."""
-    from ddlkit.formats.plans import read_inputs
+    """Return the tasks of ten iterations of training by these arguments."""
     from ddlkit.papers import dag
     from ddlkit.papers.dag.graph import Gpus, of_iteration
+    from ddlkit.store.readers import read_inputs
 
-    timed = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
-    said = {name: getattr(arguments, name) for name in ("io_s", "decode_s", "h2d_s")}
-    workers, machine_gpus = iteration.cost.workers or 1, arguments.gpus_per_machine
-    return of_iteration(
-        iteration,
-        dag.strategy(arguments.strategy),
-        Gpus.of(workers, machine_gpus, arguments.shared_disk),
-        iterations=arguments.iterations,
-        forward_s=profile.forward_s * arguments.dilation,
-        **{name: timed.get(name, 0.0) if s is None else s for name, s in said.items()},
-    )
+    read_s = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
+    gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)
+    how = {"iterations": 10, "forward_s": profile.forward_s * arguments.dilation, **read_s}
+    return of_iteration(iteration, dag.strategy(arguments.strategy), gpus, **how)
 
 
 def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:

@@ -5,16 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
-
-
-class Axis(NamedTuple):
-    """How a campaign's file may vary a field of Case: by what key, and in which range, ends included."""
-
-    key: str
-    low: float = 1
-    high: float = float("inf")
-
+from typing import Any
 
 NAMED = {"check": "named"}
 POSITIVE = {"check": "positive"}
@@ -28,16 +19,11 @@ class Case:
     """One question that a model and a measurement both answer; they are joined by ``key``.
 
     kind : "replay" (recorded compute, real collectives) or "training" (both real)
-    network, device, batch : whose compute; profile_sha256 : hash of the layer profile, "" if none
-    workers, link, link_bits_per_s : who communicates over what; 0 when the link is not shaped
-    collective, plan, ends : what is sent; ``ends`` are the plan's group ends in ready order, "3;40;161"
-    density : share of gradients sent (1 = dense); dilation : factor on compute times; seed
-    straggler : factor on the compute of the slowest rank (1 = all are alike); straggler_spread : how that
-        varies from iteration to iteration
-    selection_sha256 : hash of the selection times that were waited out, "" where selection was real
+    profile_sha256, selection_sha256 : of the layer profile, and of selection times waited out, "" if none
+    link_bits_per_s : 0 when the link is not shaped; ends : of groups in ready order, "3;40;161"
+    density : share of gradients sent; dilation : factor on compute times; straggler : on the slowest rank's
     negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
-    in_flight : how many collectives may be under way at once
-    changes : of the link, in each iteration, counted from its beginning: "0s:rate=250mbit;0.3s:loss=1%"
+    changes : of the link in each iteration: "0s:rate=250mbit;0.3s:loss=1%"
     """
 
     kind: str = field(metadata=NAMED)
@@ -50,27 +36,22 @@ class Case:
     collective: str = field(metadata=NAMED)
     plan: str = field(metadata=NAMED)
     ends: str
-    density: float = field(default=1.0, metadata=POSITIVE | {"axis": Axis("density", 1e-6, 1.0)})
+    density: float = field(default=1.0, metadata=POSITIVE)
     dilation: float = field(default=1.0, metadata=POSITIVE)
-    seed: int = field(default=0, metadata={"axis": Axis("seeds", 0)})
+    seed: int = 0
     profile_sha256: str = ""
-    straggler: float = field(
-        default=1.0, metadata=POSITIVE | CAME_LATER | {"axis": Axis("stragglers", 1.0, 100.0)}
-    )
+    straggler: float = field(default=1.0, metadata=POSITIVE | CAME_LATER)
     selection_sha256: str = field(default="", metadata=CAME_LATER)
-    negotiated: bool = field(default=False, metadata=CAME_LATER | {"axis": Axis("negotiated")})
-    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER | {"axis": Axis("in_flight")})
-    straggler_spread: float = field(
-        default=0.0,
-        metadata=NON_NEGATIVE | CAME_LATER | {"axis": Axis("straggler_spreads", 0.0, 3.0)},
-    )
-    changes: str = field(default="", metadata=CAME_LATER | {"axis": Axis("changes")})
+    negotiated: bool = field(default=False, metadata=CAME_LATER)
+    in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER)
+    straggler_spread: float = field(default=0.0, metadata=NON_NEGATIVE | CAME_LATER)
+    changes: str = field(default="", metadata=CAME_LATER)
 
     @property
     def key(self) -> str:
         """Return 12 hex digits of the SHA-256 of all fields; of those that came later, where they differ."""
-        said = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        of_key = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
+        return hashlib.sha256(json.dumps(of_key, sort_keys=True).encode()).hexdigest()[:12]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
@@ -81,5 +62,3 @@ class Case:
 _TYPES = {"str": str, "int": int, "float": float, "bool": bool}
 _LATER = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
 CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))
-AXES: dict[str, Axis] = {f.name: f.metadata["axis"] for f in fields(Case) if "axis" in f.metadata}
-"""Fields that a campaign may vary."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,13 +15,11 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
-MOST_WORKERS = 100_000
-"""More than any machine has GPUs."""
+MOST_WORKERS = 100_000  # more than any machine has GPUs
 UNDESCRIBED = {"described": False}
 """Metadata of a field that is no part of a form's JSON description."""
 REPLACED = {
     "curve": "chords",
-    "off": "the cost itself",
     "piecewise:joined": "piecewise",
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",
@@ -33,20 +31,22 @@ REPLACED = {
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):
-    """A formula with a name and parameters, numbers or vectors: keyword-only fields say what it holds for."""
+    """A formula with a name and parameters, numbers or vectors; keyword-only fields say what it holds for."""
 
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name in parameters(type(self)):
+        for name, kind in parameters(type(self)).items():
             value = getattr(self, name)
-            if isinstance(value, (list, np.ndarray)):
+            if kind != "float" and isinstance(value, (list, np.ndarray)):
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-            real = isinstance(value, (int, float, np.number, np.ndarray))
-            finite = real and not isinstance(value, bool) and np.all(np.isfinite(value))
-            self.check(finite, f"{name} is {shown(value)}: must be a finite number")
+            real = isinstance(value, (int, float, np.number)) or (
+                kind != "float" and isinstance(value, np.ndarray)
+            )
+            finite = real and not isinstance(value, bool) and np.all(np.abs(value) <= MOST)
+            self.check(finite, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}")
 
     def check(self, right: Any, what: str) -> None:
         """Raise a UserError that says ``what`` must be, unless that is right."""
@@ -55,26 +55,26 @@ class Form(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return, JSON-ready, ``form``, its unit-named parameters, and what it holds for."""
-        values = {f.name: getattr(self, f.name) for f in _described(type(self))}
+        values = {name: getattr(self, name) for name in described(type(self))}
         plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
+
+
+def described(kind: type[Form]) -> tuple[str, ...]:
+    """Return the names of the fields that a form's JSON description has."""
+    return tuple(f.name for f in fields(kind) if f.metadata.get("described", True))
 
 
 F = TypeVar("F", bound=Form)
 
 
-def _described(kind: type[Form]) -> list[Field[Any]]:
-    return [f for f in fields(kind) if f.metadata.get("described", True)]
-
-
-def parameters(kind: type[Form]) -> tuple[str, ...]:
-    """Return the names of a form's parameters, without what it holds for."""
-    return tuple(f.name for f in fields(kind) if not f.kw_only)
+def parameters(kind: type[Form]) -> dict[str, Any]:
+    """Return a form's parameters and what each is annotated as, without what it holds for."""
+    return {f.name: f.type for f in fields(kind) if not f.kw_only}
 
 
 def checked_form(name: Any, forms: Collection[str]) -> str:
-    """Return ``name``. Raises UserError unless it is one of ``forms``; of one that is no more it names
-    what replaces it."""
+    """Return ``name``. Raises UserError unless it is one of ``forms``, naming what replaces one that went."""
     if isinstance(name, str) and name in REPLACED:
         raise UserError(f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again")
     if not isinstance(name, str) or name not in forms:
@@ -83,42 +83,25 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
 
 
 def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
-    """Return the cost that ``to_dict`` described; what ``Fit.to_dict`` adds under "fit" is passed over.
-
-    Raises UserError for an unknown form or wrong parameters.
-    """
+    """Return the cost that ``to_dict`` described, without its "fit"; raises UserError for anything else."""
     form = description.get("form") if isinstance(description, dict) else description
     kind = forms[checked_form(form, forms)]
-    allowed, needed = {f.name for f in _described(kind)}, set(parameters(kind))
     given = set(description) - {"form", "fit"}
-    if given - allowed or needed - given:
-        wrong = given - allowed, needed - given
+    wrong = given - {*described(kind)}, {*parameters(kind)} - given
+    if any(wrong):
         unknown, missing = (", ".join(sorted(names)) or "none" for names in wrong)
         raise UserError(f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}")
     try:
-        cost = kind(**{name: description[name] for name in given})
+        return kind(**{name: description[name] for name in given})
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{kind.form} cost: {error}") from error
-    for name in parameters(kind):
-        value = getattr(cost, name)
-        beyond = isinstance(value, (int, float, np.ndarray)) and np.any(np.abs(value) > MOST)
-        cost.check(not beyond, f"{name} is beyond {MOST:g}: nobody means that")
-    return cost
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """How many messages, sent one right after the other, each measured time is the mean of.
-
-    bytes : (s,) sizes, increasing; messages : (s,) per sample of that size
-    """
+class Samples(NamedTuple):
+    """Of how many messages in a row, (s,), each measured time of so many bytes, (s,), is the mean."""
 
     bytes: Floats
     messages: Floats
-
-    def messages_at(self, n_bytes: ArrayLike) -> Floats:
-        """Return messages per sample at other sizes, interpolated over the logarithm of the size."""
-        return np.interp(np.log(n_bytes), np.log(self.bytes), self.messages)
 
 
 FORMS: dict[str, type[MessageCost]] = {}
@@ -129,10 +112,8 @@ FORMS: dict[str, type[MessageCost]] = {}
 class MessageCost(Form):
     """The time of one collective as a function of its size; call it on a number or an array.
 
-    collective : one of `ddlkit.core.link.COLLECTIVES`
-    workers : ranks it was measured with, None if unknown
-    algorithm : "ring", ... or None when not known
-    samples : how it was measured; None: message by message. Not part of the JSON description
+    workers : ranks it was measured with, None if unknown; algorithm : as "ring", None when not known
+    samples : how it was measured; None: message by message
 
     >>> AlphaBeta(alpha_s=0.5, beta_s_per_byte=1e-6)(4_000_000)
     4.5
@@ -174,7 +155,7 @@ class MessageCost(Form):
     @property
     def selects(self) -> bool:
         """Return whether making a message takes compute time, which delays what is computed next."""
-        return False
+        return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds of the compute stream to make messages of ``n_bytes`` (any shape): none."""
@@ -191,17 +172,23 @@ class MessageCost(Form):
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
         """Return of how many messages in a row the time of ``n_bytes`` (any shape) is the mean."""
         sent_bytes = self.sent_bytes(n_bytes)
-        return self.samples.messages_at(sent_bytes) if self.samples else np.ones_like(sent_bytes)
+        if not self.samples:
+            return np.ones_like(sent_bytes)
+        sizes, messages = self.samples
+        return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return the cost with another number of workers; only forms of a known algorithm can tell.
-
-        Raises UserError where the form does not justify it.
-        """
-        raise UserError(
-            f"a {self.form} cost does not say how it depends on the number of workers: "
-            f"measure it with {workers} workers, or fit alpha_beta to a ring"
-        )
+        """Return a ring's cost with 2(n-1) steps of latency, 2(n-1)/n of the bytes; gathers alike."""
+        if not isinstance(self, AlphaBeta) or self.algorithm != "ring" or not self.workers:
+            raise UserError(
+                "an alpha_beta cost can be carried to another number of workers only if it names "
+                "algorithm 'ring' and its workers; no other form can"
+            )
+        self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
+        steps = (workers - 1) / (self.workers - 1)
+        slope = self.beta_s_per_byte * steps * self.workers / workers
+        alpha_s = self.alpha_s * steps
+        return replace(self, alpha_s=alpha_s, beta_s_per_byte=slope, workers=workers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,30 +202,13 @@ class AlphaBeta(MessageCost):
     def _seconds(self, sizes: Floats) -> Floats:
         return self.alpha_s + self.beta_s_per_byte * sizes
 
-    def at_workers(self, workers: int) -> AlphaBeta:
-        """Return the ring's cost with 2(n-1) steps of latency, 2(n-1)/n of the bytes; gathers alike."""
-        if self.algorithm != "ring" or min(workers, self.workers or 0) < 2 or not self.workers:
-            raise UserError(
-                "an alpha_beta cost can be carried to another number of workers only if it names "
-                "algorithm 'ring' and its workers, and both numbers are at least 2"
-            )
-        steps = (workers - 1) / (self.workers - 1)
-        slope = self.beta_s_per_byte * steps * self.workers / workers
-        alpha_s = self.alpha_s * steps
-        return replace(self, alpha_s=alpha_s, beta_s_per_byte=slope, workers=workers)
 
-
-SMALL = 4 * KIB
-"""Up to this size a message's bytes count little beside its start-up, on any link of 1 Gbit/s or more."""
+SMALL = 4 * KIB  # up to which bytes count little beside the start-up, from 1 Gbit/s on
 
 
 @dataclass(frozen=True, eq=False)
 class Table(MessageCost):
-    """Measured times, interpolated in log-log; below the first size its time, above the last slope.
-
-    Where even the first size is larger than SMALL, its time is not that of a start-up: that is where the
-    straight line through the first two sizes meets no bytes, at least 0 and at most the first time.
-    """
+    """Measured times, interpolated in log-log; below the first size its time, above the last slope."""
 
     form: ClassVar[str] = "table"
     bytes: Floats
@@ -265,7 +235,7 @@ class Table(MessageCost):
         return inside + max(slope, 0.0) * np.maximum(sizes - self.bytes[-1], 0.0)
 
     def startup_s(self) -> float:
-        """Return the first size's time where that is small, or else what a line leaves to no bytes."""
+        """Return the first size's time where that is SMALL, else what a line leaves to no bytes."""
         if self.bytes[0] <= SMALL:
             return super().startup_s()
         slope = (self.seconds[1] - self.seconds[0]) / (self.bytes[1] - self.bytes[0])
@@ -274,11 +244,7 @@ class Table(MessageCost):
 
 @dataclass(frozen=True, eq=False)
 class Chords(Table):
-    """A table whose times are straight in the size from one size to the next, not in logarithms.
-
-    Where a message's time is that of a line, alpha + beta * bytes, between two sizes, it is exact; a log-log
-    table is too slow there, by up to 6% in the middle of two sizes four times apart. Outside as a table.
-    """
+    """A table whose times are straight in the size from one size to the next, not in logarithms."""
 
     form: ClassVar[str] = "chords"
 
@@ -289,11 +255,7 @@ class Chords(Table):
 
 @dataclass(frozen=True, eq=False)
 class Piecewise(MessageCost):
-    """Logarithmic below a threshold, linear from it on: the form of osf Eq 18.
-
-    a1 = log_slope_s (per doubling), b1 = log_intercept_s, a2 = slope_s_per_byte, b2 = intercept_s,
-    D_Thresh = threshold_bytes.
-    """
+    """Logarithmic below a threshold, linear from it on (osf Eq 18: D_Thresh, a1, b1, a2, b2, in order)."""
 
     form: ClassVar[str] = "piecewise"
     threshold_bytes: float
@@ -308,18 +270,14 @@ class Piecewise(MessageCost):
         self.check(above, f"threshold_bytes is {self.threshold_bytes}: must be above zero")
 
     def _seconds(self, sizes: Floats) -> Floats:
-        small = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
-        return np.where(
-            sizes < self.threshold_bytes, small, self.slope_s_per_byte * sizes + self.intercept_s
-        )
+        small_s = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
+        large_s = self.slope_s_per_byte * sizes + self.intercept_s
+        return np.where(sizes < self.threshold_bytes, small_s, large_s)
 
 
 @dataclass(frozen=True, eq=False)
 class Segments(MessageCost):
-    """Several linear pieces, each with its own alpha and beta; jumps between them are allowed.
-
-    breaks_bytes : (k-1,) first size of pieces 2..k; alpha_s, beta_s_per_byte : (k,)
-    """
+    """Several linear pieces (k,), of which breaks_bytes are the first sizes (k-1,) of all but the first."""
 
     form: ClassVar[str] = "segments"
     breaks_bytes: Floats
@@ -330,31 +288,21 @@ class Segments(MessageCost):
         super().__post_init__()
         breaks, alpha_s, beta = map(np.atleast_1d, (getattr(self, n) for n in parameters(Segments)))
         fitting = alpha_s.shape == beta.shape == (breaks.size + 1,)
-        rising = fitting and np.all(np.diff(breaks) > 0)
-        self.check(
-            rising, "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
-        )
+        what = "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
+        self.check(fitting and np.all(np.diff(breaks) > 0), what)
 
     def _seconds(self, sizes: Floats) -> Floats:
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
 
 
-def cost_from_dict(description: dict[str, Any]) -> MessageCost:
-    """Return the cost that ``to_dict`` described; raises UserError as `from_dict`."""
-    return from_dict(description, FORMS)
-
-
 # -- draws: how sure a cost is -------------------------------------------------------------------
 
-DRAWS, MOST_DRAWS = 200, 10_000
-"""Of a cost: as ddlkit fit writes them, and at most."""
-DIGITS = 7
-"""Of numbers in draws, in a file; what a resample draws again has the very same digits."""
+DRAWS, MOST_DRAWS = 200, 10_000  # of a cost: as ddlkit fit writes them, and at most
+DIGITS = 7  # of numbers in draws, in a file
 AROUND = 10
-"""So many errors count in the mean around a size. So the half-width of 95% of the draws is less than three
-times the error, in the median of fourteen dense tables (rules vidur-*, data/external/rules.yml); 87% of their
-rows lie in it, and 95% would lie in five times the error."""
+"""So many errors count in the mean around a size: so the half-width of 95% of the draws is below three times
+the error in the median of fourteen dense tables (rules vidur-*), and 87% of their rows lie in it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -363,9 +311,8 @@ class HeldOut:
 
     at_bytes : (k,) sizes, increasing, from the first to the last that the cost was fitted to
     log_errors : (k,) mean size of the logarithm of measured over predicted near each; of a table over the
-        `gap` there to the power ``apart``
+        `gap` there to the power ``apart``, 0: gaps do not matter
     below, above : what that grows by, for a size e times smaller, or larger, than all of them
-    apart : of a table, power of the gap with which errors grow; 0: gaps do not matter
     """
 
     at_bytes: Floats
@@ -376,18 +323,18 @@ class HeldOut:
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
         """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
-        at, known = np.log(np.maximum(sizes, 1.0)), np.log(self.at_bytes)
-        inside = np.interp(at, known, self.log_errors)
+        at, fitted = np.log(np.maximum(sizes, 1.0)), np.log(self.at_bytes)
+        inside = np.interp(at, fitted, self.log_errors)
         if self.apart and isinstance(cost, Table):
             inside = inside * gap(cost.bytes, sizes) ** self.apart
-        below, above = np.maximum(known[0] - at, 0.0), np.maximum(at - known[-1], 0.0)
+        below, above = np.maximum(fitted[0] - at, 0.0), np.maximum(at - fitted[-1], 0.0)
         return np.asarray(inside + self.below * below + self.above * above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
         """Return ``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error.
 
-        Errors are taken to follow an exponential law at each size, whose mean is known from AROUND others:
-        of a new one, over that mean, (1 + x / AROUND) ** -AROUND is the share beyond x.
+        Errors follow an exponential law, whose mean AROUND others tell: the share (1 + x / AROUND) ** -AROUND
+        of new ones, over that mean, is beyond x.
         """
         shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
         sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
@@ -427,8 +374,8 @@ class _Off(MessageCost, described=False):
     held_out: HeldOut
     times: float
 
-    def __post_init__(self) -> None:
-        """Check nothing: all of it comes from a cost."""
+    def __post_init__(self) -> None:  # nothing to check: all of it comes from a cost
+        pass
 
     def _seconds(self, sizes: Floats) -> Floats:
         off = self.times * self.held_out.log_error(sizes, self.cost)
@@ -440,20 +387,14 @@ class _Off(MessageCost, described=False):
         return self.cost.startup_s() * float(np.exp(self.times * log_error))
 
 
-def gap(known: Floats, sizes: ArrayLike) -> Floats:
-    """Return the logarithm of how many times apart two neighbours lie, between which each size is.
-
-    known : (k,) increasing, at least 2; sizes : any shape; beyond the known ones as of the nearest two
-    """
-    behind = np.clip(np.searchsorted(known, sizes), 1, known.size - 1)
-    return np.asarray(np.log(known[behind] / known[behind - 1]))
+def gap(measured: Floats, sizes: ArrayLike) -> Floats:
+    """Return the logarithm of how many times apart the two of ``measured`` (k,) next to each size lie."""
+    behind = np.clip(np.searchsorted(measured, sizes), 1, measured.size - 1)
+    return np.asarray(np.log(measured[behind] / measured[behind - 1]))
 
 
 def packed(draws: Sequence[Form]) -> dict[str, Any]:
-    """Return, JSON-ready, how many ``draws`` of one form, and each parameter's numbers, and which by draw.
-
-    Draws of a table have the same sizes, and times of which many are alike: what is alike is there once.
-    """
+    """Return, JSON-ready, each parameter's distinct numbers in ``draws`` of one form, and which by draw."""
     columns: dict[str, Any] = {"count": len(draws)}
     for name in parameters(type(draws[0])):
         columns[name] = []
@@ -467,13 +408,13 @@ def packed(draws: Sequence[Form]) -> dict[str, Any]:
 
 def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
     """Return the cost, and the draws that came with it (none for a cost written by hand)."""
-    cost, fitted = cost_from_dict(description), description.get("fit", {})
+    cost, fitted = from_dict(description, FORMS), description.get("fit", {})
     if not isinstance(fitted, dict):
         raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
-    if held_out := fitted.get("held_out"):
+    held_out, columns = fitted.get("held_out"), fitted.get("draws") or {"count": 0}
+    if held_out:
         errors = HeldOut.from_dict(held_out)
         return cost, [*errors.draws(cost, _count(held_out.get("draws", DRAWS)))]
-    columns = fitted.get("draws") or {"count": 0}
     try:
         count, by_name = _count(columns["count"]), {}
         for name in parameters(type(cost)) if count else ():
@@ -490,7 +431,6 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
 
 
 def _count(draws: Any) -> int:
-    """Return how many draws there are. Raises UserError for what is no number of them."""
     if not isinstance(draws, int) or not 0 <= draws <= MOST_DRAWS:
         raise UserError(f"the cost has {shown(draws)} draws: from 0 to {MOST_DRAWS}: fit again")
     return draws

@@ -5,15 +5,11 @@ from __future__ import annotations
 import reprlib
 from typing import NamedTuple
 
-MOST_CHARACTERS = 900
-"""Of a line that says what is wrong: a person reads no more, and what a file holds may be of any length."""
+MOST_CHARACTERS = 900  # of a line that says what is wrong: a person reads no more
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: one printable line that says what, where and what to do.
-
-    The command line prints it without a traceback and exits with status 2.
-    """
+    """A mistake that the user can mend: one printable line that says what, where and what to do."""
 
     def __str__(self) -> str:
         return one_line(super().__str__())
@@ -27,25 +23,17 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """
     head, tail = 2 * most // 3, most // 4  # the rest is for what is said of the middle
     kept = (text,) if len(text) <= most else (text[:head], text[-tail:])
-    escaped = ["".join(map(_escaped, part)) for part in kept]
+    hidden = {letter for letter in text if not letter.isprintable()}
+    escapes = {ord(letter): letter.encode("unicode_escape").decode() for letter in hidden}
+    escaped = [part.translate(escapes) for part in kept]
     if len(escaped) == 1 and len(escaped[0]) <= most:
         return escaped[0]
     return f"{escaped[0][:head]} ... ({len(text)} characters) ... {escaped[-1][-tail:]}"
 
 
-def _escaped(letter: str) -> str:
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
-
-
-class _Short(reprlib.Repr):
-    """A representation that neither depth nor length of what a file holds can make long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 40
-
-
-shown = _Short().repr
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 40
+shown = _SHORT.repr
 """A value as an error shows it: short, whatever it is."""
 
 

@@ -1,8 +1,6 @@
 """Fit costs of messages and selections to measured times, and say how sure that is, and which form to take.
 
-How each form is fitted stands in `ddlkit.core.pieces`. Repeats of a size tell how the times scatter, not
-whether the form can follow them; and most logs have no repeats at all. The error at a size that was held out
-of the fit holds both.
+Repeats of a size tell how times scatter, not whether the form follows them: held-out errors hold both.
 """
 
 from __future__ import annotations
@@ -39,49 +37,33 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
-MOST_ROWS, MOST_SIZES = 100_000, 2_000
-"""Of a fit: some 200 resamples of all rows, and every cut between sizes, are held in memory at once."""
-ENOUGH_REPEATS = 4
-"""Of messages measured more rarely at most sizes, resamples of a size hardly differ."""
-MOST_LEFT_OUT = 24
-"""Of so many sizes at most, evenly spaced, each is left out in turn to see how a form then does."""
+MOST_ROWS, MOST_SIZES = 100_000, 2_000  # 200 resamples of all rows are in memory at once
+ENOUGH_REPEATS = 4  # of messages measured more rarely, resamples of a size hardly differ
+MOST_LEFT_OUT = 24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
 AUTO = "auto"
-"""In place of a form's name: whichever of messages' forms does best at sizes left out."""
+"""In place of a form's name: whichever of these does best at sizes held out."""
 SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Chords.form, Table.form)
-"""Between which AUTO chooses."""
 SELECTIONS_SIMPLE_FIRST = (Log.form, DensityLog.form, Scan.form, SelectionTimes.form)
-"""Between which AUTO chooses for selections."""
 AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
 """Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
 THROUGH_ALL = (Chords.form, Table.form)
-"""Forms that only neighbours decide. Where a size is left out these are twice as far as they will be: what
-such a form is off by there is once what it will be if times scatter, and four times if they bend."""
+"""Forms that only neighbours decide, which are twice as far where a size is held out: the error there is once
+what it will be if times scatter, and four times if they bend."""
 COUNTS, APART = 0.25, 2.0
-"""What AUTO makes of errors of THROUGH_ALL: that times bend. Seven dense tables (`tuned` of rules vidur-*,
-data/external/rules.yml) and twelve logs are off by less so than at a half or more in the mean. And the power
-of how far apart, in logarithms, the two sizes around a message lie, with which those errors grow: 0 if times
-scatter, 2 if they bend."""
-FAR = 4.0
-"""So many times beyond the sizes that it is fitted to a form is tried at either end."""
+"""What AUTO makes of errors of THROUGH_ALL: that times bend, as seven dense tables (`tuned` of rules vidur-*)
+and twelve logs do. And the power with which those errors grow with the `gap` around a message."""
+FAR = 4.0  # so many times beyond the sizes that it is fitted to a form is tried at either end
 NEAR, ALIKE = 2.0, 0.5
 """How fast an error counts less away from its size: e to this power a size further; and how much of what is
 expected near a size is expected everywhere. With few errors, neither alone tells enough."""
-LEAST_ERROR = 1e-4
-"""Of sizes held out: less is chance."""
+LEAST_ERROR = 1e-4  # of sizes held out: less is chance
 MEAN = float(np.exp(np.euler_gamma))
 """Of an exponential law over its geometric mean, which single large errors hardly move."""
 LEVEL = 0.95
-"""Of an interval, where nobody asks for another."""
 
 
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
-    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies.
-
-    Raises UserError for a level that is not between 0 and 1.
-
-    >>> interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.5).tolist()
-    [2.0, 4.0]
-    """
+    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies."""
     if not 0 < level < 1:
         raise UserError(f"level is {shown(level)}: must be above 0 and below 1, as 0.95")
     tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
@@ -99,15 +81,7 @@ def _rank(n: int, rare: int) -> int:
 
 
 def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
-    """Return the nonparametric interval of the median from order statistics.
-
-    The k-th smallest and k-th largest of n samples enclose the median unless fewer than k of them fall
-    on one side of it: that is as probable as fewer than k heads in n tosses, whatever the distribution.
-    Fewer than 6 samples bound nothing at 95%: (-inf, inf).
-
-    >>> median_interval([5.0, 1.0, 2.0, 4.0, 3.0, 6.0])
-    (1.0, 6.0)
-    """
+    """Return the order statistics that hold the median at least so often, by tossed coins."""
     k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
 
@@ -119,14 +93,11 @@ def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> 
 class Fit(Generic[C]):
     """A cost, and how far to trust it.
 
-    draws : B costs: fitted to bootstrap resamples of the repeats at each point, or, of messages with fewer
-        than ENOUGH_REPEATS a size, off by what the form was off at sizes left out of it
-    at, seconds : rows fitted on, (n,) each; ``at`` is what the cost is a function of: (bytes,) of a
-        message, (elements, density) of a selection
-    form : as it was asked for, or chosen, as "piecewise:45KB"
-    held_out : those errors, where the draws are made of them
-    held_out_error : median size of the relative error of medians at sizes left out; None: not asked for
-    why : of a form chosen by its errors: why this one
+    draws : B costs, fitted to bootstrap resamples of the repeats at each point, or off as ``held_out`` says
+    at, seconds : rows fitted on, (n,) each: (bytes,) of messages, (elements, density) of selections
+    form : as it was given, or chosen, as "piecewise:45KB"; why : of a form chosen by its errors
+    held_out : errors at sizes held out of it, of messages with fewer than ENOUGH_REPEATS a size
+    held_out_error : median size of the relative error of medians there; None: not wanted
     """
 
     cost: C
@@ -149,14 +120,10 @@ class Fit(Generic[C]):
         return np.asarray(self.cost(*self.at) / self.seconds - 1)
 
     def interval(self, *at: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
-        """Return (lower, upper) of the fitted time ``at`` bytes, or elements and density.
-
-        Raises UserError for a fit without draws, which does not say how sure it is.
-        """
+        """Return (lower, upper) of the fitted time ``at`` bytes, or elements and density."""
         if not self.draws:
-            raise UserError(
-                "this fit has no interval: give it draws, and a size more than its form needs"
-            )
+            more = "give it draws, and a size more than its form needs"
+            raise UserError(f"this fit has no interval: {more}")
         columns = [np.asarray(column, float) for column in at]
         lower_s, upper_s = interval([draw(*columns) for draw in self.draws], level)
         return lower_s, upper_s
@@ -185,26 +152,16 @@ class Fit(Generic[C]):
         return {**self.cost.to_dict(), "fit": summary}
 
 
-def fitted_forms(forms: Mapping[str, type[Form]]) -> tuple[str, ...]:
-    """Return the names of those forms that can be fitted to measured times."""
-    return tuple(name for name, kind in forms.items() if kind in METHODS)
-
-
 def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, **use: Any) -> Fit[Any]:
     """Fit ``form`` to raw samples (repeats allowed) of messages or of selections.
 
-    form : AUTO for the best of all, or of messages one of SIMPLE_FIRST, "piecewise:45KB" with its threshold
-        there, "alpha_beta:ends" and others of LINES; of selections one of SELECTIONS_SIMPLE_FIRST
+    form : AUTO for the best, one of (SELECTIONS_)SIMPLE_FIRST, or as "piecewise:45KB", "alpha_beta:ends"
     rows : bytes, seconds of messages, or elements, density, seconds of selections, (n,) each
-    use : what the cost holds for: collective, workers, algorithm, samples as of `MessageCost`, or
-        operation, device as of `SelectionCost`
+    use : what the cost holds for, as of `MessageCost` or `SelectionCost`
 
     >>> line = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
     >>> round(line.cost.alpha_s, 6), round(line.cost.beta_s_per_byte * 1e6, 6)
     (0.5, 0.5)
-
-    Raises UserError for degenerate data: too few distinct sizes, zero, negative or non-finite entries,
-    a density above 1, and a table without a full grid.
     """
     *at, times = _checked(rows)
     why, held, messages = "", None, len(rows) == 2
@@ -217,8 +174,7 @@ def fit(form: str, *rows: ArrayLike, draws: int = DRAWS, **use: Any) -> Fit[Any]
     if distinct.size < least:
         raise UserError(f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}")
     cost = kind(**fitter(*at, times), **use)
-    held_out = None
-    costs: tuple[Any, ...] = ()
+    held_out, costs = None, tuple[Any, ...]()
     if draws and messages and np.median(repeats) < ENOUGH_REPEATS:
         held = held or unseen(form, at[0], times)
         held_out = _held_out(form, at[0], times, held)
@@ -234,7 +190,8 @@ def _method(form: str, columns: int) -> tuple[Callable[..., Any], Fitter, int]:
     """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
     forms: Mapping[str, type[Form]] = FORMS if columns == 2 else SELECTION_FORMS
     name, colon, text = form.partition(":")
-    checked_form(form if form in REPLACED else name, (*fitted_forms(forms), AUTO))
+    name = form if form in REPLACED else name
+    checked_form(name, (*(SIMPLE_FIRST if columns == 2 else SELECTIONS_SIMPLE_FIRST), AUTO))
     fitter, least = METHODS[forms[name]]
     if colon:
         if forms[name] not in VARIANTS or not text:
@@ -247,21 +204,18 @@ def _checked(given: Sequence[ArrayLike]) -> list[Floats]:
     """Return columns, times last, sorted by those before the times."""
     columns = [np.asarray(values, dtype=float).ravel() for values in given]
     named = [("size", "sizes"), ("density", "densities")][: len(columns) - 1]
-    for (one, many), column in zip((*named, ("time", "times")), columns, strict=True):
+    for (name, many), column in zip((*named, ("time", "times")), columns, strict=True):
         if column.shape != columns[-1].shape:
-            raise UserError(
-                f"{column.size} {many} but {columns[-1].size} times: give one time a {one}"
-            )
-        if column.size > MOST_ROWS or np.unique(column).size > MOST_SIZES and one == "size":
+            times = f"{columns[-1].size} times: give one time a {name}"
+            raise UserError(f"{column.size} {many} but {times}")
+        if column.size > MOST_ROWS or np.unique(column).size > MOST_SIZES and name == "size":
             most = f"at most {MOST_ROWS} rows of {MOST_SIZES} sizes"
             raise UserError(f"{column.size} {many}: a fit takes {most}: leave some out")
         wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
-            raise UserError(
-                f"row {wrong[0]}: {one} is {column[wrong[0]]:g}: must be finite and above zero, from "
-                f"{units.LEAST:g} to {units.MOST:g}"
-            )
-        if one == "density" and np.any(column > 1):
+            right = f"must be finite and above zero, from {units.LEAST:g} to {units.MOST:g}"
+            raise UserError(f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: {right}")
+        if name == "density" and np.any(column > 1):
             raise UserError(f"density is {column.max():g}: must be at most 1")
     order = np.lexsort(columns[-2::-1])
     return [column[order] for column in columns]
@@ -288,10 +242,7 @@ def _resampled(
 
 
 class Unseen(NamedTuple):
-    """What a form says of sizes held out of its fit, one by one.
-
-    at : (k,) sizes, and densities; predicted_s, median_s : (k,) the form's times, and measured medians
-    """
+    """What a form says of (k,) sizes (and densities) held out of its fit one by one, and measured medians."""
 
     at: tuple[Floats, ...]
     predicted_s: Floats
@@ -312,10 +263,7 @@ class Unseen(NamedTuple):
 
 
 def unseen(form: str, *rows: ArrayLike) -> Unseen:
-    """Return what a form says of inner sizes, without those that it needs.
-
-    At the ends a fit would have to extrapolate; MOST_LEFT_OUT are held out at most, evenly spaced.
-    """
+    """Return what a form says of inner sizes, but those that it needs; at the ends it would extrapolate."""
     columns = _checked(rows)
     points, groups = grouped(np.column_stack(columns[:-1]), columns[-1])
     simplest = AlphaBeta.form if len(columns) == 2 else Scan.form
@@ -350,10 +298,7 @@ def unseen_by_form(forms: Sequence[str], *rows: ArrayLike) -> dict[str, Unseen]:
 
 
 def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form) -> tuple[str, str]:
-    """Return what AUTO takes of forms, the simplest first, and a sentence of why.
-
-    otherwise : the form that it is where the sizes are too few to hold one out of it
-    """
+    """Return what AUTO takes of forms, the simplest first, and why; ``otherwise`` where sizes are too few."""
     if otherwise not in every:
         return otherwise, "too few sizes to leave one out and compare forms"
     errors = {form: held.error() for form, held in every.items()}
@@ -370,11 +315,7 @@ def chosen_because(every: Mapping[str, Unseen], otherwise: str = AlphaBeta.form)
 def unseen_errors(
     make: Callable[..., Any], rows: Sequence[Floats], others: Sequence[Floats]
 ) -> tuple[Floats, ...]:
-    """Return another run's distinct points, a column each, and the signed relative error of its medians.
-
-    make : columns of samples, times last -> cost; each size is predicted by one made without that size
-    rows, others : columns of the samples to make it from, and of the other run
-    """
+    """Return points of ``others``, and the relative error at each of a cost made of ``rows`` without it."""
     *at, times = others
     points, groups = grouped(np.column_stack(at), times)
     medians, errors = each(np.median, groups), [np.empty(0)]
@@ -389,10 +330,7 @@ def unseen_errors(
 
 
 def _held_out(form: str, sizes: Floats, seconds: Floats, held: Unseen) -> HeldOut | None:
-    """Return what single times are off by at inner sizes left out, and FAR beyond the ends of the others.
-
-    None where the form needs every size.
-    """
+    """Return what single times are off by at sizes held out, and FAR beyond; None if it needs every size."""
     if not held.sizes.size:
         return None
     left_out = np.isin(sizes, held.sizes)
@@ -421,11 +359,7 @@ def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
 
 
 def _near(sizes: Floats, log_errors: Floats, at_bytes: Floats) -> Floats:
-    """Return (k,) mean errors that (n,) errors at sizes (n,) let expect near each of ``at_bytes`` (k,).
-
-    An error counts less the farther away it is, in logarithms, so a range where the form does badly
-    widens all others by the share ALIKE only.
-    """
+    """Return (k,) mean errors that (n,) errors at sizes (n,) let expect near each of ``at_bytes`` (k,)."""
     at, logs = np.log(at_bytes), np.log(np.maximum(log_errors, LEAST_ERROR))
     step = (at[-1] - at[0]) / (at.size - 1)
     weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / step)

@@ -1,19 +1,15 @@
 """One iteration of overlapped data-parallel training: in time, as a graph, and over many scenarios at once.
 
-The model: backward makes gradients ready one after the other; a group is sent when its last gradient is
-ready and the previous group has been sent; the update follows the last group. Its only recursion is
+A group is sent when its last gradient is ready and the previous group has been sent; the update follows:
 
     end[k] = max(end[k-1], ready[k]) + communication[k]            (osf Eq 8 and 9, seen from the iteration)
-
-which unrolls to a maximum over the group from which on communication never pauses:
-
-    end = max over k of ( ready[k] + communication[k] + ... + communication[last] )
+    end    = max over k of ( ready[k] + communication[k] + ... + communication[last] ), if unrolled
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -31,16 +27,12 @@ from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
 """A link on which messages share nothing: each takes what it costs, one after the other."""
-IN_CACHE = 4096
-"""So many scenarios at a time."""
+IN_CACHE = 4096  # scenarios at a time
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one iteration; all in seconds but the scaling factor.
-
-    communication_s : the sum of all messages; exposed_communication_s : what training waits for
-    """
+    """What a model says of one iteration, in seconds; ``communication_s`` is the sum of all messages."""
 
     iteration_s: float
     compute_s: float
@@ -66,32 +58,13 @@ def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
 
-def packed(workload: Workload, copy_s_per_byte: float) -> Workload:
-    """Return the workload whose backward also copies each gradient into its message, when it is ready."""
-    packing_s = copy_s_per_byte * workload.bytes
-    return replace(workload, backward_s=workload.backward_s + packing_s)
-
-
-def unpacked_s(ends_s: Floats, group_bytes: Ints, copy_s_per_byte: float) -> Floats:
-    """Return (...) when the last message, by ``ends_s`` (..., G), has been copied out: update begins."""
-    if not copy_s_per_byte:
-        return np.asarray(ends_s.max(axis=-1))
-    unpack_s = np.broadcast_to(copy_s_per_byte * group_bytes, ends_s.shape)
-    return np.asarray(group_ends(ends_s, unpack_s)[..., -1])
-
-
 @dataclass(frozen=True, eq=False)
 class Iteration:
-    """A workload whose gradients are sent in the groups of a plan, each message at a cost, over a link.
+    """A workload whose gradients are sent in the G groups of a plan, each message at a cost, over a link.
 
-    Everything about its G groups is computed and checked once.
-
-    link : what messages share beyond the cost: how many are under way, and credit that a rested link saves
     copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
         arrived, one message after the other: what PyTorch's DDP does with its buckets
     leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
-
-    Raises UserError for a plan of another workload, and where the cost of a message is negative.
 
     >>> from ddlkit.core.cost import AlphaBeta
     >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [1_000_000, 3_000_000])
@@ -118,7 +91,8 @@ class Iteration:
         """Return (n,) when each gradient is ready, and in its message."""
         if not self.copy_s_per_byte:
             return self.workload.ready_s
-        return packed(self.workload, self.copy_s_per_byte).ready_s
+        packing_s = self.copy_s_per_byte * self.workload.bytes
+        return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
     @cached_property
     def ready_s(self) -> Floats:
@@ -140,27 +114,17 @@ class Iteration:
             return np.maximum(begin_s, np.append(0.0, ends_s[:-1])), ends_s
         return self.link.play(begin_s, self.link.parts(self.cost, self.group_bytes))
 
-    @property
-    def ends_s(self) -> Floats:
-        """Return (G,) when each message has arrived."""
-        return self.played_s[1]
-
     @cached_property
     def prediction(self) -> Prediction:
         """Return its times; what copies take counts as exposed communication."""
-        iteration_s = float(self._unpacked_s(self.ends_s)) + self.workload.update_s
+        iteration_s = float(self._unpacked_s(self.played_s[1])) + self.workload.update_s
         sent_s = float(self.communication_s.sum())
         return Prediction(iteration_s, self.workload.compute_s, sent_s)
 
     def draws(
         self, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0, slower: ArrayLike = 1.0
     ) -> Floats:
-        """Return (B,) iteration times, one per bootstrap draw of the cost.
-
-        scatter : (B, G) factors by which single messages differ from what they cost as a rule; without it
-            the draws show how sure the rule is, with it what a single iteration may show
-        slower : (B,) factors on all compute, likewise of a single iteration
-        """
+        """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,)."""
         if not costs:
             return np.empty(0)
         stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
@@ -177,14 +141,12 @@ class Iteration:
     def timeline(self) -> Timeline:
         """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
         names = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
-        spans = (*self._compute_spans(), *self._message_spans())
-        rows = (dict(zip(names, span, strict=True)) for span in spans)
+        rows = (dict(zip(names, span, strict=True)) for span in self._spans())
         return Timeline.from_rows({"origin": "simulated", **row} for row in rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
-        """Return the iteration as a graph: (task, next task, duration of the first); from "start" to "end".
+        """Return a graph whose longest path is the iteration: (task, next task, duration of the first).
 
-        The longest path from "start" to "end" is the iteration time: an independent way to compute it.
         Raises UserError where messages share a link or are copied: no graph of tasks says that.
         """
         if not self.link.plain or self.copy_s_per_byte or self.leave_s is not None:
@@ -201,16 +163,18 @@ class Iteration:
     def _checked_s(self, cost: MessageCost) -> Floats:
         communication_s = np.asarray(cost(self.group_bytes))
         if not np.all(communication_s >= 0):
-            smallest = int(self.group_bytes[np.argmin(communication_s)])
-            raise UserError(
-                f"the {cost.form} cost is negative at {smallest} bytes: fit it on smaller messages"
-            )
+            where = f"at {self.group_bytes[np.argmin(communication_s)]} bytes"
+            raise UserError(f"the {cost.form} cost is negative {where}: fit it on smaller messages")
         return communication_s
 
     def _unpacked_s(self, ends_s: Floats) -> Floats:
-        return unpacked_s(ends_s, self.group_bytes, self.copy_s_per_byte)
+        """Return (...) when the last message, by ``ends_s`` (..., G), has been copied out."""
+        if not self.copy_s_per_byte:
+            return np.asarray(ends_s.max(axis=-1))
+        unpack_s = np.broadcast_to(self.copy_s_per_byte * self.group_bytes, ends_s.shape)
+        return np.asarray(group_ends(ends_s, unpack_s)[..., -1])
 
-    def _compute_spans(self) -> Iterator[tuple[object, ...]]:
+    def _spans(self) -> Iterator[tuple[object, ...]]:
         end_s = self.workload.forward_s
         yield "forward", "forward", "compute", 0.0, end_s, -1, 0
         shown_s = self.tensor_ready_s
@@ -221,9 +185,6 @@ class Iteration:
                 begin_s, end_s = end_s, float(shown_s[i])
                 name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
-
-    def _message_spans(self) -> Iterator[tuple[object, ...]]:
-        """Yield the messages, and the update that follows them."""
         kind = self.cost.collective
         starts_s, ends_s = self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
@@ -232,7 +193,7 @@ class Iteration:
             end_s = max(start_s, float(ends_s[group]))
             yield f"{kind} {group}", kind, "communication", start_s, end_s, group, int(n_bytes)
         if self.workload.update_s:
-            begin_s = float(self._unpacked_s(self.ends_s))
+            begin_s = float(self._unpacked_s(ends_s))
             yield "update", "update", "compute", begin_s, begin_s + self.workload.update_s, -1, 0
 
 
@@ -260,8 +221,7 @@ class LinearScenarios:
     """The iteration as a maximum of linear functions of (1, compute scale, alpha, beta).
 
     Group k is *critical* when communication never pauses after it; then the iteration takes
-    scale * (ready[k] + update) + alpha * (messages from k on) + beta * (bytes from k on).
-    coefficients : (3, m), one column a group that can be critical for some non-negative scenario.
+    scale * (ready[k] + update) + alpha * (messages from k on) + beta * (bytes from k on): column k of (3, m).
     """
 
     coefficients: Floats
@@ -303,18 +263,13 @@ def _corners(points: Floats) -> NDArray[np.int64]:
 
 
 # -- what a message may take of a machine ----------------------------------------------------------
-# A collective that gets more of a machine (blocks and threads of a GPU, threads and cores of a processor) is
-# often sooner done, and slows down more what is computed beside it (the `sharing` paper). Which is better
-# depends on whether anything is still computed: so each message of an iteration may be given its own.
+# A collective that gets more of a machine is often sooner done, and slows down more what is computed (the
+# `sharing` paper). Which is better depends on whether anything is still computed.
 
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """One way in which a message can be sent: what it costs, takes from computing, and loses by it.
-
-    slowdown, message_slowdown : as of a `Link`: how much longer computing takes beside such a message, and
-        such a message beside computing; 0.1 is a tenth longer
-    """
+    """One way in which a message can be sent: what it costs, and both slowdowns as of a `Link`."""
 
     name: str
     cost: MessageCost
@@ -324,36 +279,22 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """An iteration in which every message has resources of its own.
-
-    given : (G,) the resources of each message of the plan
-    in_flight : how many may be under way when each begins, as of a `Link`; one after the other by default
-    copy_s_per_byte : to copy gradients into messages, and out of them, as of an `Iteration`
-    """
+    """An iteration in which every message has resources of its own: ``given``, (G,)."""
 
     workload: Workload
     plan: FusionPlan
     given: tuple[Resources, ...]
-    in_flight: int | Ints = 1
-    copy_s_per_byte: float = 0.0
-
-    @property
-    def played_s(self) -> tuple[Floats, Floats]:
-        """Return (G,) when each message begins, and (G,) when it has arrived."""
-        of_each = np.array([(way.slowdown, way.message_slowdown) for way in self.given]).T
-        link = Link(self.in_flight, slowdown=of_each[0], message_slowdown=of_each[1])
-        sizes = self.plan.group_bytes(self.workload).tolist()
-        each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
-        parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
-        ready_s = self.plan.group_ready_s(packed(self.workload, self.copy_s_per_byte))
-        return link.play(ready_s, parts)
 
     @property
     def iteration_s(self) -> float:
         """Return seconds from the start of forward to the end of the update."""
-        sizes = self.plan.group_bytes(self.workload)
-        done_s = unpacked_s(self.played_s[1], sizes, self.copy_s_per_byte)
-        return float(done_s) + self.workload.update_s
+        of_each = np.array([(way.slowdown, way.message_slowdown) for way in self.given]).T
+        link = Link(slowdown=of_each[0], message_slowdown=of_each[1])
+        sizes = self.plan.group_bytes(self.workload).tolist()
+        each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
+        parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
+        ends_s = link.ends(self.plan.group_ready_s(self.workload), parts)
+        return float(ends_s.max()) + self.workload.update_s
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -362,11 +303,7 @@ class Shared:
 
 
 class _Front(NamedTuple):
-    """Ways to have sent a prefix, none better than another: rising end, rising work.
-
-    end_s, work_s : (m,) when the last message has arrived, and computing done by then
-    first, state, choice : (m,) the last message's first gradient, the way before it, its resources
-    """
+    """Ways to have sent a prefix, (m,), end and work rising; of the last message: first, way, choice."""
 
     end_s: Floats
     work_s: Floats
@@ -375,19 +312,13 @@ class _Front(NamedTuple):
     choice: Ints
 
 
-def of_each(workload: Workload, plan: FusionPlan, choices: Sequence[Resources]) -> Shared:
-    """Return the plan with those resources for each message that make its iteration shortest."""
-    return jointly(workload, choices, plan)
-
-
 def jointly(
     workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None = None
 ) -> Shared:
-    """Return the shortest iteration of all plans, with all resources that each of their messages could have.
+    """Return the shortest iteration of ``plan``, or of all, by the resources that each message could have.
 
     Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
-    last has arrived and how far computing has come by then. Of two ways one is better for sure if it is
-    earlier and computing further; the others are kept. plan : whose messages they are, if that is given
+    last has arrived and how far computing has come by then. Ways that are better in one of both are kept.
     """
     n, ready_s = workload.n, workload.ready_s
     total = np.concatenate([[0], np.cumsum(workload.bytes)])
@@ -421,10 +352,7 @@ def _after(
     costs_s: Floats,
     choices: Sequence[Resources],
 ) -> _Front:
-    """Return every way of every front with one more message, by any of the resources.
-
-    fronts : by the message's first gradient; costs_s : (choices, fronts) of it, alone
-    """
+    """Return every way of every front with one more message, of ``costs_s`` (choices, fronts) alone."""
     counts = [len(front.end_s) for front in fronts.values()]
     end_s, before_s = (np.concatenate([front[k] for front in fronts.values()]) for k in (0, 1))
     of = np.arange(len(fronts)).repeat(counts)

@@ -1,16 +1,7 @@
 """Messages that share a link: several under way at once, over a link that saves up tokens while it rests.
 
-gloo carries two messages at once by default. A GPU's collectives take processors and memory bandwidth from
-the computation that they hide behind, and it from them. And a rate is often enforced by a token bucket: what
-a link may send grows at its rate, up to a depth, the burst; what has been saved is sent at once.
-
-What a link carries is bus bandwidth as nccl-tests defines it: algorithm bandwidth (bytes / time) times what a
-link must carry at least, so that it compares with the link's rate whatever the number of ranks. ``bytes`` is
-the size of the reduced buffer for all_reduce, of the whole output for all_gather, and of a rank's whole input
-for reduce_scatter.
-
-The name of a lab's link says what it is: "lab:1gbit" is shaped by the kernel's token bucket, and
-"emulated:500mbit-delay2ms-loss0.001" by a process of ours.
+As in nccl-tests, a collective's bytes are those of the reduced buffer for all_reduce, of the whole output for
+all_gather, and of a rank's whole input for reduce_scatter.
 """
 
 from __future__ import annotations
@@ -25,18 +16,14 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.units import parse_bits_per_s, parse_seconds
-from ddlkit.core.workload import Floats, Ints
+from ddlkit.core.units import KIB, parse_bits_per_s, parse_seconds
+from ddlkit.core.workload import Floats
 
 LARGE = 1e9  # bytes of a message beside which roundings do not count
 
 
 class Parts(NamedTuple):
-    """What messages are made of, (..., G) seconds each; the first axes are scenarios.
-
-    software_s : of the processor alone: steps, system calls, wake-ups
-    wire_s : of the link alone, at its rate, for all bytes
-    """
+    """What messages take of the processor alone, and of the link alone, (..., G) seconds; first scenarios."""
 
     software_s: Floats
     wire_s: Floats
@@ -48,23 +35,16 @@ class Link:
 
     in_flight : how many may be under way at once, in their order; they share the rate alike
     software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
-    burst_s : most tokens that a rested link has saved, in seconds of its rate; 0: it saves none. With a burst
-        a message's software runs while tokens grow for its next bytes; without, it comes on top of the bytes
+    burst_s : most tokens that a rested link has saved, in seconds of its rate. With a burst a message's
+        software runs while tokens grow for its next bytes; without, it comes on top of the bytes
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
-    slowdown : how much longer computing takes while a message is under way, 0 or more: 0.1 is a tenth longer;
-        of several under way the largest counts
-    message_slowdown : how much longer a message takes (with a burst, its software) while computing goes on,
-        which is until the last one is ready; with both at 1 nothing is gained by overlap
+    slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
+    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready
 
-    Slowdowns and ``in_flight`` are one number, or (G,) one for each message, by resources of its own.
-
-    Raises UserError for less than one message in flight.
-
-    >>> Link(in_flight=2).ends([0.0, 0.0], Parts(np.zeros(2), np.array([1.0, 1.0]))).tolist()
-    [2.0, 2.0]
+    Slowdowns are one number, or (G,) one for each message.
     """
 
-    in_flight: int | Ints = 1
+    in_flight: int = 1
     software: float = math.inf
     burst_s: float = 0.0
     wire_s_per_byte: float = 0.0
@@ -72,18 +52,13 @@ class Link:
     message_slowdown: float | Floats = 0.0
 
     def __post_init__(self) -> None:
-        if np.min(self.in_flight) < 1:
-            raise UserError(f"{np.min(self.in_flight)} messages in flight: at least 1")
+        if self.in_flight < 1:
+            raise UserError(f"{self.in_flight} messages in flight: at least 1")
 
     @property
     def plain(self) -> bool:
         """Return whether a message takes what it costs, whatever went before it, and slows nothing down."""
-        return self.one_at_a_time and not self.burst_s and not self.slows
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Return whether each message waits for the one before it."""
-        return bool(np.all(np.equal(self.in_flight, 1)))
+        return self.in_flight == 1 and not self.burst_s and not self.slows
 
     @property
     def slows(self) -> bool:
@@ -91,15 +66,12 @@ class Link:
         return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost.
-
-        What a message costs with hardly any bytes is software. Behind a bucket, what was measured is the
-        processor's time up to the size whose bytes take as long on the link, and the link's above it.
-        """
+        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost."""
         taken_s, startup_s = np.asarray(cost(n_bytes)), max(0.0, cost.startup_s())
         if not self.burst_s:
             software_s = np.minimum(startup_s, taken_s)
             return Parts(software_s, taken_s - software_s)
+        # Behind a bucket, what was measured is the link's time where the bytes take longer than the start.
         sent_bytes = cost.sent_bytes(n_bytes)
         wire_s = self.wire_s_per_byte * sent_bytes
         by_link = wire_s > startup_s
@@ -115,12 +87,9 @@ class Link:
         return self.play(ready_s, parts)[1]
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
-        """Return (..., G) the beginning and (..., G) the end of each message.
-
-        ready_s : (..., G) when each would be ready if no message slowed down what makes it ready
-        """
+        """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
-        if self.one_at_a_time:
+        if self.in_flight == 1:
             begin_s, software_s, wire_s = columns
             slowed = self.slowdown, self.message_slowdown
             return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
@@ -151,13 +120,13 @@ class Link:
         software: dict[int, float] = {}  # and of the processor
         now_s, worked_s, credit_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
-        shares = self.slowdown, self.message_slowdown, self.in_flight
-        slowed, dragged, lanes = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
+        shares = self.slowdown, self.message_slowdown
+        slowed, dragged = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
                 del wire[done], software[done]
-            free = admitted < len(ready_s) and len(wire) < lanes[admitted]
+            free = admitted < len(ready_s) and len(wire) < self.in_flight
             if free and ready_s[admitted] <= worked_s:
                 saved_s = min(credit_s, wire_s[admitted])
                 credit_s -= saved_s
@@ -202,10 +171,7 @@ def one_by_one(
     slowdown: ArrayLike = 0.0,
     message_slowdown: ArrayLike = 0.0,
 ) -> tuple[Floats, Floats]:
-    """Return (..., G) beginning and end of messages of which one is under way at a time; else as `Link`.
-
-    ready_s, software_s, wire_s : (..., G) of as many scenarios; both slowdowns : (..., G) or what becomes it
-    """
+    """Return (..., G) begin and end of (..., G) messages, one under way at a time; else as `Link`."""
     starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
     free_s, credit_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
     late_s = np.zeros(ready_s.shape[:-1])
@@ -239,76 +205,49 @@ def _dragged(alone_s: Floats, work_s: Floats, slower: Floats, drag: Floats) -> F
     return np.asarray(np.minimum(alone_s * (1 + drag), beside_s) + rest_s)
 
 
-def turn_s(ends_s: Floats, in_flight: int) -> Floats:
-    """Return (G,) when fewer than ``in_flight`` of the messages before each were still under way."""
-    free_s = np.zeros(len(ends_s))
-    for group in range(in_flight, len(ends_s)):
-        free_s[group] = np.sort(ends_s[:group])[-in_flight]
-    return free_s
-
-
 # -- what it carries ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Collective:
-    """A collective as it is registered: what its messages are, how it is drawn.
+class Collective(NamedTuple):
+    """How often each byte crosses each rank's link, beside (ranks - 1) / ranks, and its look in a figure."""
 
-    crossings : how often each byte of a message crosses each rank's link, beside (ranks - 1) / ranks
-    label, color, hatch : its name, colour and hatch in a figure
-    """
-
-    name: str
     crossings: int
     label: str
     color: str
     hatch: str
 
 
-COLLECTIVES: dict[str, Collective] = {
-    collective.name: collective
-    for collective in (
-        Collective("all_reduce", 2, "all-reduce", "#c14d00", "////"),
-        Collective("all_gather", 1, "all-gather", "#e0a000", "\\\\"),
-        Collective("reduce_scatter", 1, "reduce-scatter", "#8a6d00", "----"),
-    )
+COLLECTIVES = {
+    "all_reduce": Collective(2, "all-reduce", "#c14d00", "////"),
+    "all_gather": Collective(1, "all-gather", "#e0a000", "\\\\"),
+    "reduce_scatter": Collective(1, "reduce-scatter", "#8a6d00", "----"),
 }
 """Every collective that can be timed, fitted, predicted and drawn, by name."""
 
 STEPS = "steps:"
 """Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
 
-BURST_S = 128 * 1024 / 1e9  # bytes per (bit/s); a smaller burst breaks the rate by 2x
-MIN_BURST_BYTES = 16 * 1024
-TBF_FRAMING_BYTES = 14
-"""Around each packet of up to 1,500 bytes, as tbf counts it."""
+FRAMING_BYTES, TBF_FRAMING_BYTES = 38, 14
+"""Around each packet of up to 1,500 bytes: as Ethernet on a wire has them, and as tbf counts it."""
 FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
 """TCP payload in a full Ethernet frame, as tbf counts it: what no collective can exceed."""
 
 
 def bus_factor(collective: str, ranks: int) -> float:
-    """Return the bytes that each rank's link must carry in each direction, per byte of message.
-
-    2 (n-1)/n of an all_reduce, (n-1)/n of the others, as nccl-tests. Raises UserError for an unknown name.
-    """
+    """Return the bytes that each rank's link must carry each way, per byte of message (nccl-tests)."""
     if collective not in COLLECTIVES:
-        known = " or ".join(COLLECTIVES)
-        raise UserError(f"unknown collective {shown(collective)}: use {known}")
+        raise UserError(f"unknown collective {shown(collective)}: use {' or '.join(COLLECTIVES)}")
     return COLLECTIVES[collective].crossings * (ranks - 1) / ranks
 
 
 def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:
-    """Return bus bandwidth in bytes/s, elementwise.
-
-    >>> float(busbw("all_reduce", 4, 1e9, 2.0))
-    750000000.0
-    """
+    """Return bus bandwidth in bytes/s, elementwise, which compares with the link's rate (nccl-tests)."""
     return bus_factor(collective, ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
 
 def burst_bytes(rate_bits_per_s: float) -> int:
-    """Return the depth of the bucket that the lab gives to a link of that rate."""
-    return max(MIN_BURST_BYTES, round(BURST_S * rate_bits_per_s))
+    """Return the depth of the bucket that the lab gives to a link; a smaller one breaks the rate by 2x."""
+    return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))
 
 
 def wire_s_per_byte(
@@ -320,18 +259,11 @@ def wire_s_per_byte(
 
 # -- the name of a lab's link --------------------------------------------------------------------
 
-FRAMING_BYTES = 38
-"""Around each packet of up to 1,500 bytes, as Ethernet on a wire has them."""
 _PARTS = {"delay": "0s", "jitter": "0s", "loss": "0", "burst": "0s", "framing": f"{FRAMING_BYTES}"}
 
 
 class Named(NamedTuple):
-    """What the name of a link says.
-
-    engine : "tbf" or "emulated"; delay_s, jitter_s : of each link, one way; loss : share of frames
-    burst_s : most that a rested link may send at once, in seconds of its rate
-    framing_bytes : counted around each packet
-    """
+    """What the name of a link says; engine : "tbf", the kernel's token bucket, or "emulated", ours."""
 
     engine: str
     rate_bits_per_s: float
@@ -357,8 +289,6 @@ def read_link(link: str) -> Named:
 
     >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:5]
     ('emulated', 500000000.0, 0.002, 0.0, 0.001)
-    >>> read_link("lab:1gbit").engine
-    'tbf'
     """
     if not is_lab(link):
         raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
@@ -376,21 +306,13 @@ def read_link(link: str) -> Named:
 
 
 def ranks_per_node(link: str) -> int:
-    """Return how many ranks share the link of a node, by its name; 1 where each has its own.
-
-    >>> ranks_per_node("emulated:200mbit-g4-1gbit-delay0.5ms"), ranks_per_node("lab:1gbit")
-    (4, 1)
-    """
+    """Return how many ranks share the link of a node, by its name as emulated:200mbit-g4-1gbit; else 1."""
     group = re.search(r"-g([0-9]+)-", link)
     return int(group[1]) if group else 1
 
 
 def way_s(link: str) -> float:
-    """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links.
-
-    >>> way_s("emulated:500mbit-delay2ms"), way_s("loopback")
-    (0.004, 0.0)
-    """
+    """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links."""
     return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0
 
 
@@ -405,60 +327,16 @@ def way_s(link: str) -> float:
 #
 #     T = r + x + (2x / T) x    or    T = ((r + x) + sqrt((r + x)^2 + 8 x^2)) / 2
 
-SEGMENT_BYTES = 2**20
-"""Of a segment, at most."""
-UNDER_WAY = 2
-"""Segments of each rank at once, and least of a step."""
-
-
-def half_s(
-    segments: Floats, *, bytes_s: Floats, trip_s: Floats, burst_s: ArrayLike = 0.0
-) -> Floats:
-    """Return seconds from when all ranks begin until all have received the last of so many segments.
-
-    All arguments broadcast. All but the last of the pairs take T.
-
-    bytes_s : of a segment on its link; trip_s : of word and bytes, both ways, software included
-    burst_s : most burst tokens that a resting link saves, in seconds of its rate; each pair has a rest
-    """
-    x, r, pairs = bytes_s, trip_s, np.ceil(segments / 2)
-    pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
-    played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
-    return np.maximum(np.maximum(segments * x, pairs * r), played_s - pairs * np.asarray(burst_s))
-
-
-def ring_s(
-    n_bytes: ArrayLike,
-    workers: ArrayLike,
-    *,
-    software_s: ArrayLike,
-    link_s_per_byte: ArrayLike,
-    core_share: ArrayLike,
-    delay_s: ArrayLike,
-    burst_s: ArrayLike,
-) -> Floats:
-    """Return seconds of two halves, which add parts and hand them round.
-
-    Every argument may be an array, and they broadcast; what they are, says `GlooRing`.
-    """
-    sizes, ranks = np.asarray(n_bytes, float), np.asarray(workers, float)
-    whole = np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks)
-    cut = np.ceil(whole / ranks)
-    waits = np.maximum(1.0, ranks * np.asarray(core_share))
-    bytes_s = sizes / (cut * ranks) * np.asarray(link_s_per_byte)
-    trip_s = 4 * np.asarray(delay_s) + np.asarray(software_s) * waits
-    return 2 * half_s((ranks - 1) * cut, bytes_s=bytes_s, trip_s=trip_s, burst_s=burst_s)
+SEGMENT_BYTES, UNDER_WAY = 2**20, 2  # most of a segment; segments at once, and least of a step
 
 
 @dataclass(frozen=True)
 class GlooRing:
-    """An all-reduce of gloo's from what it is made of; call it on bytes of messages (any shape).
+    """An all-reduce of gloo's from what it is made of, numbers or arrays; call it on bytes of messages.
 
-    Where cores are fewer than ranks their software waits for one: it takes workers x core_share times as
-    long, if that is above 1.
-
-    software_s : of a round trip, by ranks that have their cores; link_s_per_byte : of one link
-    delay_s, burst_s : of each link; a round trip passes four delays
+    software_s : of a round trip, which also passes four delays, by ranks that have their cores; with fewer
+        cores it takes workers x core_share times as long, if that is above 1
+    link_s_per_byte, delay_s, burst_s : of each link
     core_share : share of all cores that a rank's software takes while it runs
 
     >>> ring = GlooRing(1e-4, 8e-9, workers=4)
@@ -474,9 +352,19 @@ class GlooRing:
     core_share: float = 0.0
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
-        """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        seconds = ring_s(n_bytes, **vars(self))
-        return float(seconds) if seconds.ndim == 0 else seconds
+        """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
+        sizes, ranks = np.asarray(n_bytes, float), self.workers
+        cut = np.ceil(np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks)
+        x = sizes / (cut * ranks) * self.link_s_per_byte
+        r = 4 * self.delay_s + self.software_s * np.maximum(1.0, ranks * self.core_share)
+        segments = (ranks - 1) * cut
+        pairs = np.ceil(segments / 2)
+        pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
+        # All but the last of the pairs take T, and in each the link rests once and saves tokens.
+        played_s = (pairs - 1) * pair_s + r + x * np.where(segments % 2, 1, 2)
+        least_s = np.maximum(segments * x, pairs * r)
+        seconds = 2 * np.maximum(least_s, played_s - pairs * self.burst_s)
+        return float(seconds) if np.ndim(seconds) == 0 else seconds
 
     def bytes_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds, in the shape of ``n_bytes``, for which each link is busy with a message."""

@@ -2,15 +2,14 @@
 
 To select the largest gradients of a group delays all that is computed after it; its message delays all that
 is sent after it. A cut of the first tensors leaves behind (seconds selected so far, end of the last message),
-and is better than another for sure only if it is as good in both: every prefix has a front of cuts that none
-is better than. Read from the end, selecting and sending change places, and a suffix has a front of (seconds
-sent, end of the last message on a free link, if nothing was selected before).
+and is better for sure only if it is as good in both: so every prefix has a front of cuts. Read from the end,
+selecting and sending change places, and a suffix has a front of (seconds sent, end of the last message on a
+free link, if nothing was selected before).
 
 A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p). So fronts of suffixes
-bound from below what a cut of a prefix can lead to, and those of prefixes the cuts of suffixes; a known plan
-bounds from above. Fronts grow exponentially at worst. Where one is long, points close together become one:
-their corner, for a bound from below; the most promising of them, for a plan. Prefixes and suffixes take
-turns, with more and more points, until the lower bound meets the plan.
+bound from below what a cut of a prefix can lead to, and the reverse; a plan bounds from above. Where a front
+is long, points close together become one: their corner, for a bound; the most promising one, for a plan.
+Prefixes and suffixes take turns, with more and more points, until the lower bound meets the plan.
 """
 
 from __future__ import annotations
@@ -24,18 +23,12 @@ from numpy.typing import NDArray
 
 from ddlkit.core.workload import Floats, Ints
 
-ROUNDING = 1e-12
-"""Relative difference of two bounds that meet."""
-NARROW, WIDER = 32, 4
-"""How many points fronts have after the first, of one each; and how many times as many next."""
+ROUNDING = 1e-12  # relative difference of two bounds that meet
+NARROW, WIDER = 32, 4  # points of the second front, and how many times as many in the next ones
 
 
 class Groups(NamedTuple):
-    """Every group that there could be, (n, n): row its last tensor, column its first; above, nothing counts.
-
-    ready_s : when its last gradient is ready if nothing was selected before
-    selecting_s, sending_s : what it takes on the compute stream, and then on the link
-    """
+    """Every group, (n, n): row its last tensor, column its first; ready if nothing was selected before."""
 
     ready_s: Floats
     selecting_s: Floats
@@ -43,8 +36,7 @@ class Groups(NamedTuple):
 
     def mirrored(self) -> Groups:
         """Return the same from the last tensor to the first: selecting and sending change places."""
-        turned = (np.ascontiguousarray(column.T[::-1, ::-1]) for column in self)
-        ready_s, selecting_s, sending_s = turned
+        ready_s, selecting_s, sending_s = (np.ascontiguousarray(of.T[::-1, ::-1]) for of in self)
         return Groups(ready_s, sending_s, selecting_s)
 
     def after(
@@ -95,23 +87,18 @@ class Front(NamedTuple):
         return begins.nonzero()[0]
 
 
-START = Front(np.zeros(1), np.full(1, -np.inf))
-"""Nothing selected, nothing sent."""
+START = Front(np.zeros(1), np.full(1, -np.inf))  # nothing selected, nothing sent
 
 
 def best(groups: Groups) -> tuple[tuple[int, ...], float]:
-    """Return the group ends of the plan whose last message arrives first, and its certificate.
-
-    No plan ends before that; the two times differ by rounding only.
-    """
+    """Return the group ends of the plan whose last message arrives first, and before when none does."""
     sides, n = (groups, groups.mirrored()), len(groups.ready_s)
     fronts = [[START] * (n + 1)] * 2
     ends: tuple[int, ...] = ()
     end_s, least_s = np.inf, -np.inf
     for side, width, bound in _passes():
-        passed, plan = _fronts(
-            sides[side], fronts[side], fronts[1 - side], end_s, width, bound=bound
-        )
+        both = fronts[side], fronts[1 - side]
+        passed, plan = _fronts(sides[side], *both, end_s, width, bound)
         plan = tuple(n - end for end in (*plan[-2::-1], 0)) if plan and side else plan
         if plan and groups.end_s(plan) < end_s:
             ends, end_s = plan, groups.end_s(plan)
@@ -123,10 +110,7 @@ def best(groups: Groups) -> tuple[tuple[int, ...], float]:
 
 
 def _passes() -> Iterator[tuple[int, int, bool]]:
-    """Yield which side, of how many points, whether a bound: prefixes and suffixes in turn, without end.
-
-    Before each bound of the prefixes but the first there is a pass for a plan.
-    """
+    """Yield which side, of how many points, whether a bound: prefixes and suffixes in turn, without end."""
     yield 0, 1, True
     for power in count():
         width, side = NARROW * WIDER**power, 1 - power % 2
@@ -137,23 +121,21 @@ def _passes() -> Iterator[tuple[int, int, bool]]:
 
 def _fronts(
     groups: Groups,
-    known: list[Front],
+    prefixes: list[Front],
     rest: list[Front],
     limit_s: float,
     width: int,
-    *,
-    bound: bool = True,
+    bound: bool,
 ) -> tuple[list[Front], tuple[int, ...]]:
-    """Return (n + 1) fronts of all prefixes with ``width`` points at most, and a plan that they lead to.
+    """Return (n + 1) fronts of all prefixes, of ``width`` points at most, and a plan they lead to, or ().
 
-    What cannot end by ``limit_s`` is left out; where that is all, the plan is (). Where points become one,
-    it leads to that of them which may end first.
+    What cannot end by ``limit_s`` is left out. Points that become one become their corner if it is for a
+    ``bound``, else that of them which may end first, to which the plan leads.
 
-    known, rest : (n + 1) earlier bounds, of the prefixes, and of those of the mirrored problem
-    bound : whether points that become one become their corner, else that one
+    prefixes, rest : (n + 1) earlier bounds, of the prefixes, and of those of the mirrored problem
     """
     n = len(rest) - 1
-    useful = _useful(groups, known, rest[::-1], limit_s)
+    useful = _useful(groups, prefixes, rest[::-1], limit_s)
     fronts, states = [START], 1
     first, came = np.zeros((2, n * width + 1), np.int64)
     one, other = np.zeros((2, n * width + 1))
@@ -218,10 +200,10 @@ def undominated(one: Floats, other: Floats) -> Ints:
 
 
 def _useful(
-    groups: Groups, known: list[Front], rest: list[Front], limit_s: float
+    groups: Groups, prefixes: list[Front], rest: list[Front], limit_s: float
 ) -> NDArray[np.bool_]:
     """Return (n, n) whether a group can be in a plan that ends by ``limit_s``, by fronts' corners."""
-    one, other = np.array([front.corner for front in known[:-1]]).T
+    one, other = np.array([front.corner for front in prefixes[:-1]]).T
     following, free = np.array([front.corner for front in rest[1:]]).T[..., None]
     now = one + groups.selecting_s
     then = np.maximum(other, groups.ready_s + now) + groups.sending_s

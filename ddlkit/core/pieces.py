@@ -1,8 +1,6 @@
 """How each form is fitted to measured times: straight pieces by least squares, and tables of medians.
 
-Every form is linear in its parameters once its breakpoints are chosen, so a fit is a weighted linear least
-squares, and breakpoints are found by trying every gap between measured sizes. Weights are 1/t (an error of
-10% counts the same at 1 KiB and at 1 GiB) unless a line is asked for that counts seconds.
+Errors are relative (10% count the same at 1 KiB and at 1 GiB) unless a line counts seconds.
 """
 
 from __future__ import annotations
@@ -20,9 +18,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import DensityLog, Log, Scan, SelectionTimes
 from ddlkit.core.workload import Floats
 
-PIECES = 3
-"""Linear pieces of a ``segments`` fit; each must hold at least MIN_SIZES_PER_PIECE sizes."""
-MIN_SIZES_PER_PIECE = 3
+PIECES, MIN_SIZES_PER_PIECE = 3, 3  # of a ``segments`` fit
 LINES = ("relative", "least_squares", "medians", "ends")
 """Ways to lay a straight line through messages, as in "alpha_beta:ends": by relative error; by least squares
 in seconds through every sample, or through the median of every size; through the two ends alone."""
@@ -31,10 +27,10 @@ in seconds through every sample, or through the median of every size; through th
 def least_squares(
     design: Floats, seconds: Floats, unit_s: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2); ``design`` is (n, k).
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2), and (n,) leverage.
 
-    And (n,) leverage: weight of each row on its own fitted value, from 0 to 1.
-    unit_s : (n,) what an error counts in: by default the measured time itself, so errors are relative
+    design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
+    leverage : weight of each row on its own fitted value, from 0 to 1
     """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
@@ -47,9 +43,8 @@ def least_squares(
             raise np.linalg.LinAlgError
         inverse = np.linalg.inv((weighted / scale).T @ (weighted / scale)) / np.outer(scale, scale)
     except np.linalg.LinAlgError:
-        raise UserError(
-            "the sizes do not determine the parameters: measure more distinct sizes"
-        ) from None
+        what = "the sizes do not determine the parameters: measure more distinct sizes"
+        raise UserError(what) from None
     return basis / scale, np.einsum("ij,jk,ik->i", weighted, inverse, weighted)
 
 
@@ -78,18 +73,9 @@ def straight(sizes: Floats) -> Floats:
     return np.column_stack([np.ones_like(sizes), sizes])
 
 
-def log2(sizes: Floats) -> Floats:
-    """Return (n, 2): the logarithm of the size and a constant."""
-    return np.column_stack([np.log2(sizes), np.ones_like(sizes)])
-
-
 def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
-    """Return (n+1, n+1) losses of a line through the points from i up to j; infinite if below ``least``.
-
-    x, y, weight : (n,) of the points
-
-    Points are added one by one to moments about their mean: plain sums would lose the digits of short pieces.
-    """
+    """Return (n+1, n+1) losses of a line through the (n,) points from i up to j; infinite below ``least``."""
+    # Points are added one by one to moments about their mean: plain sums would lose digits of short pieces.
     losses = np.full((x.size + 1, x.size + 1), np.inf)
     moments = np.zeros((6, x.size))
     for j, (new_x, new_y, new) in enumerate(zip(x, y, weight, strict=True)):
@@ -111,17 +97,13 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
 def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
-    """Return the breakpoints of least total loss, geometric means between neighbouring sizes.
-
-    Repeats scatter about their own mean wherever the cuts are, so that part is left out.
-
-    Raises UserError for fewer than ``minimum`` distinct sizes a piece.
-    """
+    """Return breakpoints of least total loss, geometric means of neighbours; UserError for too few sizes."""
     points, groups = grouped(sizes[:, None], seconds)
     grid, needed = points[:, 0], minimum * len(designs)
     if grid.size < needed:
         pieces = f"{len(designs)} pieces need at least {needed} distinct sizes"
         raise UserError(f"{pieces}, got {grid.size}")
+    # Repeats scatter about their own mean wherever the cuts are: that part is left out.
     weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
     mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
     # A design is a constant and a variable: their sum is as good a variable.
@@ -141,12 +123,10 @@ def apart(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
 ) -> list[float]:
     """Return 2k values of k pieces between the breaks, fitted one by one."""
-    which = np.searchsorted(breaks, sizes, side="right")
-    fits = [
-        least_squares(design(sizes[which == k]), seconds[which == k])[0]
-        for k, design in enumerate(designs)
-    ]
-    return [float(value) for values in fits for value in values]
+    which, values = np.searchsorted(breaks, sizes, side="right"), list[float]()
+    for k, design in enumerate(designs):
+        values += least_squares(design(sizes[which == k]), seconds[which == k])[0].tolist()
+    return values
 
 
 # -- forms -------------------------------------------------------------------------------------
@@ -161,9 +141,7 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
 
     def fitter(*columns: Floats) -> dict[str, Any]:
         *at, seconds = columns
-        terms: list[Any] = [
-            kind(**dict(zip(names, unit, strict=True))) for unit in np.eye(len(names)).tolist()
-        ]
+        terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
         design = np.column_stack([term(*at) for term in terms])
         return dict(zip(names, least_squares(design, seconds)[0].tolist(), strict=True))
 
@@ -179,10 +157,8 @@ def _full_grid(kind: type[Form]) -> Fitter:
         axes = [np.unique(column) for column in points.T]
         shape = [axis.size for axis in axes]
         if len(points) != np.prod(shape):
-            raise UserError(
-                f"{len(points)} points are not the {shape[0]} densities x {shape[1]} sizes of a "
-                "table: measure every size at every density"
-            )
+            full = f"the {shape[0]} densities x {shape[1]} sizes of a table"
+            raise UserError(f"{len(points)} points are not {full}: measure every size at each")
         grid = (*axes[::-1], each(np.median, groups).reshape(shape))
         return dict(zip(parameters(kind), (axis.tolist() for axis in grid), strict=True))
 
@@ -190,11 +166,7 @@ def _full_grid(kind: type[Form]) -> Fitter:
 
 
 def _line(how: str) -> Fitter:
-    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time.
-
-    In seconds the largest messages decide, where a line's slope shows; so a start-up below zero may come out:
-    then it is zero and the slope alone is fitted. Raises UserError for any other ``how``.
-    """
+    """Return how a line is laid: one of LINES, or "1.2e-8" s a byte and the smallest message's time."""
     if how == "relative":
         return _linear_in_parameters(AlphaBeta)
     try:
@@ -202,8 +174,8 @@ def _line(how: str) -> Fitter:
     except ValueError:
         slope = math.nan
     if how not in LINES and not 0 < slope < math.inf:
-        ways = ", ".join(LINES)
-        raise UserError(f"cost form alpha_beta:{how}: use {ways}, or seconds per byte as 1.2e-8")
+        ways = f"{', '.join(LINES)}, or seconds per byte as 1.2e-8"
+        raise UserError(f"cost form alpha_beta:{how}: use {ways}")
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
         points, groups = grouped(sizes[:, None], seconds)
@@ -216,7 +188,7 @@ def _line(how: str) -> Fitter:
         if how in LINES:
             unit_s = np.ones_like(medians)
             values = least_squares(straight(grid), medians, unit_s)[0]
-            if values[0] < 0:
+            if values[0] < 0:  # in seconds the largest messages decide
                 values = np.append(0.0, least_squares(grid[:, None], medians, unit_s)[0])
         return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
 
@@ -225,16 +197,17 @@ def _line(how: str) -> Fitter:
 
 def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
     """Return parameters with the threshold that is given, or else with the one of least loss."""
-    designs: tuple[Design, ...] = (log2, lambda sizes: straight(sizes)[:, ::-1])
+    designs: tuple[Design, ...] = (
+        lambda sizes: straight(np.log2(sizes))[:, ::-1],
+        lambda sizes: straight(sizes)[:, ::-1],
+    )
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
         below = int(np.searchsorted(np.unique(sizes), threshold_bytes))
         above = np.unique(sizes).size - below
         if min(below, above) < 2:
-            raise UserError(
-                f"a threshold of {units.format_bytes(threshold_bytes)} has {below} sizes below and "
-                f"{above} above: each piece needs 2"
-            )
+            sides = f"{below} sizes below and {above} above: each piece needs 2"
+            raise UserError(f"a threshold of {units.format_bytes(threshold_bytes)} has {sides}")
     else:
         (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
     values = apart(designs, (threshold_bytes,), sizes, seconds)

@@ -19,10 +19,8 @@ from ddlkit.core.workload import Floats, Ints, Workload
 class FusionPlan:
     """A partition of the tensors into contiguous groups, in ready order.
 
-    ends : exclusive end of each group, increasing; the last one is the number of tensors.
-    least_s : of a plan that was proven the best: no plan's iteration is shorter, at the cost it was made for
-        and one message at a time
-    Raises UserError when the ends are not increasing or a group would be empty.
+    ends : exclusive end of each group, increasing; the last one is the number of tensors
+    least_s : of a plan proven the best: no iteration is shorter at its cost, one message at a time
     """
 
     planner: str
@@ -30,10 +28,9 @@ class FusionPlan:
     least_s: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.ends or any(b <= a for a, b in zip((0, *self.ends), self.ends, strict=False)):
-            raise UserError(
-                f"plan {self.planner!r}: group ends {self.ends[:6]}... must increase from above 0"
-            )
+        if not self.ends or any(b <= a for a, b in zip(self.starts, self.ends, strict=True)):
+            ends = f"group ends {self.ends[:6]}..."
+            raise UserError(f"plan {self.planner!r}: {ends} must increase from above 0")
 
     @property
     def n(self) -> int:
@@ -52,19 +49,14 @@ class FusionPlan:
 
     def group_bytes(self, workload: Workload) -> Ints:
         """Return (G,) bytes of each group. Raises UserError when the plan is of another workload."""
-        self._check(workload)
+        if self.n != workload.n:
+            sizes = f"{self.n} tensors, the workload has {workload.n}"
+            raise UserError(f"plan {self.planner!r} is of {sizes}")
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
         """Return (G,) the time at which the last gradient of each group is ready."""
-        self._check(workload)
         return workload.ready_s[np.array(self.ends) - 1]
-
-    def _check(self, workload: Workload) -> None:
-        if self.n != workload.n:
-            raise UserError(
-                f"plan {self.planner!r} is of {self.n} tensors, the workload has {workload.n}"
-            )
 
     def forward_groups(self) -> list[list[int]]:
         """Return groups and members in ready order, each tensor by its index in forward order from 0."""
@@ -89,11 +81,7 @@ def single(workload: Workload) -> FusionPlan:
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """Return groups that close before they exceed the buffer (osf Eq 12); a larger tensor travels alone.
-
-    It also closes when the next gradient takes ``timeout_s`` or longer to become ready. A plan says what
-    travels together, not when it leaves: a scheduler that finds this out by waiting leaves later.
-    """
+    """Return groups that close before they exceed the buffer (osf Eq 12), or ``timeout_s`` would pass."""
     if capacity_bytes <= 0:
         raise UserError(f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero")
     if not timeout_s > 0:
@@ -108,8 +96,7 @@ def buffer(
     return FusionPlan(name or f"buffer:{capacity_bytes}", (*ends, workload.n))
 
 
-DDP_FIRST_BYTES = units.MIB
-DDP_BUCKET_BYTES = 25 * units.MIB
+DDP_FIRST_BYTES, DDP_BUCKET_BYTES = units.MIB, 25 * units.MIB
 
 
 def ddp(workload: Workload) -> FusionPlan:
@@ -134,8 +121,7 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
     Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
     minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
-    hurts, so keeping the best is enough. O(n**2) time, O(n) memory. Among equal plans the one with fewest
-    messages at the end is kept (smallest j). Where a message is selected first, see `proven`.
+    hurts, so keeping the best is enough. O(n**2) time, O(n) memory; of equal ones the smallest j.
     """
     if cost.selects:
         plan, least_s = proven(workload, cost)
@@ -157,18 +143,10 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
-    """Return the plan with the shortest iteration where messages are selected first, and its certificate.
-
-    The certificate is the least time that any plan takes, in seconds of an iteration, found by two searches
-    that meet. At worst exponential; the tensors of a network take half a second.
-
-    Raises UserError for more than MOST_SELECTED tensors.
-    """
+    """Return the plan of the shortest iteration where messages are selected first, and its proven seconds."""
     if workload.n > MOST_SELECTED:
-        raise UserError(
-            f"plan exact of {workload.n} tensors that are selected: at most {MOST_SELECTED}, since every "
-            "group is held in memory: merge those of a layer, or use another planner"
-        )
+        most = f"at most {MOST_SELECTED}: merge those of a layer, or use another planner"
+        raise UserError(f"plan exact of {workload.n} tensors that are selected: {most}")
     every = range(workload.n)
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
     selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
@@ -177,10 +155,8 @@ def proven(workload: Workload, cost: MessageCost) -> tuple[FusionPlan, float]:
     return FusionPlan("exact", ends), least_s + workload.update_s
 
 
-AT_ONCE = 2**20
-"""So many groups are priced at a time: 8 MB of seconds."""
-MOST_SELECTED = 2_000
-"""Tensors whose groups are all held in memory, six times: 200 MB."""
+AT_ONCE = 2**20  # groups priced at a time: 8 MB of seconds
+MOST_SELECTED = 2_000  # tensors whose groups are all held in memory, six times: 200 MB
 
 
 def _of_groups(
@@ -191,25 +167,21 @@ def _of_groups(
     rows, columns = np.tril_indices(len(lasts), lasts.start, workload.n)
     price = np.zeros((len(lasts), workload.n))
     price[rows, columns] = seconds(total[rows + lasts.start + 1] - total[columns])
-    if not np.all(price >= 0):
-        raise UserError(
-            f"the {what} cost is negative at some message size: fit it on smaller messages"
-        )
-    return price
+    if np.all(price >= 0):
+        return price
+    raise UserError(f"the {what} cost is negative at some message size: fit it on smaller messages")
 
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
-"""(workload, cost or None, the text after the colon) -> plan."""
+"""(workload, cost or None, the text after the colon) -> plan"""
 
 
 @dataclass(frozen=True)
 class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
 
-    label : its name in a figure, by default its own; look : its colour, marker, line and hatch there
-    variants : all that may stand after the colon, where ``make`` does not read the text itself
-    examples : specs that show how it is written, by default its name and its variants; where ``make`` reads
-        the text itself, one with a colon
+    look : colour, marker, line and hatch; variants : all after the colon, where ``make`` does not read it
+    examples : specs, by default its name and variants; where ``make`` reads the text, one with a colon
     """
 
     name: str
@@ -224,26 +196,16 @@ class Planner:
         object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "examples", self.examples or written)
 
-    @property
-    def free_text(self) -> bool:
-        """Return whether ``make`` reads what stands after the colon itself."""
-        return not self.variants and any(":" in example for example in self.examples)
-
 
 PLANNERS: dict[str, Planner] = {}
 """Every planner that is registered, by name."""
 
 
-def planner(name: str, **known: Any) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as the planner ``name``; ``known`` : label, look, ... as of `Planner`.
-
-    Raises UserError when the name is taken.
-    """
+def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as a planner; ``drawn`` : label, look, ... of a `Planner`."""
 
     def register(make: MakePlan) -> MakePlan:
-        if name in PLANNERS:
-            raise UserError(f"planner {name!r} is registered already")
-        PLANNERS[name] = Planner(name, make, **known)
+        PLANNERS[name] = Planner(name, make, **drawn)
         return make
 
     return register
@@ -253,9 +215,8 @@ def _integers(text: str, spec: str) -> list[int]:
     try:
         return [int(part) for part in text.replace(";", ",").replace(":", ",").split(",")]
     except ValueError:
-        raise UserError(
-            f"plan {shown(spec)}: {shown(text)} must be whole numbers, as in cuts:3,40 or random:7:12"
-        ) from None
+        right = "must be whole numbers, as in cuts:3,40 or random:7:12"
+        raise UserError(f"plan {shown(spec)}: {shown(text)} {right}") from None
 
 
 @planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
@@ -268,9 +229,8 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 @planner("cuts", label="given cuts", look=("#8f8f8f", "P", "--", "|||"), examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     ends = _integers(text, f"cuts:{text}")
-    return FusionPlan(
-        f"cuts:{text}", tuple(ends if ends[-1] == workload.n else (*ends, workload.n))
-    )
+    ends += [workload.n] * (ends[-1] != workload.n)
+    return FusionPlan(f"cuts:{text}", tuple(ends))
 
 
 @planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
@@ -302,15 +262,12 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """Return the plan that ``spec`` names: "none", "buffer:64MB:5ms", "ddp", "exact", "cuts:3,40",
-    "random:SEED:GROUPS", or one that ddlkit.papers registers.
-
-    Raises UserError for an unknown planner or variant, or one that needs a cost when none is given.
-    """
+    """Return the plan that ``spec`` names, as "none", "buffer:64MB:5ms" or "cuts:3,40"; else UserError."""
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
         raise UserError(f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}")
     chosen = PLANNERS[name]
-    if text and not chosen.free_text and text not in chosen.variants:
+    free_text = not chosen.variants and any(":" in example for example in chosen.examples)
+    if text and not free_text and text not in chosen.variants:
         raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
     return chosen.make(workload, cost, text)

@@ -1,9 +1,4 @@
-"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute.
-
-Of each group the k = density x elements largest are selected, one group after the other on the compute
-stream, and their values and indices gathered from all workers. So an iteration is that of the dense
-model (`ddlkit.core.iteration`) for another cost and another workload.
-"""
+"""Sparsified gradients as a dense model sees them: other message times, and selection among the compute."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import UNDESCRIBED, Form, MessageCost, Table, cost_from_dict
+from ddlkit.core.cost import FORMS, UNDESCRIBED, Form, MessageCost, Table, from_dict
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
@@ -39,17 +34,11 @@ def elements_of(n_bytes: ArrayLike) -> Floats:
     return np.asarray(np.ceil(np.asarray(n_bytes, dtype=float) / ELEMENT_BYTES))
 
 
-def group_elements(workload: Workload, plan: FusionPlan) -> list[int]:
-    """Return the float32 elements of each group: its bytes, rounded up."""
-    return [int(size) for size in elements_of(plan.group_bytes(workload))]
-
-
 @dataclass(frozen=True, eq=False)
 class SparseGather(MessageCost):
     """What exchanging the largest of a dense group costs: one all-gather of values, one of indices.
 
-    gather : the cost of an all-gather by its whole output, P k elements of 4 bytes
-    selecting : what it takes to select them before, None: not known; no part of the JSON description
+    gather : of the whole output, P k elements of 4 bytes; selecting : them before, None: not known
     """
 
     form: ClassVar[str] = "sparse_gather"
@@ -60,11 +49,11 @@ class SparseGather(MessageCost):
 
     def __post_init__(self) -> None:
         if isinstance(self.gather, dict):  # of a JSON description
-            object.__setattr__(self, "gather", cost_from_dict(self.gather))
+            object.__setattr__(self, "gather", from_dict(self.gather, FORMS))
         gather = self.gather
         self.check(isinstance(gather, MessageCost), f"gather is {shown(gather)}: no other cost")
-        known = gather.workers is not None and gather.collective == "all_gather"
-        self.check(known, "needs the cost of an all_gather that knows its workers")
+        gathers = gather.workers is not None and gather.collective == "all_gather"
+        self.check(gathers, "needs the cost of an all_gather that knows its workers")
         self.check(0 < self.density <= 1, f"density {self.density} is not above 0 and at most 1")
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
@@ -75,11 +64,6 @@ class SparseGather(MessageCost):
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Return the whole output of either gather, in bytes, for dense groups of ``n_bytes``."""
         return self.sent_bytes(n_bytes) / 2
-
-    @property
-    def selects(self) -> bool:
-        """Return whether it is known what selecting takes."""
-        return self.selecting is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return seconds to select from dense groups of ``n_bytes``; 0 where that is not known."""
@@ -101,31 +85,18 @@ def group_selection_s(
     workload: Workload, plan: FusionPlan, density: float, selecting: Selecting
 ) -> Floats:
     """Return (G,) seconds to select each group's largest elements."""
-    sizes = elements_of(plan.group_bytes(workload))
-    return np.asarray(selecting(sizes, density), dtype=float)
+    return np.asarray(selecting(elements_of(plan.group_bytes(workload)), density), dtype=float)
 
 
 def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
-    """Return the workload whose backward holds each group's selection, right after its last gradient.
-
-    selection_s : (G,). Group g is then ready at its gradients' time plus all selections up to its own
-    (omgs Eq 6 and 7, seen from the iteration).
-    """
+    """Return it with each group's selection (G,) in its backward, after its last gradient (omgs Eqs 6, 7)."""
     backward_s = workload.backward_s.copy()
     backward_s[np.array(plan.ends) - 1] += selection_s
     return replace(workload, backward_s=backward_s)
 
 
 def sparse_iteration(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iteration:
-    """Return the iteration under a plan at a cost that selects, the selections among its compute.
-
-    >>> from ddlkit.core.cost import AlphaBeta
-    >>> gather = AlphaBeta(0.5, 0.0, collective="all_gather", workers=2)
-    >>> toy = Workload.from_arrays(1.0, [1.0, 1.0], [4_000_000, 4_000_000])
-    >>> cost = SparseGather(gather, 0.001, selecting=Scan(0.25, 0.0))
-    >>> sparse_iteration(toy, FusionPlan("none", (1, 2)), cost).prediction.iteration_s
-    4.5
-    """
+    """Return the iteration under a plan at a cost that selects, the selections among its compute."""
     selecting_s = cost.selection_s(plan.group_bytes(workload))
     return Iteration(with_selection(workload, plan, selecting_s), plan, cost)
 
@@ -150,10 +121,7 @@ SELECTION_FORMS: dict[str, type[SelectionCost]] = {}
 
 @dataclass(frozen=True, eq=False)
 class SelectionCost(Form):
-    """The time to select the largest density x elements of a tensor; call it on numbers or arrays.
-
-    operation, device : what was measured on what, None if unknown
-    """
+    """The time to select the largest density x elements of a tensor, by an operation on a device."""
 
     operation: str | None = field(default=None, kw_only=True)
     device: str | None = field(default=None, kw_only=True)
@@ -207,11 +175,7 @@ class Scan(SelectionCost):
 
 @dataclass(frozen=True, eq=False)
 class SelectionTimes(SelectionCost):
-    """Measured times, interpolated in log-log; beyond the densities as at the nearest one, beyond the
-    largest size in proportion to it. Those of a single density say nothing of others.
-
-    elements : (n,); density : (m,); seconds : (m, n), or (n,) of a single density
-    """
+    """Measured times, (m, n) by density and elements, in log-log; beyond the largest size in proportion."""
 
     form: ClassVar[str] = "table"
     elements: Floats

@@ -15,10 +15,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 
 COMMUNICATION = tuple(COLLECTIVES)
-KINDS = (
-    *("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait"),
-    *(*COMMUNICATION, "update"),
-)
+BEFORE = ("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait")
+KINDS = (*BEFORE, *COMMUNICATION, "update")
 COMPUTE = ("forward", "backward", "sparsify", "update")
 ORIGINS = ("simulated", "replayed", "measured", "recorded")
 _WHOLE = ("rank", "iteration", "group", "bytes")
@@ -27,11 +25,7 @@ _DTYPES = {**dict.fromkeys(_WHOLE, np.int64), "start_s": float, "end_s": float}
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One NumPy array a column, all of length n; times in seconds from the iteration's start.
-
-    ``kind`` is one of KINDS, ``origin`` one of ORIGINS; ``group`` is -1 where none applies.
-    Raises UserError for unknown kinds or origins, or spans that end before they start.
-    """
+    """One array (n,) a column; seconds from the iteration's start; ``group`` is -1 where none applies."""
 
     task: NDArray[Any]
     kind: NDArray[Any]
@@ -48,11 +42,10 @@ class Timeline:
         for name in COLUMNS:
             column = np.asarray(getattr(self, name), dtype=_DTYPES.get(name, str))
             object.__setattr__(self, name, column)
-        for name, known in (("kind", KINDS), ("origin", ORIGINS)):
-            for unknown in sorted(set(getattr(self, name).tolist()) - set(known))[:1]:
-                raise UserError(
-                    f"timeline: unknown {name} {unknown!r}: use one of {', '.join(known)}"
-                )
+        for name, names in (("kind", KINDS), ("origin", ORIGINS)):
+            for unknown in sorted(set(getattr(self, name).tolist()) - set(names))[:1]:
+                use = f"use one of {', '.join(names)}"
+                raise UserError(f"timeline: unknown {name} {unknown!r}: {use}")
         late = np.flatnonzero(~(self.end_s >= self.start_s))
         if late.size:
             raise UserError(f"timeline: span {str(self.task[late[0]])!r} ends before it starts")
@@ -80,14 +73,12 @@ class Timeline:
 
     def busy_s(self, kinds: Sequence[str]) -> float:
         """Return seconds during which at least one span of ``kinds`` runs."""
-        spans = self.spans(kinds)
-        return float(np.sum(spans[:, 1] - spans[:, 0]))
+        return float(np.diff(self.spans(kinds)).sum())
 
-    def overlap_s(
-        self, first: Sequence[str] = COMPUTE, second: Sequence[str] = COMMUNICATION
-    ) -> float:
-        """Return seconds during which spans of both kinds run."""
-        return self.busy_s(first) + self.busy_s(second) - self.busy_s((*first, *second))
+    def overlap_s(self) -> float:
+        """Return seconds during which something computes and something is sent."""
+        either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
+        return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 
     def exposed_communication_s(self) -> float:
         """Return seconds of communication while nothing computes: what training waits for."""
@@ -105,12 +96,11 @@ class Timeline:
         return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Return the Trace Event JSON that Perfetto opens: a process a rank, a thread a stream, times in µs.
-
-        Iterations follow one another, and the first span starts at 0. A thread holds one span at a
-        time: where spans of a stream overlap, it gets as many threads as needed.
-        """
-        start_s = self.start_s + self._offsets_s()
+        """Return what Perfetto opens: a process a rank, a thread a stream; iterations from 0 on, in µs."""
+        by_iteration = self.to_frame().groupby("iteration")
+        first_s, last_s = by_iteration["start_s"].min(), by_iteration["end_s"].max()
+        shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
+        start_s = self.start_s + shift_s.loc[self.iteration].to_numpy()
         threads: dict[tuple[int, str, int], int] = {}
         spans = []
         for row, track in enumerate(self._tracks(start_s)):
@@ -122,9 +112,8 @@ class Timeline:
             span |= {"dur": float(self.end_s[row] - self.start_s[row]) * 1e6}
             args = {name: getattr(self, name)[row].item() for name in named}
             spans.append({**span, "pid": rank, "tid": tid, "args": args})
-        names = [
-            ("process_name", rank, 0, f"rank {rank}") for rank in np.unique(self.rank).tolist()
-        ]
+        ranks = np.unique(self.rank).tolist()
+        names = [("process_name", rank, 0, f"rank {rank}") for rank in ranks]
         for (rank, stream, track), tid in threads.items():
             names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
         metadata = [
@@ -132,13 +121,6 @@ class Timeline:
             for what, rank, tid, name in names
         ]
         return {"traceEvents": [*metadata, *spans], "displayTimeUnit": "ms"}
-
-    def _offsets_s(self) -> NDArray[np.float64]:
-        """Return (n,) what to add to each start so that iterations follow one another from 0 on."""
-        spans = self.to_frame().groupby("iteration")
-        first_s, last_s = spans["start_s"].min(), spans["end_s"].max()
-        shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
-        return np.asarray(shift_s.loc[self.iteration])
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
         """Return n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""

@@ -1,13 +1,13 @@
 """Units: parse what people write once, at the edge, and print it back readably.
 
 Decimal prefixes are powers of 1000 (GB = 1e9 bytes), binary ones powers of 1024 (GiB = 2**30).
-Inside the package every quantity is in bytes, bits per second, seconds or FLOP.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from ddlkit.core.errors import UserError
 
@@ -15,8 +15,7 @@ KB, MB, GB = 1000, 1000**2, 1000**3
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 LEAST, MOST = 1e-30, 1e30
-"""Between these lies every time, rate and number of FLOP that somebody means, with room to multiply; below
-and beyond, arithmetic ends at 0 or at infinity."""
+"""Between these lies every time, rate and number of FLOP that somebody means, with room to multiply."""
 MOST_WHOLE = 10**14
 """Of bytes, elements and counts in a file: a hundred terabytes. Sums of many thousands fit 64 bits."""
 
@@ -28,14 +27,18 @@ _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _SECONDS |= {"m": 60.0, "h": 3600.0}
 
 
-def _split(text: str, what: str, example: str) -> tuple[float, str]:
+def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> float:
+    """Return the number times its unit's factor."""
     match = _NUMBER.match(text)
     if not match:
         raise UserError(f"{what} {text!r} is not a number with a unit: write for example {example}")
-    value = float(match.group(1))
+    value, unit = float(match[1]), match[2]
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
-    return value, match.group(2)
+    if unit not in units:
+        *most, last = filter(None, units)
+        raise UserError(f"{what} {text!r} has unit {unit!r}: use {', '.join(most)} or {last}")
+    return value * units[unit]
 
 
 def parse_bytes(text: str) -> int:
@@ -44,11 +47,8 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("25MB"), parse_bytes("1 KiB")
     (25000000, 1024)
     """
-    value, unit = _split(text, "size", "25MB or 64MiB")
-    factor = None if unit.endswith("b") else BYTES.get(unit.upper())
-    if factor is None:
-        raise UserError(f"size {text!r} has unit {unit!r}: use B, KB, MB, GB, KiB, MiB or GiB")
-    return round(value * factor)
+    spelled = text if text.rstrip().endswith("b") else text.upper()
+    return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
 
 
 _ELEMENT_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
@@ -60,20 +60,18 @@ def parse_element_bytes(text: str) -> int:
     number = int(text) if text.isdecimal() and len(text) < 3 else 0
     n_bytes = number or _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
-        known = ", ".join(_ELEMENT_BYTES)
-        raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {known}")
+        names = ", ".join(_ELEMENT_BYTES)
+        raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {names}")
     return n_bytes
 
 
 def parse_bits_per_s(text: str) -> float:
     """Return bits per second of ``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"``. Raises UserError."""
-    value, unit = _split(text, "rate", "1gbit or 200mbit")
-    factor = _BITS_PER_S.get(unit.lower().removesuffix("/s"))
-    if factor is None:
-        raise UserError(f"rate {text!r} has unit {unit!r}: use bit, kbit, mbit or gbit")
-    if value <= 0:
+    spelled = text.lower().rstrip().removesuffix("/s")
+    rate = _parsed(spelled, "rate", "1gbit or 200mbit", _BITS_PER_S)
+    if rate <= 0:
         raise UserError(f"rate {text!r} must be above zero")
-    return value * factor
+    return rate
 
 
 def parse_seconds(text: str) -> float:
@@ -84,11 +82,7 @@ def parse_seconds(text: str) -> float:
     """
     if len(parts := re.split(r"(?<=[hms])(?=[0-9])", text)) > 1:
         return sum(map(parse_seconds, parts))
-    value, unit = _split(text, "time", "8m or 90s")
-    factor = _SECONDS.get(unit)
-    if factor is None:
-        raise UserError(f"time {text!r} has unit {unit!r}: use ns, us, ms, s, m or h")
-    return value * factor
+    return _parsed(text, "time", "8m or 90s", _SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import MOST, MOST_WHOLE
 
-MOST_TENSORS = 20_000
-"""Of a workload: the largest networks have some thousands; the best plan of so many takes half a minute."""
+MOST_TENSORS = 20_000  # networks have some thousands; `exact` of so many takes half a minute
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,11 +25,10 @@ def _freeze(owner: Any, n: int, **least: int) -> None:
         array: NDArray[Any] = np.array(getattr(owner, name), float)
         if array.shape != (n,):
             raise UserError(f"{name} has shape {array.shape}, but there are {n} tensors")
-        wrong = np.flatnonzero(~np.isfinite(array.astype(float)) | (array < minimum))
+        wrong = np.flatnonzero(~np.isfinite(array) | (array < minimum))
         if wrong.size:
-            raise UserError(
-                f"{name} of tensor {wrong[0]} is {array[wrong[0]]:g}: must be >= {minimum}"
-            )
+            wrong_one = f"{name} of tensor {wrong[0]} is {array[wrong[0]]:g}"
+            raise UserError(f"{wrong_one}: must be >= {minimum}")
         if (array > (MOST_WHOLE if minimum else MOST)).any():
             raise UserError(f"{name} is {array.max():g} in some tensor: nobody means that")
         if minimum:
@@ -48,14 +46,9 @@ def _check_time(seconds: float, what: str) -> None:
 class Workload:
     """One iteration in *ready order*: gradients as they become ready, last layer first.
 
-    forward_s : time of the whole forward pass
     backward_s : (n,) time of backward between the previous gradient's readiness and this one's
-    bytes : (n,) size of each gradient on the wire
-    parameters : (n,) number of elements of each gradient
-    layer, tensor : n names each
+    bytes : (n,) size of each gradient on the wire; parameters : (n,) its elements
     update_s : optimizer step, after the last gradient has arrived
-
-    Raises UserError for an empty workload, wrong lengths, negative or non-finite entries.
     """
 
     forward_s: float
@@ -98,21 +91,14 @@ class Workload:
         """Return the workload on a machine ``factor`` times slower (time dilation)."""
         if not factor > 0:
             raise UserError(f"time dilation factor is {factor}: must be above zero")
-        return replace(
-            self,
-            forward_s=self.forward_s * factor,
-            backward_s=self.backward_s * factor,
-            update_s=self.update_s * factor,
-        )
+        names = ("forward_s", "backward_s", "update_s")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     def accumulated(self, batches: int) -> Workload:
-        """Return micro-batches whose gradients are summed up, and sent beside the last one's backward only.
-
-        What PyTorch's DDP does within ``no_sync``: all before the last backward counts as forward.
-        """
+        """Return micro-batches of which only the last sends gradients, as in DDP's ``no_sync``."""
         if not 1 <= batches <= MOST_WHOLE:
-            given, most = shown(batches), f"{MOST_WHOLE:g}"
-            raise UserError(f"{given} micro-batches accumulated: at least 1, and at most {most}")
+            limits = f"at least 1, and at most {MOST_WHOLE:g}"
+            raise UserError(f"{shown(batches)} micro-batches accumulated: {limits}")
         before_s = (batches - 1) * (self.forward_s + float(self.backward_s.sum()))
         return replace(self, forward_s=self.forward_s + before_s)
 
@@ -131,15 +117,11 @@ class Workload:
         return cls(forward_s, times, sizes, elements, names, names, update_s)
 
 
-_PROFILED = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
-
-
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """Measured times of one network on one device, in *forward order*, one row a tensor.
+    """Measured times of one network on one device, in *forward order*, columns (n,) of one row a tensor.
 
-    forward_s, backward_s : (n,) seconds; a layer with several tensors carries its forward time on the first
-    parameters, gradient_bytes : (n,) whole numbers; flops : (n,) forward FLOP (2 per multiply-add)
+    forward_s : a layer with several tensors carries it on the first; flops : forward, 2 per multiply-add
     """
 
     network: str
@@ -174,12 +156,8 @@ class LayerProfile:
     ) -> LayerProfile:
         """Return a profile by count instead of clock: work over a device's rate (osf Eqs 4-6), in float32.
 
-        forward is M C / (c pi) and backward twice that, so that all takes 3 sum(M C) / (c pi).
-        Symbols: M = batch, C = sample_flops (n,), the forward FLOP of one sample (2 per multiply-add),
-        pi = peak_flops_per_s, c = utilisation. The update takes no time.
-
-        Raises UserError for a batch below 1, a peak rate that is not above zero, a utilisation
-        outside (0, 1], no FLOP at all, and as every profile does.
+        forward is M C / (c pi) and backward twice that; M = batch, C = sample_flops (n,), the forward FLOP of
+        one sample (2 per multiply-add), pi = peak_flops_per_s, c = utilisation.
         """
         if batch < 1:
             raise UserError(f"batch size is {batch}: must be at least 1")
@@ -207,15 +185,10 @@ class LayerProfile:
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
         """Return the profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
-        if element_bytes < 1:
-            raise UserError(f"gradients of {element_bytes} bytes each: at least 1")
         return replace(self, gradient_bytes=self.parameters * element_bytes)
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:
-        """Return it with layers or tensors, by name, so many times as large: in time and bytes.
-
-        Raises UserError for a name that it does not have, and a factor that is not above 0.
-        """
+        """Return it with layers or tensors, by name, so many times as large: in time and bytes."""
         factor = np.ones(len(self.tensor))
         for name, times in factors.items():
             named = [name in pair for pair in zip(self.layer, self.tensor, strict=True)]
@@ -223,23 +196,16 @@ class LayerProfile:
                 some = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
             if not 0 < times < np.inf:
-                raise UserError(
-                    f"layer {name}: cannot be {times:g} times as large: use a number > 0"
-                )
+                raise UserError(f"layer {name}: cannot be {times:g} times as large: use one > 0")
             factor[named] *= times
-        columns = {name: factor * getattr(self, name) for name in _PROFILED}
+        columns = {n: factor * getattr(self, n) for n in ("forward_s", "backward_s", "flops")}
         for name in ("parameters", "gradient_bytes"):
-            columns[name] = np.maximum(1, np.rint(columns[name])).astype(int)
+            columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(int)
         return replace(self, **columns)
 
     def workload(self) -> Workload:
         """Return the profile in ready order: the exact reverse of forward order."""
-        return Workload(
-            forward_s=float(self.forward_s.sum()),
-            backward_s=self.backward_s[::-1],
-            bytes=self.gradient_bytes[::-1],
-            parameters=self.parameters[::-1],
-            layer=self.layer[::-1],
-            tensor=self.tensor[::-1],
-            update_s=self.update_s,
-        )
+        forward_s, backward_s = float(self.forward_s.sum()), self.backward_s[::-1]
+        sizes = self.gradient_bytes[::-1], self.parameters[::-1]
+        names = self.layer[::-1], self.tensor[::-1]
+        return Workload(forward_s, backward_s, *sizes, *names, self.update_s)

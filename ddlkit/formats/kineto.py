@@ -1,40 +1,40 @@
-"""What torch.profiler exports (Kineto's Chrome trace): spans, phases, messages and a timeline of training.
+"""What torch.profiler exports (Kineto's Chrome trace), as a layer profile, message times and a timeline.
 
 Two clocks are in such a file: when the processor launched something, and when the GPU did it. On a GPU
-a kernel belongs to the phase that launched it.
+a kernel belongs to the phase that launched it. A UserError says what a file lacks, or where it is damaged.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MOST_WHOLE
+from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.store.files import parse_json
 
 PHASES = ("forward", "backward", "update")
 FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
 EVALUATE = "autograd::engine::evaluate_function"
+ACCUMULATE = "torch::autograd::AccumulateGrad"
 HOW = (
-    "record one or more whole iterations (forward, backward and optimizer.step) with "
-    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True) and export_chrome_trace"
+    "record whole iterations (forward, backward and optimizer.step) with "
+    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True)"
 )
 MOST_US = 1e18
 """Of instants and times, in microseconds: thirty thousand years."""
 
 _OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
-_NCCL = re.compile(
-    r"^nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|AllToAll|$)"
-)
-_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_NCCL = re.compile(r"nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|$)")
 # As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
@@ -47,7 +47,7 @@ _ELEMENT_BYTES = {
 class Event(NamedTuple):
     """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
 
-    category, args : as the profiler has them; thread : of which process and thread, or GPU and stream
+    category, args : as the profiler has them; correlated_s : start of what launched it, if that is there
     """
 
     name: str
@@ -55,77 +55,50 @@ class Event(NamedTuple):
     end_s: float
     on_gpu: bool = False
     category: str = ""
-    thread: str = ""
     args: Mapping[str, Any] = MappingProxyType({})
+    correlated_s: float | None = None
 
     @property
-    def at_s(self) -> tuple[float, float]:
-        """Start and end, in seconds."""
-        return self.start_s, self.end_s
+    def launched_s(self) -> float:
+        """When the processor launched it."""
+        return self.start_s if self.correlated_s is None else self.correlated_s
 
     @property
     def collective(self) -> str:
-        """Of a message at work (gloo's span on its own thread, NCCL's kernel): "all_reduce" and others.
-
-        "nccl" where NCCL's kernel does not name its collective, "" for all that is no message.
-        """
+        """Of gloo's span or NCCL's kernel: "all_reduce" and others, or "nccl" where it does not say."""
         if self.name.startswith("gloo:"):
             return self.name.removeprefix("gloo:")
         named = _NCCL.match(self.name) if self.on_gpu else None
-        return (_WORDS.sub("_", named[1]).lower() or "nccl") if named else ""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", named[1]).lower() or "nccl" if named else ""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of an operator's first input; 0 where it is unknown."""
+        shape = _first(self.args.get("Input Dims"))
+        return _count(math.prod(map(_count, shape))) if isinstance(shape, list) else 0
 
     @property
     def bytes(self) -> int:
         """Size of a message (all-gather: whole output) or of an operator's first input; 0: unknown."""
         if "In msg nelems" in self.args:
             direction = "Out" if self.collective == "all_gather" else "In"
-            count = self.args.get(f"{direction} msg nelems", 0)
-            return int(count) * element_bytes(self.args.get("dtype", ""))
-        return self.elements * element_bytes((self.args.get("Input type") or [""])[0])
+            count, kind = _count(self.args.get(f"{direction} msg nelems")), self.args.get("dtype")
+        else:
+            count, kind = self.elements, _first(self.args.get("Input type"))
+        return count * _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
 
-    @property
-    def elements(self) -> int:
-        """Number of elements of an operator's first input; 0 where it is unknown."""
-        shape = (self.args.get("Input Dims") or [None])[0]
-        known = isinstance(shape, list) and all(isinstance(length, int) for length in shape)
-        return math.prod(shape) if known else 0
-
-
-def element_bytes(kind: str) -> int:
-    """Return bytes of one element of a type as the profiler names it; 0 where the name is not known.
-
-    >>> element_bytes("float"), element_bytes("c10::BFloat16"), element_bytes("TensorList")
-    (4, 2, 0)
-    """
-    return _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
+    def number(self, remark: str) -> int | None:
+        """Return a number that the profiler notes, by which events belong together."""
+        value = self.args.get(remark)
+        return value if isinstance(value, int) else None
 
 
-# -- reading -----------------------------------------------------------------------------------
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else None
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value <= MOST_WHOLE
-
-
-def _is_lists(value: Any) -> bool:
-    """Whether it is a list, of lengths of at most so many elements together where it tells those."""
-    shapes = (
-        [shape for shape in value if isinstance(shape, list)] if isinstance(value, list) else []
-    )
-    lengths = [[n for n in shape if not isinstance(n, list)] for shape in shapes]
-    counted = all(all(map(_is_count, n)) and _is_count(math.prod(n)) for n in lengths)
-    return isinstance(value, list) and counted
-
-
-_CAN_BE: Mapping[str, Callable[[Any], bool]] = {
-    "In msg nelems": _is_count,
-    "Out msg nelems": _is_count,
-    "Input Dims": _is_lists,
-    "Input type": lambda value: isinstance(value, list),
-    "Sequence number": lambda value: not isinstance(value, dict | list),
-    "correlation": lambda value: not isinstance(value, dict | list),
-}
-"""What is read of the profiler's remarks on an event, and whether a value can be that."""
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value <= MOST_WHOLE else 0
 
 
 @dataclass(frozen=True)
@@ -140,21 +113,13 @@ class KinetoTrace:
     rank: int = 0
     device: str = "cpu"
 
-    @property
-    def kernels(self) -> list[Event]:
-        """What the GPU computed or copied; messages are none of it."""
-        return [event for event in self.events if event.on_gpu and not event.collective]
-
     def missing(self, what: str) -> UserError:
         """Return the error that says what this file lacks, and how to record it."""
         return UserError(f"{self.source}: {what}: {HOW}")
 
 
 def spans(document: Any, source: str = "trace") -> list[Event]:
-    """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start.
-
-    Raises UserError for another document, and for a span without name or with times that cannot be.
-    """
+    """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start."""
     listed = document.get("traceEvents") if isinstance(document, dict) else None
     if not isinstance(listed, list):
         raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
@@ -163,7 +128,11 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
         # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
         copied = ("gpu_user_annotation", "Trace")
         if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") not in copied:
-            _check(event, f"{source}: traceEvents[{number}]")
+            name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
+            timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
+            if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
+                times = f"({shown(name)}): ts {shown(ts)} and dur {shown(dur)} must be microseconds"
+                raise UserError(f"{source}: traceEvents[{number}] {times}: export the trace again")
             kept.append(event)
     first_us = min((event["ts"] for event in kept), default=0.0)
     events = [
@@ -171,37 +140,20 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
             event["name"],
             (event["ts"] - first_us) / 1e6,
             (event["ts"] - first_us + event["dur"]) / 1e6,
-            event.get("cat") in _ON_GPU,
+            event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"),
             str(event.get("cat", "")),
-            f"{event.get('pid')}/{event.get('tid')}",
             event["args"] if isinstance(event.get("args"), dict) else {},
         )
         for event in kept
     ]
+    launches = {event.number("correlation"): event.start_s for event in events if not event.on_gpu}
+    launches.pop(None, None)
+    events = [e._replace(correlated_s=launches.get(e.number("correlation"))) for e in events]
     return sorted(events, key=lambda event: (event.start_s, -event.end_s))
 
 
-def _check(event: dict[str, Any], where: str) -> None:
-    """Raise a UserError for a span that the profiler does not write so."""
-    name: Any = event.get("name")
-    ts, dur = (event.get(key) for key in ("ts", "dur"))
-    where += f" ({name if isinstance(name, str) else shown(name)})"
-    timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
-    if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
-        times = f"ts {shown(ts)} and dur {shown(dur)} must be microseconds"
-        raise UserError(f"{where}: {times}: export the trace again")
-    args = event.get("args")
-    args = args if isinstance(args, dict) else {}
-    for remark, can_be in _CAN_BE.items():
-        if remark in args and not can_be(args[remark]):
-            raise UserError(f"{where}: {remark} is {shown(args[remark])}: export the trace again")
-
-
 def parse_kineto(text: str, source: str) -> KinetoTrace:
-    """Return the trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors.
-
-    Raises UserError for a text that is no JSON, no Chrome trace, damaged, or without any span.
-    """
+    """Return the trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors."""
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -209,36 +161,28 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     trace = KinetoTrace(source, tuple(spans(document, source)))
     if not trace.events:
         raise trace.missing("no span at all")
-    rank, name = 0, "cuda"
-    match document.get("distributedInfo"):
-        case {"rank": rank}:
+    device, rank = "cpu", 0
+    if any(event.on_gpu and not event.collective for event in trace.events):
+        device = "cuda"
+        match document:
+            case {"deviceProperties": [{"name": str(device)}, *_]}:
+                pass
+    match document:
+        case {"distributedInfo": {"rank": rank}}:
             pass
-    match document.get("deviceProperties"):
-        case [{"name": name}, *_]:
-            pass
-    if not (_is_count(rank) and isinstance(name, str)):
-        raise UserError(f"{source}: rank {shown(rank)} of device {shown(name)}: export it again")
-    return replace(trace, rank=rank, device=name if trace.kernels else "cpu")
-
-
-# -- iterations and phases ---------------------------------------------------------------------
+    return replace(trace, rank=_count(rank), device=device)
 
 
 class TracedIteration(NamedTuple):
-    """One iteration of a trace, and its phases on the processor's clock: kind -> (start_s, end_s).
-
-    events : by launch, which is also when a span on the processor starts; launched_s : the same, times
-    """
+    """One iteration: its events by launch, and phases on the processor's clock: kind -> (start_s, end_s)."""
 
     events: tuple[Event, ...]
-    launched_s: tuple[float, ...]
     phases: Mapping[str, tuple[float, float]]
 
-    @property
-    def kernels(self) -> list[tuple[float, Event]]:
-        """When each of the GPU's spans but messages was launched, and the span."""
-        pairs = zip(self.launched_s, self.events, strict=True)
-        return [(t, event) for t, event in pairs if event.on_gpu and not event.collective]
+    def launched(self, start_s: float, end_s: float = math.inf) -> list[Event]:
+        """Return what the GPU did, messages aside, that was launched from ``start_s`` until ``end_s``."""
+        kernels = [e for e in self.events if e.on_gpu and not e.collective]
+        return [kernel for kernel in kernels if start_s <= kernel.launched_s < end_s]
 
     def gradients_end_s(self) -> float:
         """When the last gradient was ready, on the processor's clock; the end of backward if unknown."""
@@ -250,45 +194,31 @@ class TracedIteration(NamedTuple):
 def iterations(trace: KinetoTrace) -> list[TracedIteration]:
     """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out.
 
-    Phases are the ranges that record_function marked "ddlkit.forward", "ddlkit.backward" and
-    "ddlkit.update" (or without "ddlkit."). Where these are missing, forward starts with the first
-    operator that has a gradient, backward is autograd's, and update the optimizer's step.
-
-    Raises UserError when an iteration has no backward.
+    Phases are the ranges that record_function marked, as "ddlkit.forward" or "forward". Where these are
+    missing, forward starts with the first operator that has a gradient, backward is autograd's, and update
+    the optimizer's step.
     """
-    launches = {
-        event.args["correlation"]: event.start_s
-        for event in trace.events
-        if not event.on_gpu and "correlation" in event.args
-    }
-    # A kernel begins, on the processor's clock, when it is launched.
-    launched = [(launches.get(e.args.get("correlation"), e.start_s), e) for e in trace.events]
-    launched.sort(key=lambda pair: pair[0])
-    times_s = [at_s for at_s, _ in launched]
-    found: list[TracedIteration] = []
-    for start_s, end_s in _windows(trace.events):
-        inside = slice(bisect_left(times_s, start_s), bisect_left(times_s, end_s))
-        events = tuple(event for _, event in launched[inside])
+    by_launch = sorted(trace.events, key=lambda event: event.launched_s)
+    times_s = [event.launched_s for event in by_launch]
+    windows = [(e.start_s, e.end_s) for e in trace.events if e.name.startswith("ProfilerStep#")]
+    if not windows:
+        ends = [e.end_s for e in trace.events if _mark(e) == "update"]
+        ends = ends or [e.end_s for e in trace.events if e.name.startswith(_OPTIMIZER)]
+        ends = sorted(ends) or [math.inf]
+        windows = [*zip([-math.inf, *ends[:-1]], ends, strict=True)]
+    traced: list[TracedIteration] = []
+    for start_s, end_s in windows:
+        events = tuple(by_launch[bisect_left(times_s, start_s) : bisect_left(times_s, end_s)])
         phases = _phases(events)
-        if "forward" not in phases or "backward" not in phases:
-            marks = (
-                f"no events of autograd ({EVALUATE}: ...) and no ranges {FORWARD} and {BACKWARD}"
-            )
-            raise trace.missing(f"iteration {len(found)}: {marks}")
-        found.append(TracedIteration(events, tuple(times_s[inside]), phases))
-    return found
-
-
-def _windows(events: Sequence[Event]) -> list[tuple[float, float]]:
-    steps = [e.at_s for e in events if e.name.startswith("ProfilerStep#")]
-    ends = [e.end_s for e in events if _mark(e) == "update"]
-    ends = ends or [e.end_s for e in events if e.name.startswith(_OPTIMIZER)]
-    ends = sorted(ends) or [math.inf]
-    return steps or list(zip([-math.inf, *ends[:-1]], ends, strict=True))
+        if not {"forward", "backward"} <= phases.keys():
+            marks = f"no events of autograd ({EVALUATE}), no ranges {FORWARD} and {BACKWARD}"
+            raise trace.missing(f"iteration {len(traced)}: {marks}")
+        traced.append(TracedIteration(events, phases))
+    return traced
 
 
 def _mark(event: Event) -> str:
-    """The phase that the event marks, if any."""
+    """Return the phase that the event marks, if any."""
     kind = event.name.removeprefix("ddlkit.")
     return kind if kind in PHASES and not event.on_gpu else ""
 
@@ -299,12 +229,9 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     steps = [e for e in events if e.name.startswith(_OPTIMIZER)]
     if functions:
         begin_s, update_s = functions[0].start_s, steps[0].start_s if steps else math.inf
-        numbers = {e.args.get("Sequence number") for e in functions} - {None}
-        starts = [
-            outer.start_s
-            for inner, outer in with_outermost(e for e in events if e.category == "cpu_op")
-            if inner.args.get("Sequence number") in numbers and inner.start_s < begin_s
-        ]
+        numbers = {e.number("Sequence number") for e in functions} - {None}
+        of_graph = [e for e in events if e.number("Sequence number") in numbers]
+        starts = [e.start_s for e in of_graph if e.category == "cpu_op" and e.start_s < begin_s]
         if starts:
             phases["forward"] = min(starts), begin_s
         # Backward waits for messages; their own threads may still tidy up when the wait has ended.
@@ -312,87 +239,123 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
         phases["backward"] = begin_s, max(min(e.end_s, update_s) for e in (*functions, *sent))
     if steps:
         phases["update"] = steps[0].start_s, steps[-1].end_s
-    return phases | {_mark(e): e.at_s for e in reversed(events) if _mark(e)}
+    return phases | {_mark(e): (e.start_s, e.end_s) for e in reversed(events) if _mark(e)}
 
 
-def with_outermost(operators: Iterable[Event]) -> Iterator[tuple[Event, Event]]:
-    """Yield each event, by start, with the outermost one of its thread that it lies in (itself, if none)."""
-    outermost: dict[str, Event] = {}
-    for event in operators:
-        outer = outermost.get(event.thread)
-        if outer is None or event.start_s >= outer.end_s:
-            outer = outermost[event.thread] = event
-        yield event, outer
+def layer_profile(trace: KinetoTrace) -> LayerProfile:
+    """Return the trace's iterations as one layer profile: medians, rescaled to the medians of the phases.
+
+    A gradient is ready when autograd has accumulated it; its backward is the time since the one before. The
+    whole forward pass stands with the first tensor. On a GPU these are times of the GPU: when all was done
+    that had been launched until then. The file tells no names, so tensors are numbered, and no FLOP.
+    """
+    each = iterations(trace)
+    ready = [[e for e in iteration.events if e.name == ACCUMULATE] for iteration in each]
+    if not all(ready):
+        raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
+    sizes = [[(gradient.elements, gradient.bytes) for gradient in those] for those in ready]
+    if not all(n_bytes for those in sizes for _, n_bytes in those):
+        lacking = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
+        raise trace.missing(f"sizes of gradients are missing ({lacking})")
+    for number, others in enumerate(sizes):
+        if others != sizes[0]:
+            problem = "accumulates other gradients than iteration 0, or in another order"
+            raise trace.missing(f"iteration {number} {problem}")
+    times = [_times(iteration, those) for iteration, those in zip(each, ready, strict=True)]
+    forward_s, backward_s, update_s = zip(*times, strict=True)
+    elements, n_bytes = np.array(sizes[0][::-1]).T
+    names = tuple(f"tensor{row}" for row in range(len(elements)))
+    return LayerProfile(
+        network="",
+        device=trace.device,
+        batch=1,
+        tensor=names,
+        layer=names,
+        parameters=elements,
+        gradient_bytes=n_bytes,
+        forward_s=np.eye(len(elements))[0] * np.median(forward_s),
+        backward_s=_typical(np.array(backward_s)),
+        flops=np.zeros(len(elements)),
+        update_s=float(np.median(update_s)),
+    )
 
 
-# -- timeline and messages ---------------------------------------------------------------------
+def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, Floats, float]:
+    """Return forward, backward (n,) in forward order, and update, in seconds."""
+    kernels, phases = iteration.launched(-math.inf), iteration.phases
+    launched_s = [kernel.launched_s for kernel in kernels]
+    ends_s = np.maximum.accumulate([kernel.end_s for kernel in kernels])
+
+    def done(instant_s: float) -> float:
+        """When all that was launched until some instant was done; without a GPU, that very instant."""
+        if not kernels:
+            return instant_s
+        before = bisect_right(launched_s, instant_s)
+        return float(ends_s[before - 1]) if before else kernels[0].start_s
+
+    def took(kind: str) -> float:
+        """How long a phase took: on a GPU, from its first kernel on."""
+        start_s, end_s = phases[kind]
+        starts = [kernel.start_s for kernel in iteration.launched(start_s, end_s)]
+        return max(done(end_s) - min(starts, default=done(start_s)), 0.0)
+
+    computed_s = done(max(phases["forward"][1], phases["backward"][0]))
+    ends = [computed_s, *(done(gradient.end_s) for gradient in ready)]
+    backward_s = np.diff(np.maximum.accumulate(ends))[::-1]  # none runs backwards
+    return took("forward"), backward_s, took("update") if "update" in phases else 0.0
+
+
+def _typical(rows: Floats) -> Floats:
+    """Return (n,) medians of (k, n) times, rescaled so that they add up to the median of the sums."""
+    medians = np.median(rows, axis=0)
+    return medians * (np.median(rows.sum(axis=1)) / medians.sum()) if medians.sum() else medians
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     """Return all iterations, each from its first forward instant on, as this rank saw them.
 
     CPU: one span per phase. Backward ends with the last gradient; then this rank waits for the last
-    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it. Messages other than
-    all-reduce and all-gather are left out.
-    buckets : if given, the bytes of each message; the k-th all-reduce is that of the k-th bucket if
-        there are as many, else of none. If not, messages are numbered and say their bytes themselves.
-
-    Raises UserError as ``iterations`` does.
+    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it.
+    buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many,
+        else of none. Without, messages are numbered and say their bytes themselves.
     """
     rows = []
     for number, iteration in enumerate(iterations(trace)):
-        computing = _kernel_spans if iteration.kernels else _phase_spans
+        of = {"origin": "measured", "iteration": number, "rank": trace.rank}
         origin_s = iteration.phases["forward"][0]
-        spans = [*_other_spans(iteration.events, buckets), *computing(iteration)]
-        for task, kind, stream, (start_s, end_s), more in sorted(spans, key=lambda span: span[3]):
-            row = {"task": task, "kind": kind, "stream": stream, "origin": "measured", **more}
-            row |= {"iteration": number, "rank": trace.rank}
-            rows.append({**row, "start_s": start_s - origin_s, "end_s": end_s - origin_s})
+        rows_of = [*_messages(iteration.events, buckets), *_computed(iteration)]
+        for row in sorted(rows_of, key=lambda row: (row["start_s"], row["end_s"])):
+            times = {name: row[name] - origin_s for name in ("start_s", "end_s")}
+            rows.append({**row, **of, **times})
     return Timeline.from_rows(rows)
 
 
-Span = tuple[str, str, str, tuple[float, float], dict[str, int]]
-"""Task, kind, stream, start and end in seconds, and other columns of a timeline."""
+def _span(task: str, kind: str, stream: str, start_s: float, end_s: float) -> dict[str, Any]:
+    return {"task": task, "kind": kind, "stream": stream, "start_s": start_s, "end_s": end_s}
 
 
-def _other_spans(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[Span]:
-    """Messages, and what loads and copies batches."""
+def _messages(events: Sequence[Event], buckets: Sequence[int]) -> Iterator[dict[str, Any]]:
     for kind in COMMUNICATION:
         messages = sorted((e for e in events if e.collective == kind), key=lambda e: e.start_s)
-        known = kind == "all_reduce" and len(messages) == len(buckets)
+        alike = kind == "all_reduce" and len(messages) == len(buckets)
         for number, event in enumerate(messages):
-            group = number if known or not buckets else -1
-            size = {"group": group, "bytes": buckets[number] if known else event.bytes}
-            yield f"{kind} {number}", kind, "communication", event.at_s, size
-    for event in events:
-        if event.name.startswith("enumerate(DataLoader)"):
-            yield "load", "io", "input", event.at_s, {}
-        if event.on_gpu and event.name.startswith(_COPY):
-            yield "copy", "h2d", "input", event.at_s, {}
+            span = _span(f"{kind} {number}", kind, "communication", event.start_s, event.end_s)
+            group = number if alike or not buckets else -1
+            yield {**span, "group": group, "bytes": buckets[number] if alike else event.bytes}
 
 
-def _phase_spans(iteration: TracedIteration) -> list[Span]:
-    last_s = iteration.gradients_end_s()
-    start_s, end_s = iteration.phases["backward"]
-    phases = {**iteration.phases, "backward": (start_s, last_s)}
-    if end_s > last_s:
-        phases["wait"] = last_s, end_s
-    return [(kind, kind, "compute", at_s, {}) for kind, at_s in phases.items()]
-
-
-def _kernel_spans(iteration: TracedIteration) -> list[Span]:
-    return [
-        (kernel.name, kind, "compute", kernel.at_s, {})
-        for kind, (start_s, end_s) in iteration.phases.items()
-        for launched_s, kernel in iteration.kernels
-        if start_s <= launched_s < end_s and not kernel.name.startswith(_COPY)
-    ]
-
-
-def message_times(trace: KinetoTrace, collective: str = "all_reduce") -> list[tuple[int, float]]:
-    """Return (bytes, seconds) of each message of known size; it may wait for other ranks in it."""
-    return [
-        (event.bytes, event.end_s - event.start_s)
-        for event in trace.events
-        if event.collective == collective and event.bytes and event.end_s > event.start_s
-    ]
+def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
+    """Yield kernels by phase, and copies; without a GPU phases, and the wait after the last gradient."""
+    kernels = iteration.launched(-math.inf)
+    for kernel in (kernel for kernel in kernels if kernel.name.startswith(_COPY)):
+        yield _span("copy", "h2d", "input", kernel.start_s, kernel.end_s)
+    last_s, (start_s, end_s) = iteration.gradients_end_s(), iteration.phases["backward"]
+    phases = iteration.phases
+    if not kernels:
+        phases = {**phases, "backward": (start_s, last_s), "wait": (last_s, end_s)}
+    for kind, at_s in phases.items():
+        if not kernels and at_s[1] > at_s[0]:
+            yield _span(kind, kind, "compute", *at_s)
+        for kernel in iteration.launched(*at_s):
+            if not kernel.name.startswith(_COPY):
+                yield _span(kernel.name, kind, "compute", kernel.start_s, kernel.end_s)

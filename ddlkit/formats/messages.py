@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import BYTES
-from ddlkit.formats import nccl_tests
 from ddlkit.store import files
 from ddlkit.store.readers import choose
-from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import SCHEMAS, Column, Schema, Sheet, check_cells, read_sheet
 from ddlkit.store.tables import is_stamped, load_table
 
 if TYPE_CHECKING:
@@ -22,46 +21,23 @@ if TYPE_CHECKING:
 
 _KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
 _MESSAGES = (Column("bytes", "int", "positive"), Column("seconds", "float", "positive"))
-# In a header: what is per second, whose unit is neither one of sizes nor one of times.
-_RATE = re.compile(r"(?:bw|bandwidth|throughput)(?![a-z])|/s(?![a-z])|bps|per_?s(?![a-z])")
-_UNITS = {
-    "bytes": {
-        "bits": "divide by 8",
-        **{unit.lower(): f"multiply by {size}" for unit, size in BYTES.items() if size > 1},
-    },
-    "seconds": {
-        **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "divide by 1000"),
-        **dict.fromkeys(("us", "µs", "μs", "usec", "micros", "microseconds"), "divide by 1000000"),
-        **dict.fromkeys(("ns", "nsec", "nanos", "nanoseconds"), "divide by 1000000000"),
-    },
-}
-"""Units that people put in a header, and what turns them into bytes or seconds."""
 
 
 def read_bytes_seconds(
-    path: Path, *, place: str | None = None, **wanted: Any
+    path: Path, **wanted: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
-    Reads a recorded ``collectives`` table, a CSV with columns ``bytes`` and ``seconds``, or a log as
-    nccl-tests prints it (both times of a size, out of place and in place, as two rows).
-
-    wanted : which rows, by collective, backend, algorithm, link, link_bits_per_s, ranks; taken as said where
-        the file is silent. place="out_of_place" or "in_place" chooses between a log's two
-    meta : ``source`` (recorded, csv or nccl-tests) and those of them that are known
-
-    Raises UserError for a wrong file, naming row and column, for times in another unit, where rows of several
-    collectives, links or numbers of ranks remain, and for those of one rank, which sends nothing.
+    wanted : which rows, by columns of _KEYS; taken as said where the file is silent
     """
-    recorded = is_stamped(path)
-    source, frame = (
-        ("recorded", load_table(path, "collectives")) if recorded else _own_messages(path)
-    )
-    if place is not None:
-        there = " or ".join(frame["place"].unique()) if "place" in frame else "none: not a log"
-        frame = frame[frame["place"] == place] if "place" in frame else frame[:0]
-        if frame.empty:
-            raise UserError(f"{path}: no times {place!r}: it has {there}")
+    if is_stamped(path):
+        source, frame = "recorded", load_table(path, "collectives")
+    else:
+        source, frame = _own_messages(path)
+    if place := wanted.pop("place", None):
+        if "place" not in frame:
+            raise UserError(f"{path}: no log, so no times {place}")
+        frame, _ = choose(frame, ("place",), {"place": place}, path)
     frame, chosen = choose(frame, _KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen}
@@ -70,23 +46,8 @@ def read_bytes_seconds(
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
-def device_of(path: Path) -> str | None:
-    """Return the name of the GPUs between which a log was taken; None where it, or they, do not say."""
-    text = "" if is_stamped(path) else files.read_text(path)
-    if not nccl_tests.is_log(text):
-        return None
-    devices = set(nccl_tests.read_log(text, str(path)).devices)
-    return devices.pop() if len(devices) == 1 else None
-
-
 def read_collectives(path: Path, *, ranks: int | None = None, link: str | None = None) -> DataFrame:
-    """Return samples as a ``collectives`` table, whoever measured them.
-
-    A file without a stamp is a user's own CSV or an nccl-tests log, over a link whose rate is not shaped;
-    what it does not say of ``ranks`` and ``link`` is taken as given here.
-
-    Raises UserError as `read_bytes_seconds`, and where the number of ranks is not known.
-    """
+    """Return samples as a ``collectives`` table, whoever measured them; what a file does not say as given."""
     if is_stamped(path):
         return load_table(path, "collectives")
     source, frame = _own_messages(path)
@@ -99,14 +60,20 @@ def read_collectives(path: Path, *, ranks: int | None = None, link: str | None =
     return frame.assign(**{name: value for name, value in said.items() if name not in frame})
 
 
+def device_of(path: Path) -> str | None:
+    """Return the name of the GPUs between which a log was taken; None where it, or they, do not say."""
+    text = "" if is_stamped(path) else files.read_text(path)
+    devices = set(read_log(text, str(path)).devices) if is_log(text) else set()
+    return devices.pop() if len(devices) == 1 else None
+
+
 def _own_messages(path: Path) -> tuple[str, DataFrame]:
-    """Where a file without a stamp comes from, and its rows."""
+    """Return where a file without a stamp comes from, and its rows."""
     text = files.read_text(path)
-    if nccl_tests.is_log(text):
-        log = nccl_tests.read_log(text, str(path)).frame
-        return "nccl-tests", log.drop(columns=[name for name in log if not log[name].all()])
+    if is_log(text):
+        log = read_log(text, str(path)).frame
+        return "nccl-tests", log[[name for name in log if log[name].all()]]
     sheet = read_sheet(text, str(path))
-    _check_units(sheet)
     keys = [column for column in SCHEMAS["collectives"].columns if column.name in _KEYS]
     keys = [column for column in keys if column.name in sheet.header]
     frame = Schema("message times", (*_MESSAGES, *keys)).frame(sheet, exact=False)
@@ -117,17 +84,101 @@ def _own_messages(path: Path) -> tuple[str, DataFrame]:
     return "csv", frame
 
 
-def _check_units(sheet: Sheet) -> None:
-    """Raise a UserError that says what to convert where a header names another unit."""
-    rates = [name for name in sheet.header if _RATE.search(name.lower())]
-    for needed, units in _UNITS.items():
-        if needed in sheet.header:
-            continue
-        for name in sheet.header:
-            words = [] if name in rates else re.split(r"[\W_]+", name.lower())
-            for unit in (word for word in words if word in units):
-                advice = f"{units[unit]} and name the column {needed}"
-                sheet.fail(None, name, f"in {unit}, expected {needed}: {advice}")
-        for name in rates:
-            if name not in _KEYS and needed == "seconds":
-                sheet.fail(None, name, "a rate, not a time: add the column seconds")
+# Launchers label lines: mpirun --tag-output "[1,0]<stdout>:", srun -l "0: ".
+_LABEL = re.compile(r"^\s*(\[\d+,\d+\]<\w+>:|\d+:\s)?\s*")
+_HEADER = re.compile(r"^#\s*size\s+count\s.*\balgbw\b")
+_ROW = re.compile(r"^\d+(\s|$)")
+_RANK = re.compile(r"^#\s+Rank\s+(\d+)\b(?:.*\bdevice\s+\d+\s+\[\w+\]\s*(.*))?")
+_PROGRAM = re.compile(
+    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv)_perf\b"
+)
+_PLACES = ("out_of_place", "in_place")
+"""What nccl-tests prints first and second. Gradients are summed in place."""
+_LOG = Schema(
+    "an nccl-tests log",
+    (
+        Column("size", "int", "positive"),
+        Column("time", "microseconds", "positive"),
+        Column("algbw", "float", "non_negative"),
+        Column("#wrong", "float", "non_negative"),
+        Column("place", "str"),
+    ),
+)
+
+
+class Log(NamedTuple):
+    """Columns bytes, seconds, place, collective ("" unsaid) and ranks (0 unsaid); GPUs' names by rank."""
+
+    frame: DataFrame
+    devices: tuple[str, ...]
+
+
+def is_log(text: str) -> bool:
+    """Return whether it has the head of a table as nccl-tests prints it."""
+    return any(_HEADER.match(_LABEL.sub("", line)) for line in text.splitlines())
+
+
+def read_log(text: str, file: str, collective: str = "") -> Log:
+    """Return the one table of a log; ``collective`` is of one whose program it does not name."""
+    check_cells(text, "\n", file)
+    names: list[str] = []  # from the time out of place on
+    devices: list[str] = []
+    lines, rows, ranks, ended = [], [], 0, False
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = _LABEL.sub("", line)
+        if _HEADER.match(line):
+            if names:
+                raise UserError(f"{file}: line {number}: a second table: give it its own file")
+            names = line.lstrip("# ").split()
+            if "time" not in names:
+                problem = "column cputime: not GPU time: run without -C"
+                raise UserError(f"{file}: line {number}, {problem}")
+            names = names[names.index("time") :]
+        elif rank := _RANK.match(line):
+            ranks = max(ranks, int(rank[1]) + 1)
+            devices += [rank[2].strip()] if rank[2] else []
+        elif line.startswith("# Avg bus bandwidth"):
+            ended = True
+        elif names and not ended and _ROW.match(line):
+            row = f"{file}: row at line {number}"
+            lines += [number] * len(timed := list(_timed(line.split(), names, row)))
+            rows += timed
+        elif program := _PROGRAM.search(line):
+            collective = program[1]
+    if not rows:
+        raise UserError(f"{file}: a header of nccl-tests but no rows: truncated log?")
+    if not ended:
+        problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
+        raise UserError(f"{file}: {problem}: get all of it, or make a CSV of bytes and seconds")
+    frame = _checked(Sheet(file, _LOG.names, lines, rows))
+    return Log(frame.assign(collective=collective, ranks=ranks), tuple(devices))
+
+
+def _checked(sheet: Sheet) -> DataFrame:
+    """Return bytes, seconds and place; rates are printed to 0.01, times to four digits or more."""
+    frame = _LOG.frame(sheet, exact=False)
+    for at in np.flatnonzero(frame["#wrong"])[:1]:
+        problem = f"{frame['#wrong'][at]:g} wrong values: fix the collective before timing it"
+        sheet.fail(int(at), "#wrong", problem)
+    rate = frame["size"] / frame["time"] / 1e9
+    for at in np.flatnonzero((rate - frame["algbw"]).abs() > 0.0051 + 0.001 * rate)[:1]:
+        problem = "contradicts size over time: mixed units? the time must be in microseconds"
+        sheet.fail(int(at), f"{frame['place'][at]}_algbw", problem)
+    return frame.rename(columns={"size": "bytes", "time": "seconds"})[["bytes", "seconds", "place"]]
+
+
+def _timed(words: list[str], names: list[str], where: str) -> Iterator[tuple[str, ...]]:
+    """Yield size, time, rate, wrong values and place; words before the time vary by version.
+
+    Sizes of 0 are left out: all_gather's, where a message is too small to be divided among the ranks.
+    """
+    start = len(words) - len(names) - ("timestamp" in names)  # two words, one name
+    if not 3 <= start <= 5:
+        raise UserError(f"{where}, column time: truncated after {len(words)} words")
+    half = names.index("time", 1) if "time" in names[1:] else len(names)
+    for place, begin in zip(_PLACES, range(0, len(names), half), strict=False):
+        cells = dict(zip(names[begin : begin + half], words[start + begin :], strict=False))
+        if words[0] != "0" and cells.get("time", "N/A") != "N/A":
+            # Old versions print the largest deviation as "error"; N/A means that values were not checked.
+            wrong = cells.get("#wrong", "N/A").replace("N/A", "0")
+            yield words[0], cells["time"], cells.get("algbw", ""), wrong, place

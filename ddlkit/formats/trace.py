@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,6 @@ from ddlkit.papers.dag import IterationTimes
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 TIMES = ("forward_s", "backward_s", "communication_s")
 _FILE = Schema(
     "a layer-wise trace",
@@ -35,9 +31,6 @@ _FILE = Schema(
         Column("size", "int", "non_negative"),
     ),
 )
-_GAP = re.compile(r"[\s,]+")
-_OTHER_UNIT = re.compile(r"[^a-z](ms|ns|s|sec|seconds|bits|[kmg]i?b)\b")
-"""In a header: neither microseconds nor bytes."""
 USUAL_RATIO, FIRST_RATIO = 0.5, 1.0
 """Forward over backward: one product against two (osf Eq 6), in the first layer against one."""
 SUSPECT = 3.0
@@ -60,7 +53,7 @@ class LayerTrace:
 
     @property
     def learnable(self) -> NDArray[np.int64]:
-        """(n,) positions of the layers with a gradient. Raises UserError where no layer has one."""
+        """(n,) positions of the layers with a gradient, of which there must be one."""
         rows = np.flatnonzero(self.n_bytes)
         if not len(rows):
             raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
@@ -73,15 +66,12 @@ class LayerTrace:
         return forward_s, backward_s, communication_s
 
     def profile(self, network: str, *, with_input: bool = True) -> LayerProfile:
-        """Return the mean iteration as a profile of the layers with parameters.
+        """Return the mean iteration as a profile of the layers with parameters; it tells no FLOP and update.
 
         A layer without parameters counts to the one with parameters before it, in forward (it runs until
         the next one starts) and in backward (it runs between the next one's gradient and this one's).
-        What stands before the first counts to the first; ``with_input`` false leaves it out: reading
-        data is no computation, and overlaps with it where the framework prefetches. The trace tells
-        neither batch nor device (1 and "unnamed"), nor FLOP and update (0).
-
-        Raises UserError when no layer has parameters.
+        What stands before the first counts to the first; ``with_input`` false leaves it out: it may be
+        reading data, which overlaps with computation where the framework prefetches.
         """
         rows = self.learnable
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
@@ -107,8 +97,7 @@ class LayerTrace:
     def training(self) -> tuple[IterationTimes, FusionPlan]:
         """Return the mean iteration as tasks of the DAG (dag IV-B): a message a gradient.
 
-        What stands before the first layer with parameters is the read, t_io; copy and update are not in
-        the trace. Raises UserError when no layer has parameters.
+        What stands before the first layer with parameters is t_io; copy and update are not in the trace.
         """
         first, (forward_s, backward_s, communication_s) = int(self.learnable[0]), self.mean_s
         times = IterationTimes(
@@ -121,12 +110,6 @@ class LayerTrace:
         ends = len(self.name) - self.learnable[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 
-    def messages(self) -> tuple[Ints, Floats]:
-        """Return every message that took some time: (k n,) bytes and seconds, in forward order."""
-        seconds = self.communication_s[:, self.learnable]
-        n_bytes = np.broadcast_to(self.n_bytes[self.learnable], seconds.shape)
-        return n_bytes[seconds > 0], seconds[seconds > 0]
-
 
 def looks_like_one(text: str) -> bool:
     """Return whether the first line is a trace's: its header, or layer 0."""
@@ -136,10 +119,6 @@ def looks_like_one(text: str) -> bool:
 
 def parse_trace(text: str, file: str) -> LayerTrace:
     """Return the trace in blank- or comma-separated columns, with or without a header.
-
-    Raises UserError naming file and line for a wrong number of columns, a wrong header or unit, ids that do
-    not count from 0, entries that are no numbers or negative, and iterations that differ in names, sizes
-    or length.
 
     >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
     >>> trace.name, trace.forward_s[0].tolist()
@@ -154,18 +133,28 @@ def parse_trace(text: str, file: str) -> LayerTrace:
         problem = f"{ids[row]}, expected {expected[row]}: ids count from 0 in every iteration"
         sheet.fail(int(row), "id", problem)
     count = int(np.append(np.flatnonzero(ids == 0), len(ids))[1])
-    _check_repeats(sheet, frame, count)
+    for row in np.flatnonzero(ids >= count)[:1]:
+        sheet.fail(int(row), "id", f"layer {ids[row]} is not in the first iteration")
+    layers = frame[["name", "size"]]
+    first = layers.iloc[ids].reset_index(drop=True)
+    for row in np.flatnonzero((layers != first).any(axis=1))[:1]:
+        (name, size), (of, there) = layers.loc[row], first.loc[row]
+        line = sheet.lines[ids[row]]
+        sheet.fail(int(row), "size", f"{name} of {size} bytes, but line {line} has {of} of {there}")
+    if left := len(ids) % count:
+        problem = f"the last iteration ends before layer {left} ({frame['name'][left]})"
+        sheet.fail(len(ids) - 1, "id", problem)
     times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
     columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
     return LayerTrace(tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns)
 
 
 def _cells(line: str) -> list[str]:
-    return [cell for cell in _GAP.split(line.strip()) if cell]
+    return [cell for cell in re.split(r"[\s,]+", line.strip()) if cell]
 
 
 def _sheet(text: str, file: str) -> Sheet:
-    """The lines that are neither blank nor a header, as cells."""
+    """Return the lines that are neither blank nor a header, as cells."""
     check_cells(text, "\n\t ,", file)
     lines, rows, names = [], [], _FILE.names
     for line, content in enumerate(text.splitlines(), start=1):
@@ -177,9 +166,6 @@ def _sheet(text: str, file: str) -> Sheet:
             for cell, name in zip(cells, names, strict=True):
                 if not cell.lower().startswith(name):
                     raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
-                if _OTHER_UNIT.search(cell.lower()):
-                    unit = "bytes" if name == "size" else "microseconds"
-                    raise UserError(f"{where}: column {cell!r}: give {unit}")
         elif cells:
             lines.append(line)
             rows.append(cells)
@@ -188,46 +174,22 @@ def _sheet(text: str, file: str) -> Sheet:
     return Sheet(file, names, tuple(lines), tuple(rows))
 
 
-def _check_repeats(sheet: Sheet, frame: DataFrame, count: int) -> None:
-    """Raise unless each iteration has the ``count`` layers of the first one."""
-    layers = list(zip(frame["id"], frame["name"], frame["size"], strict=True))
-    for row, layer in enumerate(layers):
-        number, name, size = layer
-        if number >= count:
-            sheet.fail(row, "id", f"layer {number} ({name}) is not in the first iteration")
-        if layer != layers[number]:
-            _, first, first_size = layers[number]
-            there = f"line {sheet.lines[number]} has {first} of {first_size} bytes"
-            sheet.fail(row, "size", f"layer {name} of {size} bytes, but {there}")
-    if left := len(layers) % count:
-        problem = f"the last iteration ends before layer {left} ({layers[left][1]})"
-        sheet.fail(len(layers) - 1, "id", problem)
-
-
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield what the mean iteration says of itself that cannot be; nothing is repaired. ``what`` is one of
-
-    * totals: sums of the columns (always there)
-    * forward: layers whose forward is far above what their backward implies
-    * message: a gradient that takes no time to exchange, or a time without a gradient
-    """
-    forward_s, backward_s, sent_s = trace.mean_s
-    rows = trace.learnable
+    """Yield sums of the columns, and what the mean iteration says of itself that cannot be."""
+    (forward_s, backward_s, sent_s), rows = trace.mean_s, trace.learnable
     input_s = float(forward_s[: rows[0]].sum())
-    totals = (forward_s.sum() - input_s, backward_s.sum(), sent_s.sum(), input_s)
-    forward, backward, sent, before = map(format_seconds, map(float, totals))
+    totals = (forward_s.sum() - input_s, input_s, backward_s.sum(), sent_s.sum())
     text = (
-        f"forward {forward}, and {before} before the first layer with parameters, which is input; "
+        "forward {}, and {} before the first layer with parameters; backward {}, communication {}"
     )
-    text += f"backward {backward}, communication {sent}, gradients {trace.n_bytes.sum()} bytes"
-    yield Finding("totals", (), text)
+    text = text.format(*map(format_seconds, map(float, totals)))
+    yield Finding("totals", (), f"{text}, gradients {trace.n_bytes.sum()} bytes")
     usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
     with np.errstate(all="ignore"):
         excess = forward_s[rows] / backward_s[rows] / usual
     large = np.isfinite(excess) & (excess > SUSPECT)
     if large.any():
-        text = "forward is too large beside backward, which computes twice as much (as much, in the first"
-        text += f" layer): {np.median(excess[large]):.1f} times in the median"
+        text = f"forward over backward is {np.median(excess[large]):.1f} times the usual ratio"
         yield Finding("forward", tuple(trace.name[row] for row in rows[large]), text)
     odd = np.flatnonzero((trace.n_bytes > 0) != (sent_s > 0))
     if len(odd):

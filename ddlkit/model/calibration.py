@@ -1,10 +1,7 @@
 """From measured collectives to what a message costs, how far single messages scatter, and what they share.
 
-Noise has two kinds: a single message scatters about the median of its size, and all messages of a run are
-slower or faster together, since the machine of one session is not quite that of the next. The latter, the
-drift, a link's own sessions tell (`Noise`), or better all links of a recording together (`Drift`): two
-sessions say little of a third, but all links are one machine's, minutes apart, and it is the machine that
-drifts.
+Noise has two kinds: a single message scatters about the median of its size, and all messages of a session
+drift together, as its own sessions tell (`Noise`), or better all links of a recording (`Drift`).
 """
 
 from __future__ import annotations
@@ -28,23 +25,18 @@ from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Floats
 
 UNFITTED = "alpha_beta:wire"
-"""The line that no fit is needed for: the time of the smallest message, and bytes at the link's known rate
-less its framing."""
-STOLEN_LIMIT = 0.02
-"""Share of the cores that a machine's host may take while something is measured."""
+"""The line without a fit: the smallest message's time, and bytes at the link's rate less its framing."""
+STOLEN_LIMIT = 0.02  # share of the cores that a machine's host may take while something is measured
 LINK = ["link", "ranks", "collective"]
-SAMPLED = ("bytes", "seconds", "session", "messages_per_sample")
-POOLED = "pooled"
-"""What tells how sessions drift, in tables of predictions: all links of a recording (`pooled`)."""
+POOLED = "pooled"  # in tables of predictions: drift by all links of a recording
 
 
 @dataclass(frozen=True, eq=False)
 class Communication:
     """All of a prediction that is not compute: what is known of messages between some workers.
 
-    cost : of a message; draws : costs fitted to bootstrap resamples, to say how sure it is
-    link : what messages share; noise : how single messages differ from the cost, None: not known
-    others : costs of other forms, fitted to the very same samples, by what each was asked as
+    draws : costs fitted to bootstrap resamples; noise : how single messages differ from the cost, if known
+    others : costs of other forms, fitted to the very same samples, by form
     """
 
     cost: MessageCost
@@ -71,10 +63,7 @@ class Communication:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, their noise, and what their messages share.
-
-    known : by (link, workers, collective)
-    """
+    """Costs fitted to recorded collectives, noise and links; known : by (link, workers, collective)."""
 
     known: Mapping[tuple[str, int, str], Communication]
 
@@ -88,11 +77,9 @@ class Calibration:
     ) -> Calibration:
         """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
 
-        form : as `fit` takes it, or UNFITTED for links whose rate is known
-        draws : bootstrap resamples for the intervals; 0 where none is wanted, which is faster
+        form : as `fit` takes it, or UNFITTED for links whose rate is known; draws : bootstrap resamples
         also : further forms, without draws; UNFITTED is left out of a link whose rate is not known
 
-        Samples that the machine's host disturbed are left out where the size has others.
         Raises UserError for messages that were sent step by step: training's are the library's own.
         """
         stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
@@ -105,17 +92,15 @@ class Calibration:
             fitted = _fitted(rows, form, draws)
             forms = [name for name in also if name != UNFITTED or rows["link_bits_per_s"].all()]
             others = {name: _fitted(rows, name, 0).cost for name in forms}
-            noise = Noise.of(*(rows[name] for name in SAMPLED))
+            sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
+            noise = Noise.of(*sampled.to_numpy(float).T)
             known[key] = Communication(fitted.cost, fitted.draws, shared_link(every), noise, others)
         return cls(known)
 
     def without_credit(self) -> Calibration:
         """Return the same for links that save nothing while they rest."""
-        bare = {
-            key: replace(communication, link=Link(software=communication.link.software))
-            for key, communication in self.known.items()
-        }
-        return Calibration(bare)
+        items = self.known.items()
+        return Calibration({k: replace(c, link=Link(software=c.link.software)) for k, c in items})
 
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
@@ -123,9 +108,9 @@ class Calibration:
         """Return messages over ``link`` among ``workers``. Raises UserError when not calibrated."""
         key = (link, workers, collective)
         if key not in self.known:
-            known = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
-            asked = f"{collective} over {link} with {workers} ranks"
-            raise UserError(f"no calibration for {asked}: there is {known}")
+            listed = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
+            wanted = f"{collective} over {link} with {workers} ranks"
+            raise UserError(f"no calibration for {wanted}: there is {listed}")
         communication = self.known[key]
         return replace(communication, link=replace(communication.link, in_flight=in_flight))
 
@@ -176,21 +161,14 @@ def _framing(link: str) -> float:
 
 
 def software_at_once(samples: pd.DataFrame) -> float:
-    """Return how many small messages the processor carries in the time of one; infinite if nothing tells.
-
-    Read off how much faster small messages go with several in flight than with one.
-    """
+    """Return how many small messages the processor carries in the time of one; infinite if not known."""
     medians = samples.groupby(["in_flight", "bytes"])["seconds"].median().unstack("in_flight")
     faster = medians.rdiv(medians[1], axis=0).drop(columns=1).median()
     return float(np.clip(faster.max(), 1.0, None)) if len(faster) else math.inf
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Return rows that a cost may be fitted to: messages, between ranks that had their cores.
-
-    One rank alone sends nothing. Samples that lost more than STOLEN_LIMIT of the cores are held out of
-    sizes that were measured better too.
-    """
+    """Return rows of messages, less samples that lost STOLEN_LIMIT of the cores if the size has others."""
     collectives = collectives[collectives["ranks"] > 1]
     least = collectives.groupby([*LINK, "in_flight", "bytes"])["stolen"].transform("min")
     lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
@@ -198,10 +176,7 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
 
 
 def pooled(calibration: Calibration, collectives: pd.DataFrame) -> Calibration:
-    """Return the same calibration with the drift that all links tell; costs and scatter stay.
-
-    collectives : all rows of the recording, also of links that the calibration does not know
-    """
+    """Return the same calibration with the drift that all links of a recording tell."""
     rows = undisturbed(collectives[collectives["in_flight"] == 1])
     links = {key: Sessions.of(own) for key, own in by_link(rows)}
     drift, known = Drift.of([*links.values()]), dict(calibration.known)
@@ -218,10 +193,8 @@ def by_link(rows: pd.DataFrame) -> Iterator[tuple[tuple[str, int, str], pd.DataF
         yield (str(link), int(ranks), str(collective)), own
 
 
-# -- noise -----------------------------------------------------------------------------------------
-
 NEIGHBOURS = 4.0
-"""Sizes up to this many times smaller or larger inform one size's drift: few sessions say little alone."""
+"""Sizes up to this many times smaller or larger inform one size's drift."""
 KNEE = (1.5, 3.0)
 """A size's time over the smallest one's: below, bytes take less than half of a start-up; above, over two."""
 
@@ -230,10 +203,9 @@ KNEE = (1.5, 3.0)
 class Noise:
     """The noise of one collective over one link.
 
-    bytes : (s,) measured sizes, increasing
-    ratios : of each size, what single messages take over the median of their session
+    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their session's median
     drift : (s,) standard deviation of the logarithm of a session's median; 0 for a single session
-    degrees : (s,) degrees of freedom behind it: a deviation that few sessions tell is itself unsure
+    degrees : (s,) degrees of freedom behind it
     """
 
     bytes: Floats
@@ -253,28 +225,21 @@ class Noise:
 
         messages_per_sample : of which a sample is the mean; a single one scatters more, by the root
         """
-        size, took_s, of_session, together = (
-            np.ravel(column)
-            for column in np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
-        )
-        sizes, sessions = np.unique(size).astype(float), np.unique(of_session)
-        medians = np.full((len(sessions), len(sizes)), np.nan)
-        ratios: list[list[Floats]] = [[] for _ in sizes]
-        for row, number in enumerate(sessions):
-            for column, n in enumerate(sizes):
-                chosen = (of_session == number) & (size == n)
-                if chosen.any():
-                    medians[row, column] = np.median(took_s[chosen])
-                    ratio = took_s[chosen] / medians[row, column]
-                    scatter = 1 + (ratio - 1) * np.sqrt(together[chosen])
-                    ratios[column].append(np.maximum(0.0, scatter))
-        return cls(sizes, tuple(map(np.concatenate, ratios)), *_own_drift(sizes, np.log(medians)))
+        columns = np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
+        rows = pd.DataFrame(np.ravel(columns).reshape(4, -1).T, columns=["n", "s", "at", "of"])
+        rows = rows.sort_values("at", kind="stable")
+        medians = rows.groupby(["at", "n"])["s"]
+        scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(rows["of"])
+        by_size = scatter.clip(lower=0.0).groupby(rows["n"])
+        by_session = medians.median().unstack()
+        sizes = by_session.columns.to_numpy(float)
+        ratios = tuple(ratio.to_numpy() for _, ratio in by_size)
+        return cls(sizes, ratios, *_own_drift(sizes, np.log(by_session.to_numpy())))
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
         """Return (draws, k) factors by which messages of ``n_bytes`` (k,) differ from their cost.
 
         Each message scatters by itself; the drift of a draw, by Student's t, meets all of its messages.
-        Both are those of the measured size that is nearest in ratio.
         """
         from scipy.stats import t as student
 
@@ -313,9 +278,8 @@ def _own_drift(sizes: Floats, medians: Floats) -> tuple[Floats, Floats]:
 
 
 class Sessions(NamedTuple):
-    """What one link's sessions say.
+    """What one link's sessions say; decides : (s,) where a size's time stands to KNEE: 0, 1 or 2.
 
-    sessions : how many; bytes : (s,) sizes; decides : (s,) where its time stands to KNEE: 0, 1 or 2
     variance : (s,) of a session's mean logarithm; NaN where fewer than two sessions have the size
     """
 
@@ -338,12 +302,10 @@ class Sessions(NamedTuple):
 
 @dataclass(frozen=True)
 class Drift:
-    """The variance of a session, by what decides, (3,), as all links say; and the degrees behind it.
+    """The variance of a session, by what decides (start-up, bytes or both), (3,), and the degrees behind it.
 
-    It is averaged over all links where the same decides: start-up, bytes, or both. It has as many degrees
-    as all links have sessions beyond their first: sizes of one session drift together, so they count once.
-    Nothing is taken off for single samples' scatter, though an interval holds that already: samples of one
-    size follow one another within a second, and say little of what comes a minute later.
+    Sizes of one session drift together, so they count once. Nothing is taken off for single samples' scatter:
+    samples of one size follow one another within a second, and say little of what comes a minute later.
     """
 
     variance: Floats
@@ -366,10 +328,7 @@ class Drift:
         return cls(by, float(degrees))
 
     def noise(self, own: Noise, link: Sessions) -> Noise:
-        """Return a link's noise with this drift, about the mean of the sessions that its cost is of.
-
-        Its own stays where all links together have no more degrees.
-        """
+        """Return a link's noise with this drift; its own stays where all links have no more degrees."""
         deviation = np.sqrt(self.variance[link.decides] * (1 + 1 / link.sessions))
         better = self.degrees > own.degrees
         drift = np.where(better, deviation, own.drift)

@@ -1,7 +1,4 @@
-"""The validated model: a plan, compute and communication to the time of an iteration, with its interval.
-
-And models on trial beside ours: what each predicts of an iteration from the same messages and workload.
-"""
+"""The validated model: plan, compute and communication to an iteration's time; models on trial."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -28,16 +25,12 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import UNFITTED, Calibration, Communication
 from ddlkit.papers.osf import predict_osf
 
-STEADY = np.ones(1)
-"""Compute that does not scatter: replayed, or not known to."""
+STEADY = np.ones(1)  # compute that does not scatter: replayed, or not known to
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """A prediction, and the interval of single iterations; None without bootstrap draws.
-
-    iteration : what was predicted, for its timeline or for other models of the same
-    """
+    """A prediction, and the interval of single iterations; None without bootstrap draws."""
 
     iteration: Iteration
     interval_s: tuple[float, float] | None
@@ -59,9 +52,7 @@ def forecast(
 ) -> Forecast:
     """Return a prediction of ``workload`` under ``plan``, with the interval of a single iteration.
 
-    The interval holds how sure the cost is, how single messages scatter about it, how it drifts from session
-    to session, and, where that is known, how compute scatters from iteration to iteration. Where the cost
-    knows what selecting a message takes, that counts as compute, too.
+    Selecting counts as compute, where the cost knows what it takes.
 
     copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
     compute_scatter : iterations of one worker alone over their median
@@ -83,15 +74,11 @@ def forecast(
     return Forecast(iteration, (float(lower_s), float(upper_s)))
 
 
-HOST_BOUND = 0.9
-"""From this share on, a GPU's iteration is as long as a program takes to ask for it."""
+HOST_BOUND = 0.9  # from this share on, a GPU's iteration is as long as its host takes to issue it
 
 
 def issue_share(samples: DataFrame) -> float:
-    """Return the time in which a host issues an iteration over what that takes on the GPU.
-
-    From HOST_BOUND on, the iteration shows how fast Python is, not the GPU. NaN where it was not timed.
-    """
+    """Return how long a host issues an iteration over what that takes on the GPU; NaN if not timed."""
     median = samples.groupby("quantity")["seconds"].median()
     return float(median.get("issue", math.nan) / median["unhooked_iteration"])
 
@@ -113,8 +100,7 @@ def forecast_case(
 ) -> Forecast:
     """Return the forecast of a case: its slowest rank's workload, its plan, its lab's calibration.
 
-    workloads : by the hash of the profile that a case carries
-    selections : selection times by the hash that a sparse case carries; the rest as for `forecast`
+    workloads, selections : by the hashes of profile and selection times that a case carries
     """
     how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
     workload = computed(case, workloads, selections or {})
@@ -157,9 +143,7 @@ def planners() -> dict[str, Planner]:
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """Return the plan that ``spec`` names, by our own planners or by those of the papers.
-
-    Planners see what a message costs, not what messages share: predict what comes out with the link.
+    """Return the plan of one of our planners, or of the papers'.
 
     Raises UserError for an unknown planner, or one that needs a cost when none is given.
 
@@ -171,66 +155,46 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     return planning.make_plan(spec, workload, cost)
 
 
-# -- models on trial ------------------------------------------------------------------------------
-
-
 def recursion(iteration: Iteration) -> Prediction:
     """Return our own formula's: each message starts when it is ready and the one before it is sent."""
     return iteration.prediction
 
 
-class Trial(NamedTuple):
-    """A model on trial beside ours.
-
-    cost : the form of a message's cost, as `Calibration.of` takes it; OWN: the measured table
-    formula : from the iteration, over a link that saves no tokens, to its times; NaN where it has none
-    """
-
-    cost: str
-    formula: Callable[[Iteration], Prediction]
-
-
 OWN = ""
 _REPAIRED = partial(predict_osf, literal=False)
-TRIALS = {
-    "no_overlap": Trial(OWN, no_overlap),
-    "perfect_overlap": Trial(OWN, perfect_overlap),
-    "no_credit": Trial(OWN, recursion),
-    "line_medians": Trial("alpha_beta:medians", recursion),
-    "line_least_squares": Trial("alpha_beta:least_squares", recursion),
-    "line_unfitted": Trial(UNFITTED, recursion),
-    "line_ends": Trial("alpha_beta:ends", recursion),
-    "line_relative": Trial("alpha_beta:relative", recursion),
-    "osf_line": Trial("alpha_beta:medians", predict_osf),
-    "osf_table": Trial(OWN, predict_osf),
-    "osf_repaired_line": Trial("alpha_beta:medians", _REPAIRED),
-    "osf_repaired_table": Trial(OWN, _REPAIRED),
+TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
+    "no_overlap": (OWN, no_overlap),
+    "perfect_overlap": (OWN, perfect_overlap),
+    "no_credit": (OWN, recursion),
+    "line_medians": ("alpha_beta:medians", recursion),
+    "line_least_squares": ("alpha_beta:least_squares", recursion),
+    "line_unfitted": (UNFITTED, recursion),
+    "line_ends": ("alpha_beta:ends", recursion),
+    "line_relative": ("alpha_beta:relative", recursion),
+    "osf_line": ("alpha_beta:medians", predict_osf),
+    "osf_table": (OWN, predict_osf),
+    "osf_repaired_line": ("alpha_beta:medians", _REPAIRED),
+    "osf_repaired_table": (OWN, _REPAIRED),
 }
-"""Every model that ours is held against: trivial ones, ours without its link's tokens, ours with a straight
-line laid in each way, and the paper's own as printed and as repaired, where it applies."""
-TRIAL_COSTS = tuple(dict.fromkeys(trial.cost for trial in TRIALS.values() if trial.cost))
+"""Every model that ours is held against: the form of its cost (OWN: the measured table), and its formula."""
+TRIAL_COSTS = tuple(dict.fromkeys(cost for cost, _ in TRIALS.values() if cost))
 OURS = "model"
 MODELS = (OURS, *TRIALS)
-MEASURED = "table"
-"""Ours with the table of a lab's medians, where ours has gloo's law fitted to them."""
-CARRIED = "carried"
-"""Ours with a cost from other labs' calibrations: it never saw the one that it speaks of."""
+MEASURED = "table"  # ours with a lab's medians, where ours has gloo's law fitted to them
+CARRIED = "carried"  # ours with a cost from other labs' calibrations
 
 
 def predicted_times(
     ours: Forecast, others: Mapping[str, MessageCost]
 ) -> dict[str, tuple[float, float]]:
-    """Return iteration and exposed communication, in seconds, by each of MODELS.
-
-    others : costs by the form that a Trial names; a trial without its cost is NaN
-    """
+    """Return iteration and exposed communication, in seconds, by each of MODELS; NaN without its cost."""
     iteration, link = ours.iteration, ours.iteration.link
     bare = replace(iteration, link=Link(link.in_flight, link.software))
     costs = {OWN: iteration.cost, **others}
     rows = dict.fromkeys(TRIALS, (math.nan, math.nan))
-    for name, trial in TRIALS.items():
-        if trial.cost in costs:
-            rows[name] = times(trial.formula(replace(bare, cost=costs[trial.cost])))
+    for name, (cost, formula) in TRIALS.items():
+        if cost in costs:
+            rows[name] = times(formula(replace(bare, cost=costs[cost])))
     return {**rows, OURS: times(ours.prediction)}
 
 

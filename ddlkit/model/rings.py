@@ -1,11 +1,7 @@
 """gloo's ring law (`ddlkit.core.link`) fitted to labs: to one lab's own sizes, and to all for another.
 
-*Own law*: a table runs straight from one size to the next, gloo's ring does not. So the law is fitted to the
-lab's own medians, and what it misses there is kept, smoothed over neighbouring sizes, as single medians
-scatter. How far it may be off between sizes is told by holding sizes out. (Chosen on ``campaign-links``.)
-
-*Transfer*: all labs of a machine fit one law together, and it predicts a lab that they have not seen. Over
-emulated links with a delay, echoes tell a term besides: a rank that has slept longer is slower to wake.
+*Own law*: fitted to the lab's medians; what it misses is kept, smoothed over neighbouring sizes. *Transfer*:
+all labs of a machine fit one law, which predicts a lab that they have not seen.
 """
 
 from __future__ import annotations
@@ -19,17 +15,14 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.cost import DRAWS, Samples, Table
-from ddlkit.core.link import STEPS, GlooRing, Named, read_link, ring_s
+from ddlkit.core.link import STEPS, GlooRing, Named, read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import Calibration, Communication, by_link, undisturbed
 from ddlkit.model.predictor import OWN
 
 EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
-"""Links that are all alike, have a rate and a delay, and lose nothing."""
-SCATTER = 0.03
-"""Relative error of a lab's median that is nothing special: beside it, what is believed beforehand counts."""
-OWN_GRID: Floats = np.exp2(np.arange(8.0, 30.01, 1 / 16))
-"""Bytes at which costs are computed; between them they are interpolated."""
+SCATTER = 0.03  # relative error of a lab's median, beside which prior beliefs count
+OWN_GRID: Floats = np.exp2(np.arange(8.0, 30.01, 1 / 16))  # bytes at which costs are computed
 
 
 class RingLab(NamedTuple):
@@ -52,10 +45,7 @@ class RingLab(NamedTuple):
 
 
 def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
-    """Return labs of equal links in which gloo's own all-reduce was calibrated, one message in flight.
-
-    rows : of a table ``collectives``; what is of other links, algorithms or collectives is held out
-    """
+    """Return labs of equal links in which gloo's own all-reduce was calibrated, one message in flight."""
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
     rows = rows.query("collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1")
     rows = undisturbed(rows[rows["link"].str.fullmatch(EQUAL)])
@@ -70,13 +60,11 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
 def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) -> Floats:
     """Return (3,) logarithms that all labs together say, each lab counting alike.
 
-    They are of software, in seconds of a round trip; of bytes' time over the rate's; and of the share of
-    all cores that a rank's software takes. Least squares of logarithms, in which a few sizes that are far
-    off count less.
+    They are of software, in seconds of a round trip; of bytes' time over the rate's; and of the share of all
+    cores that a rank's software takes.
 
-    waking : seconds that a round trip takes besides for each second of one link's delay. Ranks that sleep
-        leave the cores to others, so with it no software waits, and the share does nothing. None: ranks
-        wake at once, and wait for a core
+    waking : seconds that a round trip takes besides for each second of one link's delay; then no software
+        waits for a core, as ranks sleep. None: ranks wake at once
     """
     from scipy.optimize import least_squares
 
@@ -94,7 +82,7 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
         software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
         fitted = {"software_s": software_s, "core_share": of_cores * (waking is None)}
         fitted["link_s_per_byte"] = over * known["link_s_per_byte"]
-        predicted_s = ring_s(sizes, **{**known, **fitted})
+        predicted_s = GlooRing(**{**known, **fitted})(sizes)
         misses = np.log(predicted_s / seconds) * alike / SCATTER
         # Labs of one number of ranks do not tell the share: it may well be off by a factor of e.
         return np.concatenate([misses, values[..., 2:] - share], axis=-1)
@@ -123,22 +111,13 @@ def ring_of(values: Floats, named: Named, workers: int, waking: float | None = N
     )
 
 
-# -- a lab's own law -------------------------------------------------------------------------------
-
-LAW, TABLE = "law", "table"
-"""What a lab's cost is: gloo's law fitted to its medians, or these."""
-SMOOTH = 0.25
-"""Of the misses of a size's two neighbours each, in its own; the rest is its own."""
-LEAST_SIZES = 5
-"""Of a calibration that a law of three numbers is fitted to and judged by."""
+LAW, TABLE = "law", "table"  # what a lab's cost is: gloo's law fitted to its medians, or these
+SMOOTH, LEAST_SIZES = 0.25, 5
 
 
 @dataclass(frozen=True, eq=False)
 class OwnLaw:
-    """gloo's law as one lab's medians say it.
-
-    lab : with its medians; cores : of the machine; ring : the law fitted to them
-    """
+    """gloo's law (``ring``) as one lab's medians say it; cores : of the machine."""
 
     lab: RingLab
     cores: int
@@ -190,22 +169,15 @@ class OwnLaw:
 
 
 def smoothed(values: Floats) -> Floats:
-    """Return (s,) a size's own value and SMOOTH of each of its neighbours'; an end is its own neighbour.
-
-    >>> smoothed(np.array([0.0, 4.0, 0.0])).tolist()
-    [1.0, 2.0, 1.0]
-    """
+    """Return (s,) a size's own value and SMOOTH of each of its neighbours'; an end is its own neighbour."""
     beyond = np.concatenate([values[:1], values, values[-1:]])
     return np.asarray(SMOOTH * (beyond[:-2] + beyond[2:]) + (1 - 2 * SMOOTH) * values)
 
 
 def by_law(calibration: Calibration, collectives: pd.DataFrame, cores: int) -> Calibration:
-    """Return the same calibration with messages by the law, wherever it has something to say.
+    """Return the same calibration with messages by the law, where it applies; the table stays as OWN.
 
-    That is gloo's own all-reduce over emulated links, of LEAST_SIZES or more. There the table stays too, as
-    the cost that models on trial take for measured.
-
-    collectives : the rows that it was fitted to; cores : of the machine
+    That is gloo's own all-reduce over emulated links, of LEAST_SIZES or more. cores : of the machine
     """
     known = dict(calibration.known)
     rows = undisturbed(collectives[collectives["in_flight"] == 1])

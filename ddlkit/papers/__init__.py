@@ -10,10 +10,7 @@ from functools import cache
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: its key names its module here, its folder in data/papers and its rows everywhere.
-
-    place : where it stands in lists, from 1
-    """
+    """One paper: its key in module, folder and rows everywhere; place : where it stands in lists, from 1."""
 
     key: str
     place: int

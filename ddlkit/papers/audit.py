@@ -1,9 +1,7 @@
 """Settings that a paper leaves out against its statements, and planners against the best of all plans.
 
-A statement is an interval of a quantity; a quantity is computed for every setting of a grid. Of one setting
-nothing is proven. What holds together in none of them does not hold together in the model, within the
-grid's ranges. A planner's gap is how much longer an iteration takes than under the best plan; that of omgs's
-rules is 0 by its Theorem 1, which does not hold.
+A statement is an interval of a quantity, which is computed for every setting of a grid. Of one setting
+nothing is proven; what holds together in none of them does not hold in the model, within the grid's ranges.
 """
 
 from __future__ import annotations
@@ -37,9 +35,6 @@ from ddlkit.papers.omgs import PUBLISHED_GAMMA_S
 if TYPE_CHECKING:
     import pandas as pd
 
-HALF_OPEN_WIDTH = 0.05
-"""What counts as one unit of missing a statement that has only one bound."""
-
 
 @dataclass(frozen=True)
 class Stated:
@@ -50,19 +45,18 @@ class Stated:
     high: float
 
     def miss(self, value: Floats) -> NDArray[np.float32]:
-        """Return the distance from the interval in half-widths, 0 inside; any shape."""
+        """Return the distance from the interval in half-widths (half open: 0.05), 0 inside; any shape."""
         outside = np.maximum(self.low - value, value - self.high)
         half = (self.high - self.low) / 2
-        width = half if math.isfinite(half) else HALF_OPEN_WIDTH
+        width = half if math.isfinite(half) else 0.05
         return (np.maximum(outside, 0.0) / width).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A statement that is left out: its values in the settings that agree with the most ``others``.
+    """A statement that is left out: its values in the ``settings`` that agree with the most ``others``.
 
-    most : how many others these ``settings`` agree with; with_it : how many at most where it holds too. If
-    it is fewer, who accepts the statement has to give up so many more of the others.
+    most : how many others these agree with; with_it : how many at most where it holds too
     """
 
     low: float
@@ -131,17 +125,11 @@ class SettingSearch:
 
     def residuals(self, index: tuple[int, ...]) -> pd.DataFrame:
         """Return every statement at one setting: allowed interval, computed value, whether it holds."""
-        rows = [
-            (
-                each.name,
-                each.low,
-                each.high,
-                float(self._value(each.name)[index]),
-                bool(holds[index]),
-            )
-            for each, holds in zip(self.stated, self.holds, strict=True)
-        ]
-        return _frame(rows, ["statement", "low", "high", "computed", "holds"])
+        values = [float(self._value(each.name)[index]) for each in self.stated]
+        bounds = [(each.name, each.low, each.high) for each in self.stated]
+        holds = [bool(each[index]) for each in self.holds]
+        table = [(*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)]
+        return _frame(table, ["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
         """Return for each statement the share of settings that agree, and of the best ones."""
@@ -149,25 +137,8 @@ class SettingSearch:
         rows = [(each.name, holds.mean(), holds[best].mean()) for each, holds in stated]
         return _frame(rows, ["statement", "settings", "best_settings"])
 
-    def conflicts(self) -> pd.DataFrame:
-        """Return pairs of statements of which each holds somewhere, but both nowhere."""
-        packed = np.packbits(self.holds.reshape(len(self.stated), -1), axis=1)
-        somewhere = [
-            (each.name, bits) for each, bits in zip(self.stated, packed, strict=True) if bits.any()
-        ]
-        rows = [
-            (name, other)
-            for k, (name, bits) in enumerate(somewhere)
-            for other, also in somewhere[:k]
-            if not np.any(bits & also)
-        ]
-        return _frame(rows, ["statement", "contradicts"])
-
     def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
-        """Return the smallest and largest value of every free setting over the ``wanted`` ones.
-
-        "scanned" is the range of the grid: a setting whose range is as wide is not determined.
-        """
+        """Return the ends of every free setting, over the ``wanted`` ones and as scanned."""
         places = np.nonzero(wanted)[-len(self.grid.free) :]
         rows = [
             (name, scanned[at].min(), scanned[at].max(), scanned.min(), scanned.max())
@@ -185,10 +156,7 @@ def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) -> SettingSearch:
-    """Return every setting of a grid against every statement; ``values`` broadcast to the grid's shape.
-
-    Raises UserError for a statement of which there is no value.
-    """
+    """Return every setting of a grid against every statement; ``values`` broadcast to the grid's shape."""
     unknown = [each.name for each in stated if each.name not in values]
     if unknown:
         raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
@@ -201,12 +169,8 @@ def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) ->
     return SettingSearch(grid, tuple(stated), holds, miss, values)
 
 
-# -- planners ------------------------------------------------------------------------------------
-
-OPTIMAL = 1e-9
-"""Largest relative gap that still counts as optimal: rounding."""
+OPTIMAL = 1e-9  # largest relative gap that still counts as optimal: rounding
 Draw = Callable[[np.random.Generator], tuple[Workload, MessageCost]]
-"""A random network and what its messages cost."""
 
 
 def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> float:
@@ -219,10 +183,7 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> floa
 def random_audit(
     draw: Draw, planners: Sequence[str], instances: int, seed: int = 0
 ) -> pd.DataFrame:
-    """Return one row per random instance and planner, and its gap; the same ones for a seed.
-
-    And what decides: all start-ups, one a tensor, over the time of computation.
-    """
+    """Return a row per random instance and planner: its gap to the best, and start-ups over computing."""
     load()  # the papers' planners
     random, rows = np.random.default_rng(seed), []
     for instance in range(instances):
@@ -250,10 +211,7 @@ DENSE = (
 
 
 def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
-    """Return 5 to 40 tensors, sizes and times over decades; computing takes 1.
-
-    All bytes take 0.1 to 10 times that, all start-ups together 0.01 to 10 times.
-    """
+    """Return 5 to 40 tensors, sizes and times over decades; computing takes 1."""
     n = int(rng.integers(5, 41))
     sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
     backward = 10 ** rng.uniform(-2, 0, n)
@@ -263,34 +221,24 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
 
 
-WORKERS, DENSITY = 16, 0.001
-"""Of sparsified messages (omgs)."""
-BANDWIDTH_BYTES_PER_S = 320e9
-"""Of a GPU's memory, as a card with GDDR5X of 2017 has it: what a scan of the tensor is limited by."""
+WORKERS, DENSITY = 16, 0.001  # of sparsified messages (omgs)
 SELECTIONS: dict[str, Selecting] = {
     "density_log": DensityLog(PUBLISHED_GAMMA_S),
     "log": Log(PUBLISHED_GAMMA_S),
-    "scan": Scan(2e-5, 5 * ELEMENT_BYTES / BANDWIDTH_BYTES_PER_S),
+    "scan": Scan(2e-5, 5 * ELEMENT_BYTES / 320e9),  # bytes/s of a GDDR5X card's memory, of 2017
 }
 """omgs Eq 10 as printed; without density, as the code has it; and a radix select that reads five times."""
 
 
 def linear_cost(alpha_s: float, beta_s: float, selecting: Selecting) -> SparseGather:
-    """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element.
-
-    Exactly so where density x elements is whole.
-    """
+    """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element."""
     per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
     gather = AlphaBeta(alpha_s / 2, per_byte, collective="all_gather", workers=WORKERS)
     return SparseGather(gather, DENSITY, selecting=selecting)
 
 
 def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload, float, float]:
-    """Return a network, alpha and beta (per element) over decades; sizes are whole thousands of elements.
-
-    Sizes 10^3 to 10^7 elements, backward 0.1 to 30 ms a tensor and forward half of it, alpha 0.1 to 30 ms,
-    beta 0.1 to 10 ns: a network takes longer to compute, to send or to start, each in many draws.
-    """
+    """Return a network, alpha and beta (per element) over decades; sizes are whole thousands of elements."""
     n = int(rng.choice(tensors))
     backward_s = 10 ** rng.uniform(-4, -1.5, n)
     sizes = 1000 * np.rint(10 ** rng.uniform(0, 4, n)).astype(np.int64)

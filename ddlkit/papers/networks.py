@@ -1,9 +1,7 @@
 """The papers' networks as published, counted by hand: parameters and multiply-adds.
 
-1000 classes; images of 224 x 224 (AlexNet 227 x 227). VGG and ResNet are as torchvision has them
-(ResNet strides in its 3 x 3 convolutions), AlexNet and GoogLeNet as Caffe has them: convolutions in
-groups, biases everywhere, no batch norm. Inception-v4 takes images of 299 x 299; the VGG-16 of Cifar-10
-such of 32 x 32; the LSTM words, of which one counts as one image.
+1000 classes; images of 224 x 224 (AlexNet 227 x 227, Inception-v4 299 x 299, Cifar-10's VGG-16 32 x 32). VGG
+and ResNet as torchvision has them, AlexNet and GoogLeNet as Caffe; of the LSTM a word counts as an image.
 """
 
 from __future__ import annotations
@@ -135,18 +133,15 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     yield dense(inputs, 1000)
 
 
-_BLOCKS = Path(__file__).with_name("inception_v4.json")
-_TIMES = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
-
-
 def inception_v4_stages() -> dict[str, list[Any]]:
     """Return Inception-v4 of Szegedy et al. (2017), Figures 3 to 9: stage -> blocks -> branches -> units.
 
     A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
     or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
     """
-    stages = json.loads(_BLOCKS.read_text(encoding="utf-8"))
-    return {name: blocks * _TIMES.get(name, 1) for name, blocks in stages.items()}
+    stages = json.loads(Path(__file__).with_name("inception_v4.json").read_text(encoding="utf-8"))
+    times = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
+    return {name: blocks * times.get(name, 1) for name, blocks in stages.items()}
 
 
 def _inception_v4() -> Iterator[Layer]:
@@ -190,11 +185,7 @@ def _cifar_vgg16() -> Iterator[Layer]:
 
 
 def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
-    """Return a two-layer LSTM on the Penn Treebank, of 11 tensors: multiply-adds of one word.
-
-    Embedding; per layer two matrices and two biases of the four gates; a linear layer to the words.
-    1500 units and untied words are the large network of Zaremba et al. (2014).
-    """
+    """Return Zaremba et al.'s two-layer LSTM on the Penn Treebank, 11 tensors; multiply-adds of a word."""
     gates = 4 * units * units
     yield Layer((vocabulary * units,), 0)
     for _ in range(2):

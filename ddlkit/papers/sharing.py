@@ -1,7 +1,4 @@
-"""sharing: arithmetic of Zhong and Qu, Resource Sharing between Computation and Communication.
-
-The paper numbers no equation: its two displayed ones (4.4.1) and what its prose computes with are here.
-"""
+"""sharing: arithmetic of Zhong and Qu, Resource Sharing: its two displayed equations, its prose."""
 
 from __future__ import annotations
 
@@ -50,18 +47,15 @@ def model_intensity(forward_flops: float, parameters: float) -> float:
 
 
 def compute_to_communication(batch: int, forward_flops: float, parameters: float) -> float:
-    """sharing 4.4.1, second equation: 3 B C / (2 D), FLOP per exchanged parameter.
-
-    Symbols: B = batch, C = forward_flops of one image, D = parameters.
-    """
+    """sharing 4.4.1, second equation: 3 B C / (2 D), FLOP per parameter; B = batch, C and D as the first."""
     return 3 * batch * forward_flops / (2 * parameters)
 
 
 def vit_flops() -> float:
     """Return FLOP of a forward pass of ViT-Base/16 on one image, 2 a multiply-add (sharing Tab 2, column C).
 
-    Matrix products only. Per layer and token: query, key, value and projection 4 width^2, two MLP
-    products 2 width mlp, and 2 tokens width for the scores and their application.
+    Per layer and token: query, key, value and projection 4 width^2, two MLP products 2 width mlp, and 2
+    tokens width for the scores and their application.
     """
     patches, pixels, width, mlp = (224 // 16) ** 2, 3 * 16 * 16, 768, 3072
     tokens = patches + 1

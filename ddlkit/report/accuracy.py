@@ -1,9 +1,7 @@
 """Predicted meets measured: the one judge, of predictions made before their runs and of those made after.
 
-A prediction's only inputs are a layer profile (compute) and a cost fitted to collectives measured on their
-own (communication); no row of the runs table takes part in either. A case's truth is the median of its
-iterations. Errors are relative, predicted over measured less 1. An interval is of a single iteration.
-Cases whose runs the processor may have limited are not judged.
+A prediction takes a layer profile and a cost fitted to collectives measured on their own, no row of the runs.
+A case's truth is the median of its iterations; errors are relative; an interval is of a single iteration.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,12 +38,10 @@ from ddlkit.model.predictor import (
 from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
-"""Our model once more, its compute stretched to what the same run measured without communication: between
-a profile and a run the machine's speed drifts, and what error remains here is communication's alone."""
+"""Our model with compute stretched to what the same run measured without communication: a machine's speed
+drifts after its profile was taken, and the error that remains here is communication's alone."""
 PREDICTED = (*MODELS, MEASURED, CARRIED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
-TAIL = 0.9
-"""The quantile of errors that one case in ten exceeds."""
 WITHIN = 0.05
 
 
@@ -56,8 +51,7 @@ WITHIN = 0.05
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row per case: medians of its iterations in seconds, and how well it repeats.
 
-    repeatability : mean difference between two repeats' medians, relative to the median; likewise
-        ``repeatability_exposed`` of exposed communication
+    repeatability : mean difference between two repeats' medians, relative to the median
     """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
@@ -85,7 +79,7 @@ def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200)
 
 
 def by_every_model(
-    ours: Forecast, compute_s: float, others: Mapping[str, MessageCost] | None = None
+    ours: Forecast, compute_s: float, others: Mapping[str, MessageCost]
 ) -> dict[str, float]:
     """Return ``<model>_iteration_s`` and ``<model>_exposed_s``, and the interval of an iteration.
 
@@ -93,12 +87,12 @@ def by_every_model(
     others : costs by the form that a model on trial names; one without its cost is NaN
     """
     row: dict[str, float] = {}
-    for name, times in predicted_times(ours, others or {}).items():
-        row[f"{name}_iteration_s"], row[f"{name}_exposed_s"] = times
     iteration, workload = ours.iteration, ours.iteration.workload
     stretched = replace(iteration, workload=workload.scaled(compute_s / workload.compute_s))
-    row[f"{RESCALED}_iteration_s"] = stretched.prediction.iteration_s
-    row[f"{RESCALED}_exposed_s"] = stretched.prediction.iteration_s - compute_s
+    rescaled_s = stretched.prediction.iteration_s
+    seconds = predicted_times(ours, others) | {RESCALED: (rescaled_s, rescaled_s - compute_s)}
+    for name, (iteration_s, exposed_s) in seconds.items():
+        row |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
     row["lower_s"], row["upper_s"] = ours.interval_s or (math.nan, math.nan)
     return {**row, "predicted_compute_s": workload.compute_s}
 
@@ -110,20 +104,19 @@ def validate(
     selections: Mapping[str, Selecting] | None = None,
     compute_scatter: Mapping[str, Floats] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per case: measured, predicted, and errors.
+    """Return one row per case: measured, predicted, and for MODELS the errors on iteration and exposed.
 
-    ``<model>_error`` is on the iteration, ``<model>_exposed_error`` on exposed communication, of MODELS.
-    calibration : of models on trial only those are judged whose cost it holds, see `calibrated`
+    workloads, compute_scatter : by a profile's hash; the scatter counts for cases that really train
     selections : selection times by the hash that a sparse case carries
-    compute_scatter : of profiles by their hash, as `forecast_case` takes it; for cases that really train
     """
-    cases, scatter = measured(runs), compute_scatter or {}
-    predicted = []
+    cases, predicted = measured(runs), []
     for row in cases.to_dict("records"):
-        case, copy_s_per_byte = Case.from_row(row), row["copy_s_per_byte"]
-        scattered = scatter.get(case.profile_sha256, STEADY) if case.kind == "training" else STEADY
-        known = workloads, calibration, selections
-        ours = forecast_case(case, *known, copy_s_per_byte, scattered)
+        case, scatter = Case.from_row(row), STEADY
+        if case.kind == "training" and compute_scatter:
+            scatter = compute_scatter.get(case.profile_sha256, STEADY)
+        ours = forecast_case(
+            case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
+        )
         others = calibration.of_case(case).others
         predicted.append(by_every_model(ours, row["measured_compute_s"], others))
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
@@ -148,18 +141,18 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(lab=name, inside=inside)
 
 
-def judge(own: Source, known: Source, form: str = "table") -> pd.DataFrame:
+def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
     """Return the `labelled` cases of a recording, each predicted from the calibration of its own lab.
 
-    known : has their layer profiles and selection times. Runs without a profile, and cases that the
-        processor limited, are held out; where nothing is left, no rows.
+    beside : has their profiles and selection times; runs without one, and those that the processor limited,
+        are held out
     """
-    workloads, runs = known.workloads(), own.table("runs")
+    workloads, runs = beside.workloads(), own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
-    calibration, scatter = calibrated(own.table("collectives"), form), known.compute_scatter()
-    cases = validate(runs, workloads, calibration, known.selections(), scatter)
+    calibration, scatter = calibrated(own.table("collectives"), form), beside.compute_scatter()
+    cases = validate(runs, workloads, calibration, beside.selections(), scatter)
     return labelled(cases[~cases["processor_limited"]])
 
 
@@ -167,10 +160,9 @@ def judge(own: Source, known: Source, form: str = "table") -> pd.DataFrame:
 
 
 def joined(campaign: Source) -> pd.DataFrame:
-    """Return one row per case: measured, what each model of PREDICTED had said of it, and errors.
+    """Return one row per case, as `validate`: measured, what each model of PREDICTED had said, and errors.
 
-    Columns as of `validate`; and ``runs`` iterations, of which ``covered`` lie in the interval.
-    Raises UserError for a run that this table did not predict.
+    Of its ``runs`` iterations ``covered`` lie in the interval. Raises UserError for runs not predicted here.
     """
     predicted, runs = campaign.table("predicted"), campaign.table("runs")
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
@@ -182,8 +174,7 @@ def joined(campaign: Source) -> pd.DataFrame:
     if missing := [*cases.index.difference(wide.index)]:
         raise UserError(f"case {missing[0]} was run, and nothing predicted")
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
-        known = (name, quantity) in wide.columns
-        cases[f"{name}_{quantity}_s"] = wide[name, quantity] if known else np.nan
+        cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
     ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
     inside = runs["iteration_s"].between(*ends)
@@ -192,14 +183,14 @@ def joined(campaign: Source) -> pd.DataFrame:
 
 
 class Preregistered(NamedTuple):
-    """Rows of `joined`, labelled, that the processor did not limit; and what of LINKS_GOALS they reach."""
+    """Rows of `joined`, `labelled`, that the processor did not limit; and what of LINKS_GOALS they reach."""
 
     cases: pd.DataFrame
     goals: pd.DataFrame
 
 
 def preregistered(campaign: Source) -> Preregistered:
-    """Return the campaign, joined and judged by LINKS_GOALS; raises UserError as `joined` does."""
+    """Return the campaign, joined and judged by LINKS_GOALS."""
     everything = labelled(joined(campaign))
     cases = everything[~everything["processor_limited"]]
     return Preregistered(cases, pd.DataFrame(goal.judged(cases) for goal in LINKS_GOALS))
@@ -214,7 +205,6 @@ def summary(cases: pd.DataFrame) -> dict[str, float]:
     result = {
         "cases": len(cases),
         "median_error": size[OURS].median(),
-        "tail_error": size[OURS].quantile(TAIL),
         "max_error": size[OURS].max(),
         "median_exposed_error": cases["model_exposed_error"].abs().median(),
         "median_repeatability": cases["repeatability"].median(),
@@ -226,10 +216,9 @@ def summary(cases: pd.DataFrame) -> dict[str, float]:
 
 
 def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """Return how many of `labelled` cases, and of their single iterations, lie in their intervals.
+    """Return which share of `labelled` cases, and of their single ``runs``, lie in their intervals.
 
-    The interval is of a single iteration, so a case's median lies in it more easily. half_width_share : in
-    the median, over the measured time. runs : the table that the cases are of
+    half_width_share : the median of half an interval over the measured time
     """
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
@@ -242,28 +231,6 @@ def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
         "coverage_of_iterations": float(inside.mean()),
         "half_width_share": float((half_s / cases["measured_iteration_s"]).median()),
     }
-
-
-def scores(predicted: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return one row per value of ``by``: median_error, error_90, bias, n, coverage.
-
-    error_90 : what one row in ten exceeds; bias : median signed error, above 0: predicted too slow
-    coverage : share of rows within the interval; NaN for a model that gives none
-
-    predicted : with measured_s, predicted_s, and lower_s and upper_s, NaN where there is no interval
-    """
-    error = predicted["predicted_s"] / predicted["measured_s"] - 1
-    inside = predicted["measured_s"].between(predicted["lower_s"], predicted["upper_s"])
-    inside = inside.where(predicted["lower_s"].notna()).astype(float)
-    rows = predicted.assign(error=error, size=error.abs(), inside=inside)
-    table = rows.groupby([*by], sort=False).agg(
-        median_error=("size", "median"),
-        error_90=("size", lambda size: size.quantile(TAIL)),
-        bias=("error", "median"),
-        n=("error", "size"),
-        coverage=("inside", "mean"),
-    )
-    return table.reset_index()
 
 
 # -- goals, which were set before the data --------------------------------------------------------
@@ -288,18 +255,16 @@ class Goal(NamedTuple):
 
     goal: str
     statistic: str
-    at_most: float | None = None
-    at_least: float | None = None
+    at_most: float = math.inf
+    at_least: float = -math.inf
     set: str = ""
 
     def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
         """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
         reached = float(STATISTICS[self.statistic](cases))
-        if self.at_least is not None:
-            wanted, holds = f"at least {self.at_least:g}", reached >= self.at_least
-        else:
-            assert self.at_most is not None
-            wanted, holds = f"at most {self.at_most:g}", reached <= self.at_most
+        least = self.at_least > -math.inf
+        wanted = f"at least {self.at_least:g}" if least else f"at most {self.at_most:g}"
+        holds = self.at_least <= reached <= self.at_most
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
@@ -314,15 +279,13 @@ LINKS_GOALS = (
 """Stated on 2026-11-22, before the first run of ``campaign-links``."""
 
 
-def judge_goals(
-    cases: pd.DataFrame, recorded: datetime, file: Path = store.DATA / "goals.yml"
-) -> pd.DataFrame:
-    """Return one row per goal of ``file``: goal, wanted, reached by `labelled` cases, holds, standing.
+def judge_goals(cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
+    """Return one row per goal of data/goals.yml: goal, wanted, reached by `labelled` cases, holds, standing.
 
     The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases
     changed, after the recording had begun: such numbers suggest, and only a new recording confirms.
     """
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    document = yaml.safe_load((store.DATA / "goals.yml").read_text(encoding="utf-8"))
     goals = [Goal(**entry) for entry in document["goals"]]
     moments = [goal.set for goal in goals] + [change["at"] for change in document["changes"]]
     latest = max(map(datetime.fromisoformat, moments))

@@ -1,9 +1,7 @@
 """The book: run the notebooks in reading order, and build from them the site and REPRODUCTION.md.
 
-Papermill runs each in a process of its own, with a kernel of this very Python. Notebooks that measure run one
-after another (parallel ones would disturb their timing), of the others several at once. What a notebook
-made is kept as long as its inputs are the same; data moves one way, so the inputs of a notebook are all
-notebooks up to it, its parameters, the package and the data.
+Papermill runs each in a process of its own, with a kernel of this very Python. What a notebook made is kept
+as long as its inputs are the same: all notebooks up to it, its parameter, the packages and the data.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ MEASURING = ("01",)
 COPY = "copy.ipynb"
 INSERTED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
 FILES = 128  # open at once in a kernel, which has a loop and a dozen sockets
-LOOK_S = 0.02  # from look to look at what is at work
+POLL_S = 0.02
 
 
 def build(
@@ -56,11 +54,9 @@ def build(
 ) -> Path:
     """Run the notebooks, write the site and REPRODUCTION.md; return the site's index page.
 
-    A notebook's parameter ``data`` is set to the directory ``data``, or with ``recorded`` to the name
-    of this machine's recording (or the first one, if there is none of this machine); otherwise the
-    notebooks look for tables themselves. ``reports`` is by default reports/, the published record, with
-    ``recorded``, else build/reports: what one machine measured today replaces nothing that is published.
-    ``only`` selects notebooks by number. Raises UserError.
+    Their parameter ``data`` is the directory ``data``, or with ``recorded`` the name of a recording, this
+    machine's if it has one. ``reports`` is reports/, the published record, only with ``recorded``, else
+    build/reports. ``only`` selects notebooks by number. Raises UserError.
     """
     from ddlkit.report import site  # takes longer to import than to run a small notebook
 
@@ -80,30 +76,13 @@ def build(
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
-    """Return the notebooks in reading order, or those whose number is in ``only``. Raises UserError.
-
-    >>> [notebook.name for notebook in notebooks(["00"])]
-    ['00_a_step_on_paper.ipynb']
-    """
+    """Return the notebooks in reading order, or those whose number is in ``only``. Raises UserError."""
     folder = folder or store.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
-    if not paths:
-        raise UserError(f"no notebook in {folder}: expected names such as 02_fitting_costs.ipynb")
     for number in only:
         if number not in paths:
             raise UserError(f"no notebook {number!r} in {folder}: there are {', '.join(paths)}")
     return [path for number, path in paths.items() if not only or number in only]
-
-
-def read(notebook: Path) -> Any:
-    """Return the content of a notebook. Raises UserError for a file that is none."""
-    try:
-        content = nbformat.read(str(notebook), as_version=nbformat.NO_CONVERT)
-        nbformat.validate(content, version=4)
-    except Exception as error:  # nbformat raises whatever the content leads to
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"cannot read notebook {notebook}: {reason}") from error
-    return content
 
 
 def run(
@@ -116,15 +95,11 @@ def run(
     timeout_s: float = TIMEOUT_S,
     at_once: int = 1,
 ) -> list[bool]:
-    """Run notebooks, ``at_once`` at a time; copies go to ``executed``, figures to ``reports``.
+    """Run notebooks, ``at_once`` at a time, and return which were kept as an earlier run had made them.
 
-    Those with a parameter ``data`` get it; exercises are answered by their own solutions. What an earlier run
-    made of the same inputs, packages and Python is kept, whole or not at all. However
-    the call ends, no process outlives it; the first notebook that fails ends those beside it. Returns which
-    were kept.
-
-    Raises UserError for a notebook that fails (naming it, the cell and the exception) or takes longer than
-    ``timeout_s``, and where too few files may be open.
+    Copies go to ``executed``, figures to ``reports``; exercises are answered by their own solutions. However
+    the call ends, no process outlives it. Raises UserError for the first notebook that fails (naming it, the
+    cell and the exception) or takes longer than ``timeout_s``, and where too few files may be open.
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < FILES:
@@ -135,21 +110,21 @@ def run(
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
-            cells = [cell.source for cell in read(notebook).cells]
+            cells = [cell.source for cell in nbformat.read(str(notebook), as_version=4).cells]
             earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
             others = _digest([*earlier, exercises.SOLUTIONS / notebook.name])
             state = hashlib.sha256(json.dumps([*common, others, *cells]).encode()).hexdigest()
             name = f"book: [{number}/{len(chosen)}] {notebook.stem}"
             runs.append(_Run(notebook, data, executed, reports, state, name, folder / str(number)))
         kept = [run.is_kept() for run in runs]
-        waiting = [run for run, there in zip(runs, kept, strict=True) if not there]
+        waiting = [run for run, is_there in zip(runs, kept, strict=True) if not is_there]
         working: list[_Run] = []
         try:
             while waiting or working:
                 while waiting and len(working) < at_once:
                     working.append(waiting.pop(0))
                     working[-1].start()
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
                 working = [run for run in working if not run.is_done(timeout_s)]
         finally:
             for run in working:
@@ -174,27 +149,22 @@ class _Run:
     process: subprocess.Popen[bytes] | None = None
     begun_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._note = self.executed / f"{self.notebook.stem}.json"
+
     def _tell(self, words: str) -> None:
         print(f"{self.name} {words}", file=sys.stderr, flush=True)
 
-    @property
-    def _note(self) -> Path:
-        return self.executed / f"{self.notebook.stem}.json"
-
     def _path(self, name: str) -> Path:
-        """Return where a file that it makes lies: its copy, or a file in reports."""
         return (self.executed if name == self.notebook.name else self.reports) / name
 
     def is_kept(self) -> bool:
-        """Return whether all that an earlier run of the same made is there, and tell how long that took."""
-        try:
-            note = json.loads(self._note.read_text(encoding="utf-8"))
-            made = {name: _digest([self._path(name)], names=False) for name in note["made"]}
-            if made != note["made"] or note["state"] != self.state:
-                return False
-            self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        """Return whether all that an earlier run of the same made is there."""
+        note = json.loads(self._note.read_text(encoding="utf-8")) if self._note.is_file() else {}
+        made = {name: _digest([self._path(name)], names=False) for name in note.get("made", ())}
+        if note.get("state") != self.state or note["made"] != made:
             return False
+        self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
     def start(self) -> None:
@@ -203,13 +173,16 @@ class _Run:
         atomic_write(self._note, b"{}")
         (self.place / "reports").mkdir(parents=True)
         paths = filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH")))
-        own = {outputs.REPORTS_VARIABLE: f"{self.place}/reports", exercises.SOLVED_VARIABLE: "1"}
-        environment = {**os.environ, **own, "PYTHONPATH": os.pathsep.join(paths)}
+        switches = {
+            outputs.REPORTS_VARIABLE: f"{self.place}/reports",
+            exercises.SOLVED_VARIABLE: "1",
+        }
+        environment = {**os.environ, **switches, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), self.data]
         pipe, self.begun_s = subprocess.PIPE, time.monotonic()
-        with open(self.place / "said", "wb") as said:
+        with open(self.place / "log", "wb") as log:
             self.process = subprocess.Popen(
-                command, cwd=self.place, env=environment, stdin=pipe, stdout=said, stderr=said
+                command, cwd=self.place, env=environment, stdin=pipe, stdout=log, stderr=log
             )
 
     def is_done(self, timeout_s: float) -> bool:
@@ -223,13 +196,13 @@ class _Run:
         files = files if status == 0 else {}  # of what failed only the copy is of use
         if (copy := self.place / COPY).is_file():
             files[name] = copy
-        made = {each: _digest([path], names=False) for each, path in files.items()}
-        for each, path in files.items():
-            if _digest([self._path(each)], names=False) != made[each]:
-                atomic_write(self._path(each), path.read_bytes())
+        made = {path: _digest([source], names=False) for path, source in files.items()}
+        for path, source in files.items():
+            if _digest([self._path(path)], names=False) != made[path]:
+                atomic_write(self._path(path), source.read_bytes())
         if status != 0:
-            said = (self.place / "said").read_text(encoding="utf-8", errors="replace").split("\n")
-            what = next((line for line in reversed(said) if line.strip()), _ending(status))
+            log = (self.place / "log").read_text(encoding="utf-8", errors="replace").split("\n")
+            what = next((line for line in reversed(log) if line.strip()), _ending(status))
             if status is None:
                 what = f"took longer than {units.format_seconds(timeout_s)}: it was ended"
             raise UserError(f"notebook {name}: {what} (see {self._path(name)})")
@@ -294,7 +267,6 @@ def _ending(status: int | None) -> str:
 
 
 def _files(path: Path) -> Iterable[Path]:
-    """Return the files below a directory, or the file itself."""
     return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
 
@@ -312,13 +284,9 @@ def _installed() -> list[str]:
     return [sys.version, *sorted({f"{p.name} {p.version}" for p in metadata.distributions()})]
 
 
-def _ends_with_its_parent() -> None:
-    os.read(0, 1)  # until the other end of the pipe is closed
-    os._exit(1)
-
-
 if __name__ == "__main__":
-    threading.Thread(target=_ends_with_its_parent, daemon=True).start()
+    # Ends with its parent, which holds the other end of the pipe that is read here.
+    threading.Thread(target=lambda: os._exit(1 + len(os.read(0, 1))), daemon=True).start()
     reason = execute(*sys.argv[1:])
     print(reason, file=sys.stderr, flush=True)
     os._exit(bool(reason))  # sockets to a kernel that was killed are not waited for

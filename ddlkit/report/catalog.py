@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -23,7 +21,6 @@ from ddlkit.report import claims, outputs
 from ddlkit.store.files import own_yaml
 
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
-GRADES = ("gpu", "lab", "loopback", "model", "transcribed")
 MOST_OWN = 18
 """Figures of the workbook's own, at most."""
 BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
@@ -37,12 +34,7 @@ _IMPORT = re.compile(r"^(?:import .*|from \S+ import (?:\([^)]*\)|.*))$", re.MUL
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure or table; the fields are explained at the top of data/figures.yml.
-
-    >>> entry = Entry("osf-tab1", "The symbols.", "14_tables_and_verdicts", ("paper",), "transcribed")
-    >>> entry.paper, entry.status
-    ('osf', 'done')
-    """
+    """One figure or table; the fields are explained at the top of data/figures.yml."""
 
     id: str
     caption: str
@@ -63,50 +55,22 @@ class Entry:
 
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
-    """Return the entries of data/figures.yml (or ``path``), in its order. Raises UserError."""
-    path = path or store.DATA / "figures.yml"
-    try:
-        listed = own_yaml(store.files.read_text(path))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(listed, list) or not listed:
-        raise UserError(f"{path}: must be a list of entries")
-    entries = tuple(
-        _entry(item, f"{path}, entry {number}") for number, item in enumerate(listed, 1)
-    )
-    (twice, times), *_ = Counter(entry.id for entry in entries).most_common(1)
-    if times > 1:
-        raise UserError(f"catalog entry {twice}: id appears twice: give each its own")
-    return entries
+    """Return the entries of data/figures.yml (or ``path``), in its order.
 
-
-def _entry(item: Any, where: str) -> Entry:
-    """Return an entry of what YAML read. Raises UserError naming the field that is not as it must be."""
-    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
-        raise UserError(f"{where}: has no id")
-    where = f"catalog entry {item['id']}"
-    allowed = {field.name for field in fields(Entry)}
-    if wrong := sorted({*item} - allowed | {*_REQUIRED} - {*item}):
-        raise UserError(f"{where}: {wrong[0]} is unknown, or is missing")
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in item.items()}
-    entry = Entry(**values)
-    for field, (wanted, holds) in _RULES.items():
-        if not holds(value := getattr(entry, field)):
-            raise UserError(f"{where}: {field} is {value!r}: must be {wanted}")
-    return entry
-
-
-_REQUIRED = ("id", "caption", "notebook", "columns", "grade")
-_RULES: dict[str, tuple[str, Any]] = {
-    "id": (
-        "<paper>-figNN, <paper>-tabN or wb-<name>",
-        re.compile(r"[a-z]+-(fig\d\d|tab\d)$|wb-").match,
-    ),
-    "columns": ("some of paper, model, measured", {"paper", "model", "measured"}.issuperset),
-    "grade": (f"one of {', '.join(GRADES)}", GRADES.__contains__),
-    "minutes": ("a number", lambda minutes: isinstance(minutes, int | float)),
-    "status": ("one of done, planned", ("done", "planned").__contains__),
-}
+    Raises UserError for one with a field that is unknown or missing, and for two of one id.
+    """
+    path, entries = path or store.DATA / "figures.yml", dict[str, Entry]()
+    for item in own_yaml(store.files.read_text(path)):
+        values: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in item.items()
+        }
+        try:
+            entry = Entry(**values)
+        except TypeError as error:
+            raise UserError(f"{path}, {item.get('id')}: {error}") from error
+        if entries.setdefault(entry.id, entry) is not entry:
+            raise UserError(f"{path}, {entry.id}: id appears twice: give each its own")
+    return tuple(entries.values())
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
@@ -122,19 +86,17 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
-    """Return what a done entry lacks, one line each."""
     inputs = [name for name in entry.inputs if not store.list_tables(store.ROOT, name)]
     lines = [f"input {name} matches no file" for name in inputs]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file() or not image.read_bytes().startswith(b"\x89PNG\r\n\x1a\n"):
-        lines.append(f"image {image} is {'not a PNG' if image.is_file() else 'missing'}")
+        lines.append(f"image {image} is missing, or not a PNG")
     try:
         frame = pd.read_csv(numbers)
     except (OSError, ValueError) as error:
         return [*lines, f"CSV {numbers} cannot be read: {error}"]
-    if frame.empty:
-        lines.append(f"CSV {numbers} has no row")
-    return lines + [line for line, ok in deviations(entry, frame) if not ok]
+    lines += [f"CSV {numbers} has no row"] * frame.empty
+    return lines + [line for line, holds in deviations(entry, frame) if not holds]
 
 
 def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
@@ -157,10 +119,7 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
-    """Count words, figures, tables and printed sentences in executed cells, exercises left out.
-
-    A line that is printed is a sentence. Words of captions belong to their figure or table.
-    """
+    """Count words, figures, tables and printed lines ("sentences") in executed cells, but of exercises."""
     counts: Counter[str] = Counter()
     exercises = False
     for cell in cells:
@@ -174,11 +133,11 @@ def count_shown(cells: Sequence[Any]) -> Counter[str]:
             page = str(data.get("text/html", ""))
             figure, tables = "<figure" in page or "image/png" in data, page.count("<table")
             counts += Counter(figures=int(figure), tables=tables)
-            said = str(output.get("text", "") or data.get("text/markdown", ""))
-            if not said and not figure and not tables:
-                said = re.sub(r"<[^>]*>", "", page)
-            counts["words"] += len(said.split())
-            counts["sentences"] += sum(bool(line.strip()) for line in said.splitlines())
+            printed = str(output.get("text", "") or data.get("text/markdown", ""))
+            if not printed and not figure and not tables:
+                printed = re.sub(r"<[^>]*>", "", page)
+            counts["words"] += len(printed.split())
+            counts["sentences"] += sum(bool(line.strip()) for line in printed.splitlines())
     return counts
 
 
@@ -190,36 +149,21 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     for path in executed:
         cells = nbformat.read(str(path), as_version=4).cells
         takes = BEGIN + sum(PACE[what] * count for what, count in count_shown(cells).items())
-        own = (c for c in cells if "injected-parameters" not in c.metadata.get("tags", ()))
-        code = (_IMPORT.sub("", cell.source) for cell in own if cell.cell_type == "code")
+        ours = (c for c in cells if "injected-parameters" not in c.metadata.get("tags", ()))
+        code = (_IMPORT.sub("", cell.source) for cell in ours if cell.cell_type == "code")
         lines += sum(bool(line.strip()) for source in code for line in source.splitlines())
         course += takes * (path.stem[:2] != REFERENCE)
-        said = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
+        stated = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
         if takes > (limit := LONGER.get(path.stem[:2], LIMIT)):
             problems.append(f"{path.stem} takes {takes:.1f} minutes, limit {limit:g}")
-        if said and takes > int(said[1]) + 0.5:  # it says so in whole minutes
-            problems.append(f"{path.stem} takes {takes:.1f} minutes, says {said[1]}")
+        if stated and takes > int(stated[1]) + 0.5:  # whole minutes are stated
+            problems.append(f"{path.stem} takes {takes:.1f} minutes, says {stated[1]}")
         if "stderr" in {out.get("name") for cell in cells for out in cell.get("outputs", ())}:
             problems.append(f"{path.stem} prints a warning")
     for what, value, most in (("minutes", course, COURSE), ("lines of code", lines, LINES)):
         if value > most:
             problems.append(f"the notebooks take {value:.0f} {what}, limit {most:g}")
     return problems
-
-
-def listing(entries: Sequence[Entry]) -> str:
-    """Return the catalog as lines for a terminal, and a last line of totals."""
-    lines = [
-        f"{e.id:<22} {e.status:<8} {e.grade:<12} {e.notebook:<18} {e.minutes:>3g} min  {e.hardware:<12} "
-        + textwrap.shorten(e.caption, 60, placeholder=" …")
-        for e in entries
-    ]
-    own, done = (
-        sum(e.paper == "workbook" for e in entries),
-        sum(e.status == "done" for e in entries),
-    )
-    total = f"{len(entries) - own} figures and tables of the papers, {own} of this workbook"
-    return "\n".join([*lines, f"{total}; {done} of {len(entries)} done"])
 
 
 def document(entries: Sequence[Entry]) -> str:
@@ -236,22 +180,21 @@ def document(entries: Sequence[Entry]) -> str:
 
 
 def command(*, check: bool = False, write: bool = False, reports: Path | None = None) -> int:
-    """List, check or write reports/FIGURES.md, as ``ddlkit figures`` does; return the exit status.
-
-    Problems go to stderr, one line each, and give status 1.
-    """
+    """List, check or write reports/FIGURES.md; return the status, 1 for problems (a line each on stderr)."""
     entries, page = load(), store.REPORTS / "FIGURES.md"
     if write:
         store.atomic_write_text(page, document(entries))
         print(page)
     if not check:
-        print("" if write else f"{listing(entries)}\n", end="")
+        if not write:
+            columns = ["id", "status", "grade", "notebook", "minutes", "hardware", "caption"]
+            print(pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40))
         return 0
     problems = find_problems(reports or store.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append("FIGURES.md is not current: run ddlkit figures --write")
     executed = {store.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries}
-    missing, unknown = sum(not path.is_file() for path in executed), ""
+    unknown, missing = "", sum(not path.is_file() for path in executed)
     if missing:
         unknown = f"; minutes not checked, {missing} notebooks are not executed: run ddlkit book --recorded"
     else:

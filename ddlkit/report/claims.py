@@ -1,8 +1,7 @@
 """What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
-A claim is one number of a paper, a row of data/papers/<key>/claims.csv. A check computes that number anew,
-never sees the claimed value, and returns a Result: an interval, and by what evidence. One rule for all
-judges them: a claim agrees when the printed number, with its tolerance, meets the interval.
+A claim is a row of data/papers/<key>/claims.csv. Its check never sees the printed value and returns a Result.
+One rule for all judges: a claim agrees when the printed number, with its tolerance, meets the interval.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,8 +19,7 @@ import pandas as pd
 
 from ddlkit import papers, store
 from ddlkit.papers.audit import SettingSearch
-from ddlkit.store import files, readers
-from ddlkit.store.sheet import read_sheet
+from ddlkit.store import readers
 
 PAPERS = tuple(papers.load())
 
@@ -79,8 +76,8 @@ class Result:
 
 
 def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> Result:
-    seen = np.array([*values] if isinstance(values, Iterable) else [values], float)
-    return Result(evidence, float(seen.min()), float(seen.max()), note, grade)
+    array = np.array([*values] if isinstance(values, Iterable) else [values], float)
+    return Result(evidence, float(array.min()), float(array.max()), note, grade)
 
 
 measured = partial(_result, Evidence.MEASURED)
@@ -144,8 +141,7 @@ class Claim:
     """One number of a paper: where it stands, and within which relative tolerance it must agree.
 
     relation : one of RELATIONS. An ordering ("A is above B") is a ratio or a count with a bound.
-    figure : the catalog entry it belongs to, "" if none; errata : numbers, in the paper's errata.md, of
-        the entries that mark it, separated by spaces.
+    figure : of the catalog, or ""; errata : numbers in the paper's errata.md, separated by spaces
     """
 
     id: str
@@ -183,47 +179,25 @@ class Claim:
         return Outcome.COMPATIBLE if meets else Outcome.CONTRADICTED
 
 
-_NUMBERS, _MAY_BE_EMPTY = ("value", "tolerance"), ("condition", "figure", "errata")
-_SCHEMA = store.Schema(
-    "claims",
-    tuple(
-        store.Column(field.name, "float", "non_negative")
-        if field.name in _NUMBERS
-        else store.Column(field.name, "str", "" if field.name in _MAY_BE_EMPTY else "named")
-        for field in fields(Claim)
-    ),
-    key=("id",),
-)
-
-
 @cache
-def load_claims(folder: Path | None = None) -> tuple[Claim, ...]:
-    """Return all claims under ``folder`` (data/papers by default), paper by paper in the order written.
-
-    Raises UserError naming file, line and field for a row that is incomplete or not a number, and for a
-    file that was edited since it was transcribed.
-    """
-    claims: list[Claim] = []
-    for paper in PAPERS:
-        path = (folder or store.DATA / "papers") / paper / "claims.csv"
-        sheet = read_sheet(files.text_of(readers.read_transcribed(path), path), str(path))
-        for row, cells in enumerate(_SCHEMA.frame(sheet).to_dict("records")):
-            claims.append(Claim(**cells))
-            if claims[-1].relation not in RELATIONS:
-                sheet.fail(row, "relation", f"is no relation: use one of {', '.join(RELATIONS)}")
-    return tuple(claims)
+def load_claims() -> tuple[Claim, ...]:
+    """Return all claims under data/papers, paper by paper in the order written."""
+    tables = [_read(paper, "claims", dtype=str, keep_default_na=False) for paper in PAPERS]
+    rows = pd.concat(tables).astype({"value": float, "tolerance": float})
+    return tuple(Claim(**row) for row in rows.to_dict("records"))
 
 
 # -- tables and prose ----------------------------------------------------------------------------
 
 
 def paper_table(paper: str, name: str) -> pd.DataFrame:
-    """Return a transcribed table or figure: data/papers/<paper>/<name>.csv.
+    """Return data/papers/<paper>/<name>.csv. Raises UserError if it is missing, or edited since."""
+    return _read(paper, name)
 
-    Raises UserError if the file is missing, or was edited since it was transcribed.
-    """
+
+def _read(paper: str, name: str, **options: Any) -> pd.DataFrame:
     path = store.DATA / "papers" / paper / f"{name}.csv"
-    return pd.read_csv(io.BytesIO(readers.read_transcribed(path)))
+    return pd.read_csv(io.BytesIO(readers.read_transcribed(path)), **options)
 
 
 def waiting() -> pd.DataFrame:
@@ -248,10 +222,9 @@ def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
 
 
 def symbols(paper: str, name: str) -> pd.DataFrame:
-    """Return a table of symbols: symbol, meaning in our words, name in ddlkit (the paper's symbols.csv).
+    """Return a table of symbols: symbol, meaning in our words, ``ddlkit``: its name below the package.
 
-    A name is module.function(parameter), or class attribute, below ``ddlkit``; of a phase's total, the name
-    of its layers'. Raises KeyError for a symbol without one.
+    Of a phase's total the name is that of its layers'. Raises KeyError for a symbol without one.
     """
     names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
     printed = paper_table(paper, name)
@@ -259,7 +232,7 @@ def symbols(paper: str, name: str) -> pd.DataFrame:
 
 
 def claimed(claim: str) -> float:
-    """Return the value of another claim, for checks that follow from it. Raises KeyError for none."""
+    """Return the value of another claim, for checks that follow from it."""
     return {each.id: each.value for each in load_claims()}[claim]
 
 

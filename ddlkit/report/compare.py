@@ -16,10 +16,9 @@ DRAWS = 2000
 
 
 def steps(source: Source) -> pd.DataFrame:
-    """Return rate (FLOP/s, osf Eq 4: forward FLOP x 3 over the time of forward and backward) by profile.
+    """Return by profile its rate (FLOP/s, osf Eq 4: 3 x forward FLOP over the time of forward and backward).
 
-    Columns: network, device, precision, batch and ranks; and c, its share of the largest matrix product's
-    rate that was timed there (osf Eq 5), NaN without one.
+    c : its share of the rate of the largest matrix product timed there (osf Eq 5), NaN without one
     """
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
@@ -34,10 +33,9 @@ def steps(source: Source) -> pd.DataFrame:
 def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.DataFrame:
     """Return what kernels reach of their machine's peak, one row per machine, device, precision and kernel.
 
-    Kernels are products of square matrices by side, alone and as a convolution; `steps` of ``networks`` on
-    one rank; and copies in memory by size, which read and write each byte.
-    Columns: unit ("FLOP/s" or "B/s"), rate (a median), peak and share. The peak is the datasheet's of a GPU
-    where it is known, else that of the fastest sample of any product, or of any copy, on that machine.
+    Kernels are products of square matrices, also as a convolution; `steps` of ``networks`` on one rank; and
+    copies in memory, which read and write each byte. Columns: unit ("FLOP/s" or "B/s"), rate (a median),
+    peak (a GPU's datasheet's where known, else that of the fastest sample of any product, or copy) and share.
     """
     place = ["machine", "device", "precision", "unit"]
     tables = []
@@ -59,30 +57,25 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
 
 
 def _products(source: Source) -> pd.DataFrame:
-    """Samples of matrix products: device, precision, unit, kernel, rate."""
     rows = source.table("peaks")
     rates = 2.0 * rows["side"].astype(float) ** 3 / rows["seconds"]
     names = rows["kernel"] + " of " + rows["side"].astype(str)
-    columns = ["device", "precision", "unit", "kernel", "rate"]
-    return rows.assign(unit="FLOP/s", kernel=names, rate=rates)[columns]
+    return rows.assign(unit="FLOP/s", kernel=names, rate=rates)
 
 
 def _copies(source: Source) -> pd.DataFrame:
-    """Samples of copies in memory, as `_products`; maybe none."""
     if not source.has("copies"):
         return pd.DataFrame()
     rows = source.table("copies").query("copy in ('memcpy', 'd2d')").sort_values("bytes")
     names = "copy of " + rows["bytes"].map(format_bytes)
     rates = 2.0 * rows["bytes"] / rows["seconds"]
-    rows = rows.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
-    return rows[["device", "precision", "unit", "kernel", "rate"]]
+    return rows.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     """Return medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
 
-    One row per kernel and company: ``slowdown`` = beside / alone, bytes_per_s that the neighbour moved
-    meanwhile, and the share of the kernel's time in which it ran too.
+    ``slowdown`` = beside / alone; bytes_per_s that the neighbour moved; overlap_share of the kernel's time
     """
     same = ["kernel", "device", "ranks"]
     company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
@@ -97,8 +90,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
 def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
     """Return ``plan`` against every other plan of the same network and lab, round by round.
 
-    Columns: network, link, workers, other, pairs, ratio (median over rounds of the other's iteration
-    over this plan's: above 1 the plan is faster), lower, upper (95% bootstrap interval of that median).
+    ratio : median over rounds (``pairs``) of the other's iteration over this plan's: above 1 the plan is
+        faster; lower, upper : 95% bootstrap interval of that median
 
     >>> rounds = {"network": "n", "link": "l", "workers": 2, "repeat": [0, 1, 0, 1]}
     >>> runs = pd.DataFrame({**rounds, "plan": ["a", "a", "b", "b"], "iteration_s": [1, 2, 1.5, 3]})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,52 +17,36 @@ _BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
 
 
 class Measured(NamedTuple):
-    """What is known of the messages that a cost was fitted to; None: not known.
-
-    from_bytes, to_bytes : least and largest size; between : "GPUs" or "processors"; on_device : their name
-    """
+    """What is known of the messages that a cost was fitted to; ``between`` is "GPUs" or "processors"."""
 
     from_bytes: float | None = None
     to_bytes: float | None = None
     between: str | None = None
-    on_device: str | None = None
 
     @classmethod
     def of(cls, sizes: ArrayLike, *programs: str | None) -> Measured:
         """Return what is known of messages of those sizes (n,), timed by those backends or programs.
 
         >>> Measured.of([1024, 4096], "nccl")
-        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs', on_device=None)
+        Measured(from_bytes=1024.0, to_bytes=4096.0, between='GPUs')
         """
         between = {_BETWEEN[name] for name in programs if name in _BETWEEN}
-        return cls(
-            float(np.min(sizes)), float(np.max(sizes)), *(between if len(between) == 1 else ())
-        )
+        where = between.pop() if len(between) == 1 else None
+        return cls(float(np.min(sizes)), float(np.max(sizes)), where)
 
     @classmethod
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
         """Return what ``ddlkit fit --json`` wrote; of a table by hand, its own sizes; else nothing."""
-        fitted = description.get("fit", {})
-        given = cls(**{name: fitted.get(name) for name in cls._fields})
-        sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
-        if not sizes or not all(name is None or isinstance(name, str) for name in given[2:]):
+        given = cls(*(description.get("fit", {}).get(name) for name in cls._fields))
+        are_sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
+        if not are_sizes or not isinstance(given.between, str | None):
             raise UserError(
                 f"the cost's fit says {shown(tuple(given))}: from and to bytes must be above zero, "
-                "between and on_device names: fit again"
+                "between a name: fit again"
             )
         if given.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(between=given.between)
         return given
-
-
-def _model(device: str) -> str:
-    """Of a GPU's name the word that tells its model, "" where none does.
-
-    >>> _model("NVIDIA A100-SXM4-40GB"), _model("H100"), _model("cpu")
-    ('A100', 'H100', '')
-    """
-    words = re.split(r"[\W_]+", device)
-    return next((word.upper() for word in words if re.search(r"\d", word)), "")
 
 
 def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
@@ -73,16 +56,11 @@ def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLik
     """
     if cost.collective != "all_reduce" and not cost.selects:
         yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
-    computed = "" if device in ("", "unknown") else "processors" if device == "cpu" else "GPUs"
-    profiled, timed = "", measured.between
-    if computed and measured.between not in (None, computed):
-        profiled = f"{computed} ({device})"
-    elif _model(device) and _model(measured.on_device or "") not in ("", _model(device)):
-        profiled, timed = device, measured.on_device
-    if profiled:
+    computed = "processors" if device == "cpu" else "GPUs"
+    if device not in ("", "unknown") and measured.between not in (None, computed):
         yield (
-            f"the profile is of {profiled}, the messages were timed between {timed}: measure both on "
-            "the same devices"
+            f"the profile is of {computed} ({device}), the messages were timed between "
+            f"{measured.between}: measure both on the same devices"
         )
     if measured.from_bytes is None or measured.to_bytes is None:
         return

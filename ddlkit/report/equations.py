@@ -59,14 +59,10 @@ def index(package: Path = PACKAGE) -> pd.DataFrame:
     return every.merge(citations(package), how="left", on=["paper", "equation"]).fillna("-")
 
 
-def count(listed: pd.DataFrame) -> int:
-    """Return how many equations an `index` holds."""
-    return len(listed.groupby(["paper", "equation"]))
-
-
-def coded(listed: pd.DataFrame) -> int:
-    """Return for how many equations of an `index` some function is it."""
-    return count(listed[listed["function"] != "-"])
+def counts(listed: pd.DataFrame) -> tuple[int, int]:
+    """Return for how many equations of an `index` some function is it, and how many there are."""
+    names = listed.groupby(["paper", "equation"])["function"].first()
+    return int((names != "-").sum()), len(names)
 
 
 def markdown(listed: pd.DataFrame) -> str:
@@ -74,7 +70,7 @@ def markdown(listed: pd.DataFrame) -> str:
     parts = [
         "# From a published equation to the code",
         "Made from docstrings by `python -m ddlkit.report.equations`; a test fails when it is stale. "
-        f"{coded(listed)} of {count(listed)} equations and algorithms are in the code.",
+        "{} of {} equations and algorithms are in the code.".format(*counts(listed)),
     ]
     for paper in load().values():
         lines = ["| equation | what it is | function | file |", "|---|---|---|---|"]
@@ -91,7 +87,7 @@ def markdown(listed: pd.DataFrame) -> str:
 
 
 def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    """Functions, classes and methods with their dotted names; what is inside a function is its own."""
+    """Yield functions, classes and methods with their dotted names, none inside a function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
             name = f"{prefix}.{child.name}"
@@ -101,7 +97,7 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionD
 
 
 def _cited(text: str, of_paper: str) -> list[tuple[str, str]]:
-    """(paper, equation) that a sentence is, mere remarks left out; those with their paper, if any has one.
+    """Return (paper, equation) that a sentence is, mere remarks left out; by their paper's name, if any is.
 
     Without a paper before it, an equation is that of the paper last named, at first of ``of_paper``.
     """
@@ -116,7 +112,7 @@ def _cited(text: str, of_paper: str) -> list[tuple[str, str]]:
 
 
 def _expanded(citation: str) -> list[str]:
-    """ "Eqs 3, 8-10" is Eq 3, Eq 8, Eq 9 and Eq 10."""
+    """Return Eq 3, Eq 8, Eq 9 and Eq 10 for "Eqs 3, 8-10"."""
     kind, _, numbers = citation.partition(" ")
     if not kind[0].isalpha():
         return [citation]

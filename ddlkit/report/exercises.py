@@ -1,8 +1,8 @@
 """Exercises of a notebook: answers are judged by solutions that lie apart from it, in solutions/.
 
-A notebook says ``judge = exercises.of("03_predicting_a_step", globals())`` and, for each exercise in a
-cell of its own, ``judge(1, answer_1)``. Its solutions are a notebook of the same name, whose cells are
-tagged "hint-1", "solution-1" and "explanation-1". A solution runs in a copy of the notebook's names and sets
+A notebook says ``judge = exercises.of("03_predicting_a_step", globals())`` and, for each exercise in a cell
+of its own, ``judge(1, answer_1)``. A solution, in the cell tagged "solution-1" of the notebook of that name,
+runs in a copy of the notebook's names and sets
 
 ``answer_1``    a number, a list of numbers, a function, or three points, a line each (readers compare)
 ``expected_1``  of a function: another one, mostly the package's, that gives what it should
@@ -11,8 +11,7 @@ tagged "hint-1", "solution-1" and "explanation-1". A solution runs in a copy of 
 ``fault_1``     where many answers are right: a function that says what is wrong with one, "" of a right one
 ``wrong_1``     at least three plausible wrong answers, but of a text
 
-Where the workbook itself is run (`ddlkit.report.book`), each exercise is answered by its own solution, and by
-its wrong answers, which must be refused. What is no answer at all, as a text for a number, is no try.
+Where the book runs, each exercise is answered by its own solution, and its wrong answers must be refused.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ import numpy as np
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.store.files import read_text
 
 SOLUTIONS = store.ROOT / "solutions"
 SOLVED_VARIABLE = "DDLKIT_EXERCISES_SOLVED"
 """Set where exercises are answered by their own solutions."""
-TOLERANCE = 0.02
 WRONG = 3
 """Wrong answers that a checker is tried with, at least."""
 HINT_AFTER = 2
@@ -49,24 +48,14 @@ class Solution(NamedTuple):
     explanation: str
 
 
-def read(notebook: str, folder: Path | None = None) -> dict[int, Solution]:
-    """Return the solutions of a notebook by exercise. Raises UserError where one is missing or told twice."""
-    path = (folder or SOLUTIONS) / f"{notebook}.ipynb"
-    if not path.is_file():
-        raise UserError(f"no solutions of {notebook}: expected {path}")
+def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
+    """Return the solutions of a notebook by exercise. Raises KeyError for one that is not whole."""
     sources: dict[str, str] = {}
-    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
-        for tag in cell["metadata"].get("tags", ()):
-            if tag in sources:
-                raise UserError(f"{path}: two cells are tagged {tag}")
-            sources[tag] = "".join(cell["source"])
-    solutions = {}
-    for number in sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag}):
-        tags = [f"{kind}-{number}" for kind in Solution._fields]
-        if missing := [tag for tag in tags if tag not in sources]:
-            raise UserError(f"{path}: exercise {number} has no cell tagged {missing[0]}")
-        solutions[number] = Solution(*(sources[tag] for tag in tags))
-    return solutions
+    for cell in json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]:
+        sources |= dict.fromkeys(cell["metadata"].get("tags", ()), "".join(cell["source"]))
+    numbers = sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag})
+    tags = {number: [f"{kind}-{number}" for kind in Solution._fields] for number in numbers}
+    return {number: Solution(*map(sources.__getitem__, kinds)) for number, kinds in tags.items()}
 
 
 class Malformed(str):
@@ -74,12 +63,9 @@ class Malformed(str):
 
 
 class Judge:
-    """Says whether answers to a notebook's exercises are right; counts the wrong ones.
+    """Says whether answers to a notebook's exercises are right; counts the wrong ones."""
 
-    notebook : its name without the suffix; names : what it knows, as globals() gives it
-    """
-
-    def __init__(self, notebook: str, names: dict[str, Any], folder: Path | None = None) -> None:
+    def __init__(self, notebook: str, names: dict[str, Any], folder: Path = SOLUTIONS) -> None:
         self.notebook, self.names = notebook, names
         self.solutions, self.wrong = read(notebook, folder), Counter[int]()
 
@@ -88,31 +74,32 @@ class Judge:
         if number not in self.solutions:
             numbers = ", ".join(map(str, self.solutions))
             raise UserError(f"{self.notebook} has no exercise {number}: it has {numbers}")
-        solved, words = os.environ.get(SOLVED_VARIABLE) == "1", ""
-        if answer is None and not solved:
-            words = "replace None by your answer and run this cell again."
-        else:
-            names, ending = dict(self.names), f"_{number}"
-            exec(self.solutions[number].solution, names)
-            key = Key(**{n: names[n + ending] for n in Key._fields if n + ending in names})
-            fault = key.refusal(key.answer if answer is None else answer)
-            if solved and (why := f"the solution {fault}" if fault else key.weakness()):
-                raise UserError(f"{self.notebook}: exercise {number}: {why}")
-        print(f"Exercise {number}: {words or self._reply(number, key, fault)}")
+        by_solution = os.environ.get(SOLVED_VARIABLE) == "1"
+        if answer is None and not by_solution:
+            print(f"Exercise {number}: replace None by your answer and run this cell again.")
+            return
+        names = dict(self.names)
+        exec(self.solutions[number].solution, names)
+        key = Key(**{n: names[f"{n}_{number}"] for n in Key._fields if f"{n}_{number}" in names})
+        fault = key.refusal(key.answer if answer is None else answer)
+        if by_solution and (why := f"the solution {fault}" if fault else key.weakness()):
+            raise UserError(f"{self.notebook}: exercise {number}: {why}")
+        print(f"Exercise {number}: {self._reply(number, key, fault)}")
 
     def _reply(self, number: int, key: Key, fault: str) -> str:
         solution = self.solutions[number]
-        if isinstance(key.answer, str) and not fault:
-            return f"does yours say these three things?\n{key.answer.strip()}"
-        if not fault:
-            unique = not callable(key.answer) and key.fault is None
-            shown = ", ".join(f"{value:.4g}" for value in np.atleast_1d(key.answer) if unique)
-            return f"right{f' ({shown})' if unique else ''}. {solution.explanation}"
         if isinstance(fault, Malformed):
             return f"your answer {fault}."
-        self.wrong[number] += 1
-        hint = f"\nHint: {solution.hint}" if self.wrong[number] >= HINT_AFTER else ""
-        return f"your answer {fault}; try again.{hint}"
+        if fault:
+            self.wrong[number] += 1
+            hint = f"\nHint: {solution.hint}" if self.wrong[number] >= HINT_AFTER else ""
+            return f"your answer {fault}; try again.{hint}"
+        if isinstance(key.answer, str):
+            return f"does yours say these three things?\n{key.answer.strip()}"
+        if callable(key.answer) or key.fault is not None:  # one of many that are right
+            return f"right. {solution.explanation}"
+        values = ", ".join(f"{value:.4g}" for value in np.atleast_1d(key.answer))
+        return f"right ({values}). {solution.explanation}"
 
 
 class Key(NamedTuple):
@@ -121,7 +108,7 @@ class Key(NamedTuple):
     answer: Any
     expected: Any = None
     cases: Any = ()
-    tolerance: float = TOLERANCE
+    tolerance: float = 0.02
     wrong: Any = ()
     fault: Any = None
 
@@ -140,8 +127,7 @@ class Key(NamedTuple):
         if callable(self.answer) and not callable(given):
             return Malformed("is not a function: write one, and give its name")
         if isinstance(self.answer, str) and self.fault is None:
-            is_text = isinstance(given, str) and given.strip()
-            return "" if is_text else Malformed("is not a text")
+            return "" if str(given).strip() else Malformed("is not a text")
         try:
             if self.fault is not None:
                 return str(self.fault(copy.deepcopy(given)))
@@ -156,16 +142,14 @@ class Key(NamedTuple):
             values = numbers(given)
         except ValueError as error:
             return Malformed(error)
-        wanted = np.atleast_1d(np.asarray(self.answer, float))
-        if values.shape != wanted.shape:
-            should = "one number" if wanted.size == 1 else f"a list of {wanted.size} numbers"
-            many = f"{values.size} number{'s' * (values.size != 1)}"
-            return Malformed(f"has {many}: it should be {should}")
-        near = np.isclose(values, wanted, rtol=self.tolerance, atol=1e-12)
+        right = np.atleast_1d(np.asarray(self.answer, float))
+        if values.shape != right.shape:
+            return Malformed(f"has {values.size} of {right.size} numbers")
+        near = np.isclose(values, right, rtol=self.tolerance, atol=1e-12)
         if near.all():
             return ""
         place = int(np.argmin(near))
-        side = "high" if values[place] > wanted[place] else "low"
+        side = "high" if values[place] > right[place] else "low"
         where = "" if near.size == 1 else f", at place {place + 1},"
         return f"{values[place]:.4g}{where} is too {side}"
 
@@ -192,20 +176,16 @@ def numbers(given: Any) -> Any:
     for value in np.asarray(many, object).ravel():
         if isinstance(value, bool) or not isinstance(value, int | float | np.number | str):
             raise ValueError(f"is a {type(value).__name__}: give a number")
-        if isinstance(value, str):
-            match = _NUMBER.fullmatch(value.strip())
-            if match is None:
-                advice = "write 0.74 or 74%, without a unit"
-                raise ValueError(f"{value.strip()[:40]!r} is not a number: {advice}")
-            value = float(match[1]) / (100 if match[2] else 1)
-        if not np.isfinite(float(value)):
-            raise ValueError(f"is {value}: give a finite number")
-        values.append(float(value))
+        match = _NUMBER.fullmatch(str(value).strip())
+        number = float(match[1]) / (100 if match[2] else 1) if match else np.nan
+        if not np.isfinite(number):
+            text = repr(value).strip()[:40]
+            raise ValueError(f"{text} is not a finite number: write 0.74 or 74%, without a unit")
+        values.append(number)
     return np.array(values)
 
 
 def _flat(value: Any) -> Any:
-    """Return (k,) all numbers of what a function gives, which may be a tuple of arrays."""
     parts = value if isinstance(value, tuple) else (value,)
     return np.concatenate([np.ravel(np.asarray(part, float)) for part in parts])
 

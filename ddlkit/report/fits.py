@@ -22,8 +22,7 @@ SMALL_TO = 25 * MIB
 class Comparison(NamedTuple):
     """Forms fitted to the same times, the simplest first.
 
-    table : a row per form, NaN where it has too few sizes: sizes held out, and of |relative error| there the
-        median, the worst, the median below SMALL_TO and from 1 MiB on
+    table : a row per form: sizes held out, and the median and worst |relative error| there, NaN for too few
     fits : by form; the chosen one with draws; unseen : by form what it says of sizes held out
     """
 
@@ -37,7 +36,7 @@ class Comparison(NamedTuple):
 def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Comparison:
     """Return what "auto" chooses between, and ``forms`` beside, on rows (n,) of messages.
 
-    use : of the messages, as `ddlkit.core.fit.fit` takes it, which raises for rows that no form can be of
+    use : as `ddlkit.core.fit.fit` takes it, which raises for rows that no form can be of
     """
     import pandas as pd
 

@@ -9,12 +9,12 @@ the smallest size: "start-up" where bytes take less than half of that, "bytes" w
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
 from ddlkit.model.calibration import undisturbed
 from ddlkit.model.rings import held_out_rings, ring_labs
@@ -23,17 +23,14 @@ from ddlkit.report.accuracy import WITHIN
 from ddlkit.report.plots.style import look
 
 TRIVIAL = ("no_overlap", "perfect_overlap", "model")
-WELL = 0.03
-"""Median |error| of a lab that counts as well predicted."""
-ECHO_BYTES = 28 + FRAMING_BYTES
-"""Around the payload of an echo: IP, ICMP and what a wire counts."""
+WELL = 0.03  # median |error| of a lab that counts as well predicted
+ECHO_BYTES = 28 + FRAMING_BYTES  # around the payload of an echo: IP, ICMP and what a wire counts
 
 
 def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
     """Return (cases,) what all messages' start-ups take one after the other, over compute.
 
-    cases : of `accuracy.validate` or `accuracy.joined`; a start-up is the median of the smallest message
-        that was calibrated in the case's lab
+    A start-up is the median of the smallest message that was calibrated in the case's lab.
     """
     keys = ["link", "ranks", "collective"]
     alone = collectives[collectives["in_flight"] == 1]
@@ -45,10 +42,9 @@ def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
 
 
 def waking(echoes: pd.DataFrame) -> float:
-    """Return seconds that a round trip takes besides for each second of delay, by a table ``echoes``.
+    """Return seconds that a round trip takes longer for each second of delay, by a table ``echoes``.
 
-    The slope, over emulated links with delay, of what an echo of one rank takes beyond its four delays and
-    its bytes on four links: a process that has slept longer is slower to wake.
+    The slope of what an echo takes beyond four delays and its bytes on four links.
     """
     alone = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
     medians = alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
@@ -62,13 +58,9 @@ def waking(echoes: pd.DataFrame) -> float:
 def held_out(collectives: pd.DataFrame, cores: int, woken: float) -> pd.DataFrame:
     """Return one row per lab of equal links and size, each lab predicted from all others of its kind.
 
-    Columns: kind ("tbf", "emulated"), link, ranks, bytes, measured_s, predicted_s, error, and what decides.
-    Links without delay are of no kind. woken : `waking`. Raises UserError where there is no lab.
+    Links without delay are of no kind. woken : `waking`
     """
-    labs = ring_labs(collectives)
-    if not labs:
-        raise UserError("no lab of equal links to extrapolate from: record examples/labs.yml")
-    frames = []
+    labs, frames = ring_labs(collectives), []
     for kind, law in (("tbf", None), ("emulated", woken)):
         alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
         for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
@@ -98,9 +90,8 @@ def algorithms(collectives: pd.DataFrame, link: str, ranks: int) -> pd.DataFrame
 def textbook(ranks: int) -> dict[str, tuple[int, float]]:
     """Return of each algorithm its steps, and the bytes on the busiest link over the message's.
 
-    As Thakur, Rabenseifner and Gropp print them ("Optimization of Collective Communication Operations in
-    MPICH", 2005, sections 4.1 to 4.5), with a fold where ranks are no power of two. Hierarchical: rings
-    within nodes of 4 ranks, or of the next number that divides the ranks, and between nodes.
+    As Thakur, Rabenseifner and Gropp print them (2005, sections 4.1 to 4.5), with a fold where ranks are no
+    power of two. Hierarchical: rings within nodes of at most 4 ranks, and between nodes.
     """
     bits, share = ranks.bit_length() - 1, 2 * (ranks - 1) / ranks
     core, rounds = 1 << bits, (ranks - 1).bit_length()
@@ -120,29 +111,24 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
 
     kinds : title -> rows of `accuracy.validate`
     """
-    figure, axes = plots.canvas(len(kinds), 2, height=5.0, sharex="row", squeeze=False)
-    whats = {"": "iteration", "_exposed": "exposed communication"}
-    for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
-        for ax, (kind, what) in zip(column, whats.items(), strict=True):
-            errors = {role: 100 * rows[f"{role}{kind}_error"] for role in TRIVIAL}
-            band = ("repeatability", 100 * rows[f"repeatability{kind}"])
-            names = [look(plan).label for plan in rows["plan"]]
-            plots.dots(ax, names, errors, band=band, legend="", label=f"error, {what} [%]")
-        whole, part, rescaled = (
-            rows[f"{name}_error"].abs().median()
-            for name in ("model", "model_exposed", "rescaled_exposed")
-        )
-        plots.heading(column[0], f"{title}: median error {whole:.1%}")
-        plots.heading(column[1], f"Exposed: {part:.1%}; {rescaled:.1%} by own compute")
-    plots.shared_legend(figure)
+    shape: dict[str, Any] = {"rows": 2, "sharex": "row", "squeeze": False}
+    with plots.sheet(columns=len(kinds), height=5.0, **shape) as (figure, axes):
+        for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
+            whats = {"": "iteration", "_exposed": "exposed communication"}
+            for ax, (kind, what) in zip(column, whats.items(), strict=True):
+                errors = {role: 100 * rows[f"{role}{kind}_error"] for role in TRIVIAL}
+                band = ("repeatability", 100 * rows[f"repeatability{kind}"])
+                names = [look(plan).label for plan in rows["plan"]]
+                plots.dots(ax, names, errors, band=band, legend="", label=f"error, {what} [%]")
+            off = rows.filter(regex="_error$").abs().median()
+            column[0].set_title(f"{title}: median error {off['model_error']:.1%}")
+            ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(**off)
+            column[1].set_title(f"Exposed: {ends} by own compute")
     return figure
 
 
 def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors against how much start-ups weigh: a panel per set, plain links in each.
-
-    plain, sets : cases with a column ``startup_share``
-    """
+    """Return errors of cases against their ``startup_share``: a panel per set, plain links in each."""
     figure, axes = plots.canvas(len(sets), height=3.0, sharex=True, sharey=True)
     for ax, (name, rows) in zip(axes, sets.items(), strict=True):
         for role, some in {"plain_links": plain, "links_with_delay": rows}.items():
@@ -157,10 +143,7 @@ def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure
 
 
 def by_part(errors: pd.DataFrame, medians: pd.Series) -> Figure:
-    """Return errors of messages in labs held out, by what decides at their size: a panel per kind.
-
-    errors : of `held_out`; medians : of |error|, by kind and lab
-    """
+    """Return a panel per kind of the errors of `held_out`, by what decides; medians : of |error|, by lab."""
     names = {"emulated": "Links with delay", "tbf": "Kernel's rate limit"}
     figure, axes = plots.canvas(len(names), height=2.1, sharey=True)
     for ax, (kind, name) in zip(axes, names.items(), strict=True):

@@ -12,9 +12,9 @@ HEAD = Path(__file__).with_name("commands.head.md")
 
 
 def page(parser: argparse.ArgumentParser) -> str:
-    """The manual of a parser whose commands are parsers of their own, as Markdown."""
-    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    sections = [_section(name, own) for name, own in commands.choices.items()]
+    """Return the manual of a parser whose commands are parsers of their own, as Markdown."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    sections = [_section(name, parser) for name, parser in commands.choices.items()]
     return "\n".join([HEAD.read_text(encoding="utf-8"), *sections])
 
 
@@ -23,23 +23,18 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
     needed = [_typed(action) for action in arguments if action.required]
     usage = " ".join(["ddlkit", name, *needed, *["[options]"] * (len(needed) < len(arguments))])
     text = parser.description or ""
-    rows = [f"| `{_cell(_typed(action))}` | {_cell(_said(action))} |" for action in arguments]
     head = [f"## {name}", "", f"{text[:1].upper()}{text[1:]}.", "", f"    {usage}", ""]
+    rows = []
+    for action in arguments:
+        words = (action.help or "").replace("%%", "%").replace("<", "&lt;").split()
+        typed, text = (cell.replace("|", r"\|") for cell in (_typed(action), " ".join(words)))
+        rows.append(f"| `{typed}` | {text} |")
     return "\n".join([*head, "| argument | what it is |", "|---|---|", *rows, ""])
 
 
 def _typed(action: argparse.Action) -> str:
-    """An argument as it is typed, with a name for its value."""
+    """Return an argument as it is typed, with a name for its value."""
     if action.nargs == 0:
         return action.option_strings[0]
     value = str(action.metavar or "|".join(action.choices or ()) or action.dest.upper())
     return " ".join([*action.option_strings, value, *["..."] * (action.nargs == "+")])
-
-
-def _said(action: argparse.Action) -> str:
-    """Its help in one line, as a terminal shows it; what looks like a tag is none."""
-    return " ".join((action.help or "").replace("%%", "%").replace("<", "&lt;").split())
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", r"\|")

@@ -1,9 +1,7 @@
 """The reports directory: what notebooks leave behind for the catalog, the site and REPRODUCTION.md.
 
-    figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
-    summaries/<name>.json                  the key numbers of one notebook
-
-Nothing in it carries a date or a duration, so the same recordings give the same bytes.
+figures/<id>.png, figures/<id>.csv     one figure or table and the numbers in it
+summaries/<name>.json                  the key numbers of one notebook
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
-from ddlkit.core.errors import UserError
 
 REPORTS_VARIABLE = "DDLKIT_REPORTS"
 DIGITS = 6
@@ -37,11 +33,8 @@ def reports_dir() -> Path:
 
 
 def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:
-    """Return the paths of a figure's image and of its plotted numbers; they need not exist.
-
-    Raises UserError for an id unfit for a file name.
-    """
-    stem = (reports or reports_dir()) / "figures" / _file_name(figure, "figure id")
+    """Return the paths of a figure's image and of its plotted numbers."""
+    stem = (reports or reports_dir()) / "figures" / figure
     return stem.with_suffix(".png"), stem.with_suffix(".csv")
 
 
@@ -51,16 +44,14 @@ def is_made(figure: str, reports: Path) -> bool:
 
 
 def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
-    """Write the plotted numbers as CSV, rounded as `rounded` does. Returns its path."""
-    if frame.empty:
-        raise UserError(f"figure {figure}: its table of plotted numbers is empty")
+    """Write the plotted numbers as CSV, each `rounded`; return its path."""
     _, path = figure_files(figure, reports)
     store.atomic_write_text(path, frame.map(rounded).to_csv(index=False, lineterminator="\n"))
     return path
 
 
 def rounded(value: Any) -> Any:
-    """Return a number with the significant digits that are published; whole numbers and all else unchanged.
+    """Return a number with DIGITS significant digits; whole numbers and all else unchanged.
 
     >>> rounded(0.1 + 0.2), rounded(123456789.0), rounded("a")
     (0.3, 123456789.0, 'a')
@@ -73,21 +64,14 @@ def rounded(value: Any) -> Any:
 def record_summary(
     name: str, numbers: Mapping[str, Any], reports: Path | None = None
 ) -> dict[str, Number]:
-    """Keep the key numbers of a notebook; REPRODUCTION.md prints them. Returns what was kept.
+    """Keep the key numbers of a notebook, which REPRODUCTION.md prints; return what was kept.
 
-    Keys carry their unit (``median_error_s``); values are numbers (NumPy's too, all as `rounded`), strings or
-    truth values. Raises UserError for anything else, and for NaN and infinity.
+    Keys carry their unit (``median_error_s``). Raises TypeError and ValueError for what JSON cannot hold.
     """
-    kept: dict[str, Number] = {}
-    for key, value in numbers.items():
-        value = value.item() if isinstance(value, np.generic) else value
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not isinstance(value, Number) or not finite:
-            what = f"summary {name}, {key} is {value!r:.60}"
-            raise UserError(f"{what}: give a finite number, text or truth value")
-        kept[key] = rounded(value)
-    path = (reports or reports_dir()) / "summaries" / f"{_file_name(name, 'summary name')}.json"
-    store.atomic_write_text(path, json.dumps(kept, indent=1) + "\n")
+    plain = {key: v.item() if isinstance(v, np.generic) else v for key, v in numbers.items()}
+    kept: dict[str, Number] = {key: rounded(value) for key, value in plain.items()}
+    path = (reports or reports_dir()) / "summaries" / f"{name}.json"
+    store.atomic_write_text(path, json.dumps(kept, indent=1, allow_nan=False) + "\n")
     return kept
 
 
@@ -98,16 +82,16 @@ def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
 
 
 def format_number(value: Any) -> str:
-    """Return a number for readers: up to four significant digits, no needless zeros or exponents.
+    """Return a number for readers: up to four significant digits; empty for one that is not finite.
 
     >>> format_number(0.0220108), format_number(123456.7), format_number(3)
     ('0.02201', '123457', '3')
     """
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return ""
-        return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return ""
+    return f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def format_quantity(value: float, unit: str) -> str:
@@ -118,10 +102,3 @@ def format_quantity(value: float, unit: str) -> str:
     """
     number, tight = format_number(value), unit in ("%", "x")
     return f"{number}{'' if tight else ' '}{unit}" if number and unit != "1" else number
-
-
-def _file_name(name: str, what: str) -> str:
-    """Return the name. Raises UserError for one that is unfit for a file."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise UserError(f"{what} {name!r}: use lower-case letters, digits, '-' and '_' only")
-    return name

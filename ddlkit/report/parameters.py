@@ -1,7 +1,7 @@
 """What a notebook's parameters may be: each is checked against what is at hand before anything is computed.
 
-The first cell behind them says ``parameters.validate("03_predicting_a_step", globals())``. That ends a wrong
-one with one line that lists what may be given, instead of with whatever it breaks later on.
+The first cell behind them says ``parameters.validate("03_predicting_a_step", globals())``: a wrong one ends
+it with one line that lists what may be given.
 """
 
 from __future__ import annotations
@@ -25,35 +25,26 @@ Rule = Callable[[Any, Mapping[str, Any]], str]
 """Of a value and the parameters before it: what may be given where the value may not, else nothing."""
 
 
-def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]]) -> Rule:
-    """Return the rule of a value from a list, which may depend on the parameters before it."""
+def one_of(choices: Callable[[Mapping[str, Any]], Iterable[Any]], many: bool = False) -> Rule:
+    """Return the rule of a value, or of ``many``, from a list that may depend on the parameters before it."""
 
     def rule(value: Any, given: Mapping[str, Any]) -> str:
-        allowed = list(choices(given))
-        held = not isinstance(value, bool) and value in allowed
-        return "" if held else f"one of {', '.join(map(str, allowed))}"
+        allowed, values = list(choices(given)), value if many else [value]
+        holds = isinstance(values, list | tuple) and len(values) > 0
+        holds = holds and all(item in allowed and values.count(item) == 1 for item in values)
+        holds = holds and not isinstance(value, bool)
+        return "" if holds else f"{'some' if many else 'one'} of {', '.join(map(str, allowed))}"
 
     return rule
 
 
-def some_of(choices: Callable[[], Iterable[str]]) -> Rule:
-    """Return the rule of one value and more from a list, none of them twice."""
-
-    def rule(value: Any, _: Mapping[str, Any]) -> str:
-        allowed, held = list(choices()), isinstance(value, list | tuple) and len(value) > 0
-        held = held and all(item in allowed and value.count(item) == 1 for item in value)
-        return "" if held else f"some of {', '.join(allowed)}"
-
-    return rule
-
-
-def number(least: float, most: float, whole: bool = False) -> Rule:
+def number(least: float, most: float, kind: Any = int) -> Rule:
     """Return the rule of a number from ``least`` to ``most``, both included."""
 
     def rule(value: Any, _: Mapping[str, Any]) -> str:
-        kind = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        words = f"a{' whole' * whole} number from {least:,} to {most:,}"
-        return "" if kind and least <= value <= most else words
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        words = f"a{' whole' * (kind is int)} number from {least:,} to {most:,}"
+        return "" if is_number and least <= value <= most else words
 
     return rule
 
@@ -63,13 +54,13 @@ def place(pattern: str, machines: bool = False) -> Rule:
 
     def rule(value: Any, _: Mapping[str, Any]) -> str:
         names = [path.name for path in store.list_recorded()] if machines else []
-        held = value in ("", *names)
-        if isinstance(value, str) and not held:
+        holds = value in ("", *names)
+        if isinstance(value, str) and not holds:
             with suppress(OSError, ValueError):  # longer than a name may be, or not to be read
                 folders = (Path(value), store.ROOT / value)
-                held = any(store.list_tables(folder, pattern) for folder in folders)
+                holds = any(store.list_tables(folder, pattern) for folder in folders)
         words = f"empty, or a directory with {pattern}{', or one of ' * machines}{', '.join(names)}"
-        return "" if held else words
+        return "" if holds else words
 
     return rule
 
@@ -89,8 +80,8 @@ MESSAGES = {
 NETWORK = {"network": one_of(lambda given: source.open_source(given["data"]).networks())}
 CASE = {"data": TABLES} | NETWORK | MESSAGES
 FORMS = (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST, AUTO)
-DRAWN = {"instances": number(1, 100_000, True), "seed": number(0, 10**9, True)}
-CHAIN = {"layers": number(1, 20, True), "gpus": number(1, 16, True)}
+DRAWN = {"instances": number(1, 100_000), "seed": number(0, 10**9)}
+CHAIN = {"layers": number(1, 20), "gpus": number(1, 16)}
 
 RULES: dict[str, dict[str, Rule]] = {
     "00_a_step_on_paper": CASE,
@@ -99,30 +90,30 @@ RULES: dict[str, dict[str, Rule]] = {
     "03_predicting_a_step": CASE,
     "04_choosing_buckets": CASE | DRAWN,
     "05_is_it_true": {"data": TABLES, "form": one_of(lambda given: FORMS)},
-    "06_scaling_factor": {"formulas": some_of(lambda: osf_scaling.FORMULAS), "data": TABLES},
-    "07_where_time_goes": {"slow_rank": number(1.01, 10)},
+    "06_scaling_factor": {
+        "formulas": one_of(lambda _: osf_scaling.FORMULAS, many=True),
+        "data": TABLES,
+    },
+    "07_where_time_goes": {"slow_rank": number(1.01, 10, int | float)},
     "08_training_as_a_graph": CHAIN | {"framework": one_of(lambda given: STRATEGIES)},
     "09_sparse_gradients": DRAWN | {"recorded": RUNS},
     "10_contention": {"data": TABLES},
     "11_where_it_breaks": {"first": PREDICTED, "last": PREDICTED},
     "12_real_gpus": {
         "chosen": one_of(lambda given: pollux.NETWORKS),
-        "table": one_of(lambda given: [table.table for table in vidur.tables()]),
+        "table": one_of(lambda given: vidur.tables()),
     },
     "13_your_own_cluster": CASE,
-    "14_tables_and_verdicts": {"papers": some_of(papers.load)},
+    "14_tables_and_verdicts": {"papers": one_of(lambda _: papers.load(), many=True)},
 }
 """By notebook, its parameters in their order."""
 
 
 def validate(notebook: str, names: Mapping[str, Any]) -> None:
-    """Check a notebook's parameters; ``names`` is its globals(). Nothing is printed when all is well.
+    """Check a notebook's parameters, ``names`` being its globals(); from then on tables show as ours do.
 
-    Tables are shown as the workbook shows them from then on.
-    Raises UserError for the first one that is something else, and for a notebook without parameters in RULES.
+    Raises UserError for the first one that is something else.
     """
-    if notebook not in RULES:
-        raise UserError(f"no parameters of {notebook} are known: use one of {', '.join(RULES)}")
     show_tables()
     given: dict[str, Any] = {}
     for name, rule in RULES[notebook].items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,17 +20,15 @@ from ddlkit.model.predictor import scatter_of
 
 Floats = NDArray[np.float64]
 
-# Directories of campaigns beside a machine's other recordings; of those in the second to fourth line a
-# table of predictions was committed before they were measured.
+# Directories of campaigns beside a machine's other recordings.
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
 REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campaign-limit"
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
-DISTURBED = "campaign-disturbed"
-LABS, FRESH_LABS, STEPPED_LABS = "labs-open", "labs-fresh", "labs"
-AGAIN_LABS, ECHOES = "labs-fresh-again", "labs-echo"
+LABS, STEPPED_LABS, ECHOES = "labs-open", "labs", "labs-echo"
 SHARING, QUICK = "sharing", "campaign-quick"
+ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded
 
 
@@ -51,13 +48,12 @@ def machine_of(directory: Path) -> str:
 class Source:
     """Directories of recorded tables, in order: of files with one name, the first directory's counts.
 
-    A live run without the lab thus reads its own layers, and the recording for what only the lab can measure.
+    What was measured without the lab thus has its own layers, and a recording's messages.
     """
 
     directories: tuple[Path, ...]
 
     def _paths(self, kind: str) -> list[Path]:
-        """Return every table of ``kind`` ("layers", "runs", ...), by directory, then by name."""
         paths: dict[str, Path] = {}
         for directory in self.directories:
             for path in store.list_tables(directory, f"{kind}-*.csv*"):
@@ -65,7 +61,7 @@ class Source:
         return list(paths.values())
 
     def has(self, kind: str) -> bool:
-        """Return whether there is any table of ``kind``."""
+        """Return whether there is any table of ``kind`` ("layers", "runs", ...)."""
         return bool(self._paths(kind))
 
     def _files(self, kind: str) -> list[Path]:
@@ -73,10 +69,6 @@ class Source:
             return paths
         places = ", ".join(map(str, self.directories)) or "nowhere"
         raise UserError(f"no table of {kind} in {places}: run ddlkit measure, or use --recorded")
-
-    def stamp(self, kind: str) -> dict[str, Any]:
-        """Return the stamp of the first table of ``kind``: its machine, time and remark."""
-        return store.load_stamp(self._files(kind)[0])
 
     def is_live(self, kind: str) -> bool:
         """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
@@ -94,9 +86,9 @@ class Source:
         return rows[rows["machine"] == first].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
-        """Return as `table`, with numbers of rounds (``repeat``) that no two files share; odd stays odd.
+        """Return as `table`, with rounds (``repeat``) of numbers that no two files share; odd stays odd.
 
-        What is compared within a round must be of one recording: a machine's speed changes between them.
+        Within a round of one recording the machine's speed is the same.
         """
         first, tables = 0, []
         for table in self._tables(kind):
@@ -112,11 +104,10 @@ class Source:
 
     def apart(self, kind: str) -> dict[str, Source]:
         """Return the tables of each machine that has some of ``kind``, alone, by its name: never merged."""
-        places: dict[str, tuple[Path, ...]] = {}
+        sources: dict[str, Source] = {}
         for directory in self.directories:
-            machine = machine_of(directory)
-            places[machine] = (*places.get(machine, ()), directory)
-        sources = {machine: Source(directories) for machine, directories in places.items()}
+            earlier = sources.get(machine_of(directory), Source(())).directories
+            sources[machine_of(directory)] = Source((*earlier, directory))
         return {machine: source for machine, source in sources.items() if source.has(kind)}
 
     def label(self, kind: str) -> str:
@@ -129,13 +120,16 @@ class Source:
             parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
         return "; ".join(dict.fromkeys(parts))
 
+    def _machine(self, kind: str) -> dict[str, Any]:
+        return dict(store.load_stamp(self._files(kind)[0])["machine"])
+
     def cores(self, kind: str) -> int:
         """Return the cores of the machine that the first table of ``kind`` was measured on."""
-        return int(self.stamp(kind)["machine"]["cpu"]["cores"])
+        return int(self._machine(kind)["cpu"]["cores"])
 
     def gpu(self, kind: str) -> str:
         """Return the GPU's model where the first table of ``kind`` was measured; "" without one."""
-        gpus = self.stamp(kind)["machine"].get("gpus", [])
+        gpus = self._machine(kind).get("gpus", [])
         return str(gpus[0]["model"]) if gpus else ""
 
     def begun(self, kind: str) -> datetime:
@@ -144,17 +138,15 @@ class Source:
 
     def profile(self, network: str) -> LayerProfile:
         """Return the fp32 profile of a network on one rank alone: the first by directory, then file name."""
-        wanted = pd.Series({"network": network, "ranks": 1, "precision": "fp32"})
         for path in self._files("layers"):
-            frame = store.load_table(path, "layers")
-            if (frame[wanted.index] == wanted).all(axis=1).any():
+            rows = store.load_table(path, "layers").query(f"network == @network and {ALONE}")
+            if len(rows):
                 return store.read_profile(path, network, ranks=1)
         raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
 
     def networks(self) -> list[str]:
         """Return the names of those that `profile` finds, sorted."""
-        rows = self.table("layers").query("ranks == 1 and precision == 'fp32'")
-        return sorted(rows["network"].unique())
+        return sorted(self.table("layers").query(ALONE)["network"].unique())
 
     def profiles(self) -> dict[Path, LayerProfile]:
         """Return every profile in any directory, also of a name that an earlier directory has."""
@@ -209,47 +201,40 @@ def open_source(data: str = "") -> Source:
     """
     if data in {path.name for path in store.list_recorded()}:
         return Source((store.RECORDED / data,))
-    for chosen in (Path(data), store.ROOT / data) if data else (store.BUILD / "measured",):
-        if chosen.is_dir() or not data:
-            return Source((chosen, default_recording()))
-    known = "give a directory, or a name under data/recorded"
-    raise UserError(f"no measured tables in {data}: {known}")
+    if not data:
+        return Source((store.BUILD / "measured", default_recording()))
+    for directory in (Path(data), store.ROOT / data):
+        if directory.is_dir():
+            return Source((directory, default_recording()))
+    raise UserError(f"no tables in {data}: give a directory, or a name under data/recorded")
 
 
-def _place(data: str, name: str, kinds: Sequence[str], advice: str) -> Path:
+def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
     recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
     for place in [Path(data)] if data else recorded:
         if any(map(Source((place,)).has, kinds)):
             return place
-    raise UserError(f"no {advice.format(data or store.RECORDED)}")
+    raise UserError(f"no {name} in {data or store.RECORDED}: measure it as examples/*.yml say")
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
-    """Return a campaign of the lab: that in the directory ``data``, else the recorded one of that name.
-
-    Behind it lies what has its layer profiles. Raises UserError when there is none.
-    """
-    file = f"examples/{name.replace('-', '_')}.yml"
-    place = _place(data, name, ["runs"], f"campaign in {{}}: run ddlkit lab campaign {file}")
+    """Return the campaign in ``data``, else the recorded one of that name, over its layer profiles."""
+    place = _place(data, name, "runs")
     return Source((place, default_recording() if data else place.parent))
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
     """Return calibrations of many labs, or echoes: those in ``data``, else the recorded ones of that name.
 
-    With LABS come those of STEPPED_LABS. Raises UserError when there are none.
+    With LABS come those of STEPPED_LABS.
     """
-    advice = "labs in {}: run ddlkit measure examples/labs.yml"
-    place = _place(data, name, ["collectives", "echoes"], advice)
+    place = _place(data, name, "collectives", "echoes")
     return Source((place, *([place.with_name(STEPPED_LABS)] if place.name == LABS else [])))
 
 
 def open_sharing(data: str = "") -> Source | None:
-    """Return training that shares a machine with its messages: in ``data``, else the first recorded.
-
-    A GPU's lies among its other tables, a processor's in a directory of its own; None where nothing was.
-    """
+    """Return training beside its messages on one machine: in ``data``, else the first recorded, or None."""
     named = store.RECORDED / data if data and "/" not in data else Path(data)
     recorded = sorted(store.RECORDED.glob("*/"))
     places = [named / SHARING, named] if data else []
@@ -271,10 +256,7 @@ def recordings(kind: str) -> dict[str, Source]:
 
 
 def machines(kind: str, data: str = "") -> dict[str, Source]:
-    """Return all that is there of ``kind``: "here" for what was measured live, then recordings by name.
-
-    data : as for `open_source`. Raises UserError when nothing of the kind is there.
-    """
+    """Return all that is there of ``kind``: "here" for what is live in ``data``, then recordings by name."""
     recorded = store.list_recorded()
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)

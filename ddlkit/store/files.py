@@ -1,7 +1,7 @@
 """Where everything lies; whole files, read and written so that a crash never leaves half of one.
 
-JSON and YAML that others wrote are read within limits, of depth, values and numbers: some hundred bytes
-can stand for billions of values.
+What cannot be read, written or locked raises a UserError that names the path. Others' JSON and YAML
+are read within limits: some hundred bytes can stand for billions of values.
 """
 
 from __future__ import annotations
@@ -23,14 +23,10 @@ import zlib
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
-
-MOST_BYTES = 128 * 1024**2
-"""Of a file, and of its text once unpacked: the largest known here, profiles of training, have some 50 MB.
-Read, it may take ten times as much memory."""
 
 ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
 DATA = ROOT / "data"
@@ -39,12 +35,13 @@ BUILD = ROOT / "build"
 REPORTS = ROOT / "reports"
 NOTEBOOKS = ROOT / "notebooks"
 
+MOST_BYTES = 128 * 1024**2
+"""Of a file, and of its text once unpacked: profiles of training have some 50 MB."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def recorded_dir(machine_name: str | None = None) -> Path:
-    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist.
-
-    Raises UserError for a name that is not lower-case letters, digits, dots and dashes.
-    """
+    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist."""
     name = machine.name() if machine_name is None else machine_name
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
         raise UserError(f"machine name {name!r}: use lower-case letters, digits, dots and dashes")
@@ -54,9 +51,6 @@ def recorded_dir(machine_name: str | None = None) -> Path:
 def list_recorded() -> list[Path]:
     """Return the directories under data/recorded that hold at least one recorded table, by name."""
     return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -74,30 +68,25 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> bytes:
-    """Return all bytes of a file. Raises UserError for none, over MOST_BYTES, or one that may not be read."""
+    """Return all bytes of a file."""
     with _refusing("read", path), path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    _check_size(data, path, "")
+        return _limited(file, path)
+
+
+def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
+    if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+        most = f"{MOST_BYTES // 1024**2} MiB{when}"
+        raise UserError(f"{path}: more than {most}: give a part of it: fewer iterations or rows")
     return data
 
 
-def _check_size(data: bytes, path: Path, when: str) -> None:
-    if len(data) > MOST_BYTES:
-        most = f"{MOST_BYTES // 1024**2} MiB"
-        advice = "give a part of it: fewer iterations or rows"
-        raise UserError(f"{path}: more than {most}{when}: {advice}")
-
-
 def text_of(data: bytes, path: Path) -> str:
-    """Return content as text, unpacked if a .gz. Raises UserError if empty, damaged, binary or too large."""
+    """Return content as text, unpacked if a .gz."""
     if path.suffix == ".gz" and data:
         try:
-            with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-                data = file.read(MOST_BYTES + 1)
+            data = _limited(gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked")
         except (OSError, EOFError, zlib.error) as error:
-            advice = "restore or measure again"
-            raise UserError(f"{path}: damaged gzip file ({error}): {advice}") from error
-        _check_size(data, path, " once unpacked")
+            raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
     if not data.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
     try:
@@ -110,17 +99,17 @@ def text_of(data: bytes, path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a file as text. Raises UserError as ``read`` and ``text_of``."""
+    """Return the content of a file as text, unpacked if a .gz."""
     return text_of(read(path), path)
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, 64 hex digits. Raises UserError when it cannot be read."""
+    """Return the SHA-256 of a file's bytes, 64 hex digits."""
     return hashlib.sha256(read(path)).hexdigest()
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename so that the new name survives a power cut. Raises UserError where that is refused."""
+    """Rename so that the new name survives a power cut."""
     with _refusing("write", target):
         os.replace(source, target)
         directory = os.open(target.parent, os.O_RDONLY)
@@ -131,11 +120,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write ``data`` so that readers see the old file or the new one, never a mixture.
-
-    Makes the directory. Raises UserError where writing is refused; the old file then stays. In a folder
-    that is shared nobody can know the name it is written under, or have a link lie there.
-    """
+    """Write ``data``, in a directory that is made, by a name that nobody knows: all of it, or nothing."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path):
@@ -150,93 +135,86 @@ def atomic_write(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def atomic_write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text as ``atomic_write`` does bytes."""
+    atomic_write(path, text.encode())
+
+
 def remove_unfinished(directory: Path, name: str = "") -> None:
     """Remove what `atomic_write` left of that file, or of any, when it was killed; while nobody writes it."""
     for path in directory.glob(f".{glob.escape(name)}*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def atomic_write_text(path: Path, text: str) -> None:
-    """``atomic_write`` of UTF-8 text. Raises UserError where writing is refused."""
-    atomic_write(path, text.encode())
-
-
 def append_text(path: Path, text: str) -> None:
-    """Add UTF-8 text to a file, which is made where there is none; no link that lies there is followed.
-
-    Raises UserError where that is refused.
-    """
+    """Add UTF-8 text to a file, made where there is none; no link that lies there is followed."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(text.encode())
 
 
+_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+_OURS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+SCRATCH = "ddlkit-run-"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, flags: int, how: int) -> Iterator[int]:
+    """Hold an advisory lock on a file or directory; give its descriptor."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, how)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold an advisory lock on a file: one holder at a time, released when it ends, however it ends.
-
-    Raises UserError naming the holder's process id when another holds it.
-    The file stays behind: removing it would let two processes lock two files of one name.
-    """
-    with _refusing("lock", path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise UserError(f"{path} is held by process {holder}: wait until it ends") from error
-    try:
+    """Hold a lock on a file, which names its holder, and stays: else two could lock two of one name."""
+    with contextlib.ExitStack() as held:
         with _refusing("lock", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                descriptor = held.enter_context(_locked(path, flags, _AT_ONCE))
+            except BlockingIOError as error:
+                holder = path.read_text(errors="replace").strip() or "unknown"
+                raise UserError(f"{path} is held by process {holder}: wait for it") from error
+            held.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
-    finally:
-        os.truncate(descriptor, 0)
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def writing_in(directory: Path) -> Iterator[None]:
-    """Keep other writers of this directory waiting: two appends at once must not lose one.
-
-    Raises UserError when the directory cannot be made.
-    """
-    with _refusing("write", directory):
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """Keep other writers of this directory waiting: two appends at once must not lose one."""
+    with contextlib.ExitStack() as held:
+        with _refusing("write", directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_locked(directory, os.O_RDONLY, fcntl.LOCK_EX))
         yield
-    finally:
-        os.close(descriptor)
-
-
-# -- directories that do not outlive their owner ---------------------------------------------------
-
-SCRATCH = "ddlkit-run-"
 
 
 @contextlib.contextmanager
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     """Make a directory that lasts as long as the block, in ``parent`` or where temporary files go.
 
-    A lock on the one around it, which the kernel frees however its owner ends, says that it is needed: of a
-    killed owner it is removed by whoever makes the next one there. (Not on itself: who writes tables into it
-    locks it.) Raises UserError where none can be made.
+    The one around it is locked: of a killed owner it is removed by whoever makes the next one there.
     """
     place = Path(parent or tempfile.gettempdir())
     with contextlib.ExitStack() as held:
         with _refusing("write", place):
             for left in place.glob(f"{SCRATCH}*"):
-                with contextlib.suppress(OSError), _holding(left):
-                    shutil.rmtree(left)
+                with contextlib.suppress(OSError), _locked(left, _OURS, _AT_ONCE) as descriptor:
+                    if os.fstat(descriptor).st_uid == os.geteuid():
+                        shutil.rmtree(left)
             inside = None
             while inside is None:  # another process may sweep it before it is held
                 path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
                 with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                    held.enter_context(_holding(path))
+                    held.enter_context(_locked(path, _OURS, _AT_ONCE))
                     (path / "files").mkdir()
                     inside = path / "files"
         try:
@@ -249,35 +227,18 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _holding(directory: Path) -> Iterator[None]:
-    """Hold the lock on a directory of ours. Raises OSError where it is not ours, or held."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(descriptor).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "not ours", str(directory))
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-# -- documents -------------------------------------------------------------------------------------
-
-MOST_DEPTH = 50  # levels of lists and mappings: the deepest file known here, a profiler's, has 7
+MOST_DEPTH = 50
+"""Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
 TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
 MOST_VALUES = 10_000_000
 """Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
 MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
-"""Of YAML, which people write by hand; an alias counts as all that it stands for."""
+"""Of YAML, in which an alias counts as all that it stands for."""
 INT64 = 2**63
 
 
 def parse_json(text: str) -> Any:
-    """Return the document in JSON text. Whole numbers beyond 64 bits become floats, as elsewhere.
-
-    Raises ValueError that says what is wrong, also for a document beyond the limits.
-    """
+    """Return the document in JSON, numbers beyond 64 bits as floats; a ValueError says what is wrong."""
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
@@ -293,8 +254,14 @@ def parse_json(text: str) -> Any:
     return document
 
 
+def _number(text: str) -> int | float:
+    """Return digits as a number; Python takes minutes for some millions of them."""
+    short = len(text) <= len(f"-{INT64}")
+    return number if short and -INT64 <= (number := int(text)) < INT64 else float(text)
+
+
 def read_json(path: Path, advice: str) -> Any:
-    """Return the document in a file of JSON. Raises UserError that ends in ``advice``, and as `read_text`."""
+    """Return the document in a file of JSON; a UserError ends in ``advice``."""
     try:
         return parse_json(read_text(path))
     except ValueError as error:
@@ -302,56 +269,33 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the document in YAML text, whole numbers as of `parse_json`.
-
-    Raises ValueError that names the line, also for a document beyond the limits; ImportError without PyYAML.
-    """
+    """Return the document in YAML, numbers as of `parse_json`; a ValueError names the line."""
     import yaml
 
     class Loader(yaml.SafeLoader):
         """With whole numbers that fit, or floats."""
 
-    def whole(loader: Any, node: Any) -> int | float:
-        number = loader.construct_yaml_int(node)
-        return number if -INT64 <= number < INT64 else float(Decimal(number))
+        def construct_yaml_int(self, node: Any) -> int | float:
+            number = super().construct_yaml_int(node)
+            return number if -INT64 <= number < INT64 else float(Decimal(number))
 
-    Loader.add_constructor("tag:yaml.org,2002:int", whole)
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        depth = 0
-        for event in yaml.parse(text, Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:
-                raise ValueError(TOO_DEEP)
         # Before anything is made of it: a merge copies what its aliases stand for.
         values, levels = _extent(yaml.compose(text, Loader), {})
-        if values > MOST_YAML_VALUES:
-            raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
         if levels > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
+        if values > MOST_YAML_VALUES:
+            raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
         return yaml.load(text, Loader)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
-
-
-def own_yaml(text: str) -> Any:
-    """Return the document in YAML text of this project's own, without limits; much faster with libyaml.
-
-    Raises yaml.YAMLError; ImportError without PyYAML.
-    """
-    import yaml
-
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
-def _number(text: str) -> int | float:
-    """Return digits as a number; Python takes minutes for some millions of them."""
-    number = int(text) if len(text) <= len(f"-{INT64}") else INT64
-    return number if -INT64 <= number < INT64 else float(text)
 
 
 def _extent(node: Any, extents: dict[int, tuple[float, int]]) -> tuple[float, int]:
@@ -365,3 +309,10 @@ def _extent(node: Any, extents: dict[int, tuple[float, int]]) -> tuple[float, in
         values, levels = zip((0.0, 0), *(_extent(each, extents) for each in inner), strict=True)
         extents[id(node)] = 1 + sum(values), 1 + max(levels)
     return extents[id(node)]
+
+
+def own_yaml(text: str) -> Any:
+    """Return the document in YAML of this project's own, without limits; much faster with libyaml."""
+    import yaml
+
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))

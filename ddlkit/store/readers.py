@@ -1,8 +1,7 @@
 """Layer profiles, timelines and selection times, recorded or a user's own; what makers and authors print.
 
-The latter: data/specs, each value with its source, and data/papers as transcribed. Each folder of data/papers
-holds a SHA256SUMS of its CSV files, in the format of ``sha256sum -c``. After a correction,
-``sha256sum *.csv > SHA256SUMS`` there writes them anew.
+The latter: data/specs, each value with its source, and data/papers as transcribed. A wrong file, and one in
+which several things remain to choose from, raises a UserError.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
@@ -33,9 +31,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BYTES_PER_PARAMETER = 4  # of a gradient in single precision
-MOST_SPANS = (
-    200_000  # of one timeline: a recorded one has some thousands, and Perfetto becomes slow
-)
+MOST_SPANS = 200_000
+"""Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
 MOST_LISTED = 20  # values of which one is to be chosen
@@ -46,115 +43,10 @@ _ASSUMED = {
 }
 
 
-def read_profile(
-    path: Path,
-    network: str | None = None,
-    batch: int | None = None,
-    *,
-    forward_s: float | None = None,
-    assumed: list[str] | None = None,
-    **wanted: Any,
-) -> LayerProfile:
-    """Return the one profile in a ``layers`` table, or the one chosen.
-
-    A table without a stamp is a user's own: it needs only columns tensor, gradient_bytes, backward_s
-    and forward_s. What else it leaves out is assumed (a network named as the file, gradients of four
-    bytes per parameter, no update).
-    wanted : which profile, by device, precision, ranks, threads
-    forward_s : seconds of the whole forward pass, in place of the column of that name
-    assumed : a list to which every assumption is added, one phrase each
-
-    Raises UserError for a wrong file, naming row and column, and where several profiles remain.
-    """
-    if is_stamped(path):
-        frame = load_table(path, "layers")
-    else:
-        frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
-    wanted |= {"network": network, "batch": batch}
-    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
-    if forward_s is not None:
-        if not 0 < forward_s < math.inf:
-            raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        if frame["forward_s"].any():
-            raise UserError(
-                f"{path}: column forward_s: it has times, so give no forward_s beside it"
-            )
-        frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
-    return _profile(frame, chosen, path)
-
-
-def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
-    """Return a user's own rows, with every column of schema ``layers``."""
-    sheet = read_sheet(files.read_text(path), str(path))
-    defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    if forward_is_given:
-        defaults["forward_s"] = "0"
-    elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
-        problem = "missing: add it, or give the seconds of the whole forward pass"
-        sheet.fail(None, "forward_s", problem)
-    schema = SCHEMAS["layers"]
-    columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
-    frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
-    missing = [name for name in defaults if name not in (*sheet.header, "forward_s")]
-    if "layer" in missing:
-        frame["layer"] = frame["tensor"]
-    if "parameters" in missing:
-        frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
-        defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
-    assumed.extend(f"{name} = {defaults[name]}" for name in missing)
-    return frame
-
-
-def _profile(frame: DataFrame, chosen: dict[str, Any], path: Path) -> LayerProfile:
-    """Return the profile of rows that agree in what was chosen."""
-    for name in ("forward_s", "backward_s"):
-        if not frame[name].sum() > 0:
-            raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
-    if frame["update_s"].nunique() > 1:
-        raise UserError(f"{path}: column update_s: differs between rows of one profile")
-    arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
-    return LayerProfile(
-        **{name: chosen[name] for name in ("network", "device", "batch")},
-        tensor=tuple(frame["tensor"]),
-        layer=tuple(frame["layer"]),
-        **{name: frame[name].to_numpy() for name in arrays},
-        update_s=float(frame["update_s"].iloc[0]),
-    )
-
-
-def profile_frame(
-    profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
-) -> DataFrame:
-    """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
-    from pandas import DataFrame
-
-    given = {"precision": precision, "ranks": ranks, "threads": threads}
-    names = SCHEMAS["layers"].names
-    return DataFrame(
-        {name: given[name] if name in given else getattr(profile, name) for name in names}
-    )
-
-
-def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
-    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat.
-
-    Raises UserError for a wrong file, naming row and column, and where several timelines remain.
-    """
-    if is_stamped(path):
-        frame = load_table(path, "timeline")
-    else:
-        frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
-    frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
-    if len(frame) > MOST_SPANS:
-        raise UserError(f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}")
-    return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
-
-
 def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Return rows that are as wanted, and the one value that each key then has."""
-    assert wanted.keys() <= set(keys), wanted
     chosen = {}
     for key in keys:
         if key not in frame.columns:
@@ -171,44 +63,106 @@ def choose(
     return frame, chosen
 
 
+def read_profile(
+    path: Path,
+    network: str | None = None,
+    batch: int | None = None,
+    *,
+    forward_s: float | None = None,
+    assumed: list[str] | None = None,
+    **wanted: Any,
+) -> LayerProfile:
+    """Return the one profile in a ``layers`` table, or the one that is ``wanted``.
+
+    A user's own, without a stamp, needs only columns tensor, gradient_bytes, backward_s and forward_s.
+    forward_s : seconds of the whole forward pass, in place of the column of that name
+    assumed : a list to which is added what else a user's own leaves out, one phrase each
+    """
+    if is_stamped(path):
+        frame = load_table(path, "layers")
+    else:
+        frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
+    wanted |= {"network": network, "batch": batch}
+    frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
+    if forward_s is not None:
+        if not 0 < forward_s < math.inf:
+            raise UserError(f"forward_s is {forward_s}: must be a time above zero")
+        if frame["forward_s"].any():
+            raise UserError(f"{path}: column forward_s has times: give no other")
+        frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
+    for name in ("forward_s", "backward_s"):
+        if not frame[name].sum() > 0:
+            raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
+    if frame["update_s"].nunique() > 1:
+        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+    arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
+    return LayerProfile(
+        **{name: chosen[name] for name in ("network", "device", "batch")},
+        tensor=tuple(frame["tensor"]),
+        layer=tuple(frame["layer"]),
+        **{name: frame[name].to_numpy() for name in arrays},
+        update_s=float(frame["update_s"].iloc[0]),
+    )
+
+
+def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
+    """Return a user's own rows, with every column of schema ``layers``."""
+    sheet = read_sheet(files.read_text(path), str(path))
+    defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
+    if forward_is_given:
+        defaults["forward_s"] = "0"
+    elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
+        sheet.fail(None, "forward_s", "missing: add it, or give --forward-s of the whole pass")
+    schema = SCHEMAS["layers"]
+    columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
+    frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
+    missing = [name for name in defaults if name not in (*sheet.header, "forward_s")]
+    if "layer" in missing:
+        frame["layer"] = frame["tensor"]
+    if "parameters" in missing:
+        frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
+        defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    assumed.extend(f"{name} = {defaults[name]}" for name in missing)
+    return frame
+
+
+def profile_frame(
+    profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
+) -> DataFrame:
+    """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
+    from pandas import DataFrame
+
+    given = {**vars(profile), "precision": precision, "ranks": ranks, "threads": threads}
+    return DataFrame({name: given[name] for name in SCHEMAS["layers"].names})
+
+
+def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
+    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat."""
+    if is_stamped(path):
+        frame = load_table(path, "timeline")
+    else:
+        frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
+    frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
+    if len(frame) > MOST_SPANS:
+        raise UserError(f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}")
+    return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
+
+
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
-    """Return the times of SELECTOR in a ``selection`` table at one density: the median of each size.
-
-    density : may be left out where the table has but one
-
-    Raises UserError for a damaged table, and where that density, or a single one, was not measured.
-    """
-    rows = _selector_rows([path])
-    known = rows["density"].unique().tolist()
-    wanted = known if density is None else [density]
-    if len(wanted) != 1 or wanted[0] not in known:
-        target = "a single density" if density is None else f"density {density}"
-        raise UserError(f"{path}: {SELECTOR} was not measured at {target}")
-    return _medians(rows[rows["density"] == wanted[0]])
+    """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
+    return _medians(choose(_selector_rows([path]), ("density",), {"density": density}, path)[0])
 
 
-def read_selection(
-    paths: Sequence[Path], density: float, form: str = SelectionTimes.form
-) -> SelectionCost:
-    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON.
-
-    form : fitted to what was measured, or "auto" for the one that does best at sizes held out
-
-    Raises UserError for a damaged file, and where what was measured does not reach that density.
-    """
+def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
+    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
-        if form not in (SelectionTimes.form, AUTO):
-            raise UserError(f"{paths[0]}: has a form of its own: give --selection-form with tables")
         return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
     rows = _selector_rows(paths)
     least, most = rows["density"].min(), rows["density"].max()
     if not least <= density <= most:
         reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
         raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
-    if form == SelectionTimes.form:
-        return _medians(rows)
-    columns = (rows[name].to_numpy() for name in ("elements", "density", "seconds"))
-    return fit(form, *columns, draws=0).cost
+    return _medians(rows)
 
 
 def _medians(rows: DataFrame) -> SelectionTimes:
@@ -220,15 +174,34 @@ def _medians(rows: DataFrame) -> SelectionTimes:
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     import pandas as pd
 
-    tables = [load_table(path, "selection") for path in expand_tables([*paths])]
-    rows = pd.concat(tables, ignore_index=True)
+    rows = pd.concat([load_table(path, "selection") for path in expand_tables([*paths])])
     rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
     if rows.empty:
         raise UserError(f"{paths[0]}: {SELECTOR} was not measured")
     return rows
 
 
-# -- what makers and authors print -----------------------------------------------------------------
+INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
+"""Task of training's graph -> quantity of the table of inputs."""
+BEST = ("cold files", "one core", "pinned")
+"""Of several ways that were measured the one that training takes: a file a picture, pinned memory."""
+
+
+def read_inputs(path: Path, batch: int) -> dict[str, float]:
+    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` pictures, as far as they were measured.
+
+    Of pictures stored in two forms it is the JPEG's: what is stored raw is not decoded.
+    """
+    rows = load_table(path, "inputs")
+    rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
+    rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
+    each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
+    times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
+    if not times:
+        raise UserError(
+            f"{path}: tells of no reading, decoding or copying: give inputs-alone-*.csv"
+        )
+    return times
 
 
 @functools.cache
@@ -240,10 +213,8 @@ def _specs(name: str) -> DataFrame:
 def datasheet(device: str, quantity: str) -> float:
     """Return the maker's value, in the unit that the quantity is named by; 0 where none is known.
 
-    device : as nvidia-smi names it. quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, without
-    sparsity; on tensor cores where the precision has them) or memory_bytes_per_s.
-
-    Raises UserError when data/specs/devices.csv is damaged or missing.
+    device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
+        where the precision has them) or memory_bytes_per_s
     """
     rows = _specs("devices")
     named = rows["device"].str.split("|").map(lambda names: device in names)
@@ -253,14 +224,8 @@ def datasheet(device: str, quantity: str) -> float:
 def published_networks() -> DataFrame:
     """Return what is published of each network's size, one row per network; 0 where nothing is.
 
-    aliases : other spellings, separated by ";", the one to show first
-    parameters_within : how far the true number may lie off the printed one, rounded as it is
-    tensors : that hold parameters
-    printed_gops, flops_per_op, forward_gflops : 1e9 operations of the forward pass on one ``sample``
-        as printed, how many FLOP the source means by one (2 where it counts multiply-adds), and their
-        product; 1 multiply-add is 2 FLOP everywhere here
-
-    Raises UserError when data/specs/networks.csv is damaged or missing.
+    printed_gops, flops_per_op, forward_gflops : 1e9 operations of a forward pass as printed, how many FLOP
+        the source means by one (2 where it counts multiply-adds), and their product
     """
     return _specs("networks").copy()
 
@@ -283,21 +248,17 @@ def _plain(text: str) -> str:
 def network_named(text: str) -> str:
     """Return the name under which a network is measured, however a user or a paper writes it.
 
-    Raises UserError with the names that it may stand for when no network is written so.
-
     >>> network_named("ResNet-101"), network_named("ViT-Base/16")
     ('resnet101', 'vit_b_16')
     """
-    known, plain = _spellings(), _plain(text)
-    if plain in known:
-        return known[plain][0]
-    names = sorted({name for name, _ in known.values()})
+    spellings, plain = _spellings(), _plain(text)
+    if plain in spellings:
+        return spellings[plain][0]
+    names = sorted({name for name, _ in spellings.values()})
     near = [name for name in names if plain and _plain(name).startswith(plain)]
     near = near or difflib.get_close_matches(text.lower(), names, n=1)
-    asked = f"did you mean {' or '.join(map(repr, near))}?"
-    raise UserError(
-        f"unknown network {text!r}: {asked if near else 'known are ' + ', '.join(names)}"
-    )
+    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise UserError(f"unknown network {text!r}: {advice or 'known are ' + ', '.join(names)}")
 
 
 def network_title(name: str) -> str:
@@ -306,19 +267,15 @@ def network_title(name: str) -> str:
     >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
     ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
     """
-    known, (whole, _, side) = _spellings(), name.rpartition("_")
-    if _plain(name) in known:
-        return known[_plain(name)][1]
-    smaller = side.isdigit() and _plain(whole) in known
-    return f"{known[_plain(whole)][1]}, {side} px" if smaller else name
+    spellings, (whole, _, side) = _spellings(), name.rpartition("_")
+    if _plain(name) in spellings:
+        return spellings[_plain(name)][1]
+    smaller = side.isdigit() and _plain(whole) in spellings
+    return f"{spellings[_plain(whole)][1]}, {side} px" if smaller else name
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """Return FLOP/s of the fastest product in a table ``peaks`` by (device, precision).
-
-    The fastest of all samples, not a median: what else runs can only make a product slower, and a peak
-    is what the device can do.
-    """
+    """Return FLOP/s of the fastest product, which nothing slowed, in ``peaks`` by (device, precision)."""
     rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
     return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
 
@@ -327,23 +284,12 @@ SUMS = "SHA256SUMS"
 
 
 def read_transcribed(path: Path) -> bytes:
-    """Return the content of a transcribed or taken file, compared with the SHA256SUMS beside it.
-
-    A folder without SHA256SUMS is not guarded. Raises UserError when the file cannot be read, is
-    not listed, or differs from what is listed.
-    """
+    """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
     data, sums = files.read(path), path.with_name(SUMS)
     if not sums.is_file():
         return data
-    listed = {}
-    for number, line in enumerate(files.read_text(sums).splitlines(), 1):
-        if not (parts := re.fullmatch(r"(.{64})  (.+)", line)):
-            problem = "must be a SHA-256, two spaces, a file name"
-            raise UserError(f"{sums}, line {number}: {problem}")
-        listed[parts[2]] = parts[1]
-    advice = f"restore it, or check it against its source and write {SUMS} there anew"
-    if path.name not in listed:
-        raise UserError(f"{path} is not among what was transcribed ({SUMS}): {advice}")
-    if hashlib.sha256(data).hexdigest() != listed[path.name]:
+    listed = files.read_text(sums).splitlines()
+    if f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
+        advice = f"restore it, or check it against its source and write {SUMS} there anew"
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

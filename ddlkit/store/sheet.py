@@ -1,9 +1,7 @@
-"""The one way in which text becomes checked columns, and columns become text.
+"""The one way in which text becomes checked columns, and columns become text; errors name file, row, column.
 
-Which columns each recorded table has is said in schema.json beside this module. There, names of columns
-stand under their "kind check"; a table's ``but`` are columns that it has of another kind, ``later`` the
-defaults of columns that earlier recordings lack. ``aliases`` are earlier names of columns, ``renamed_values``
-earlier values.
+schema.json has the columns of each recorded table, of a "kind check" each, ``but`` those of another kind;
+``later`` are defaults of columns that earlier recordings lack, ``aliases`` and ``renamed_values`` old words.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -26,18 +24,12 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
-
-Kind = Literal["str", "int", "float", "bool", "microseconds"]
-Check = Literal["", "named", "positive", "non_negative", "finite"]
+    from pandas import DataFrame
 
 MOST_COLUMNS = 1_000
 """Of a table: ours have at most 40, people's own a few more than they need."""
 MOST_CELLS = 10_000_000
 """Of a table, by its commas and line breaks: read, about a gigabyte."""
-
-_BOOLS = {"True": True, "False": False, "true": True, "false": False}
-_DTYPES: dict[str, Any] = {"int": np.int64, "float": np.float64}
 
 
 def _whole(cell: str) -> int:
@@ -45,10 +37,9 @@ def _whole(cell: str) -> int:
     try:
         return int(cell)
     except ValueError:
-        number = float(cell)
-        if not number.is_integer():
+        if float(cell) % 1:
             raise
-        return int(number)
+        return int(float(cell))
 
 
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -57,8 +48,10 @@ _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "float": (float, np.float64, "is not a number"),
     # By decimals: without a rounding of its own.
     "microseconds": (lambda cell: float(Decimal(cell).scaleb(-6)), np.float64, "is not a number"),
-    "bool": (_BOOLS.__getitem__, np.bool_, "is not True or False"),
+    "bool": (lambda cell: ("false", "true").index(cell.lower()), np.bool_, "is not True or False"),
 }
+_DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
+"""What pandas reads a column as, of which it knows the kind."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +63,6 @@ class Sheet:
     lines: Sequence[int]
     rows: Sequence[Sequence[str]]
 
-    def cells(self, name: str) -> list[str]:
-        """Return one column, top to bottom."""
-        at = self.header.index(name)
-        return [row[at] for row in self.rows]
-
     def fail(self, row: int | None, column: str, problem: str) -> NoReturn:
         """Raise the UserError that names file, row and column; rows count from 0, None: the header."""
         line = 1 if row is None else self.lines[row]
@@ -82,13 +70,13 @@ class Sheet:
 
 
 def check_cells(text: str, parted_by: str, file: str) -> None:
-    """Raise a UserError for a text of more cells than can be read: each ends in one of ``parted_by``."""
+    """Refuse a text of more cells, each of which ends in one of ``parted_by``, than can be read."""
     if sum(map(text.count, parted_by)) > MOST_CELLS:
         raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
 
 
 def read_sheet(text: str, file: str) -> Sheet:
-    """Return the cells of CSV text. Raises UserError for no rows, or a row of another length."""
+    """Return the cells of CSV text, of which there must be some, and as many in each row."""
     check_cells(text, ",\n", file)
     lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -114,43 +102,49 @@ def read_sheet(text: str, file: str) -> Sheet:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers are finite whatever the check; text is printable, if ``named`` not empty.
+    """One column of kind str, int, float, bool or microseconds; check: named, positive, non_negative or none.
 
     default : cell text where a file leaves the column out; None if it may not
-    today : earlier cells of values that were renamed since, and what they are called now
+    today : earlier words of cells, and what they are called now
     """
 
     name: str
-    kind: Kind
-    check: Check = ""
+    kind: str
+    check: str = ""
     default: str | None = None
     today: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
-        """Return (rows,) checked values. Raises UserError naming file, row and column of a wrong cell.
-
-        own : of somebody's own file, whose numbers must be such as can be computed with, too
-        """
-        cells = [self.today.get(cell, cell) for cell in sheet.cells(self.name)]
+        """Return (rows,) checked values; of somebody's ``own`` file such as can be computed with, too."""
+        at = sheet.header.index(self.name)
+        cells = [row[at] for row in sheet.rows]
+        if self.today:
+            cells = [self.today.get(cell, cell) for cell in cells]
         read, dtype, problem = _READ[self.kind]
-        values = np.empty(len(cells), dtype)
-        for row, cell in enumerate(cells):
-            try:
+        values, row = np.empty(len(cells), dtype), 0
+        try:
+            for row, cell in enumerate(cells):
                 values[row] = read(cell)
-            except (ArithmeticError, ValueError, KeyError):
-                wrong = f"{_shown(cell)} {problem}" if cell.strip() else "is empty"
-                sheet.fail(row, self.name, wrong)
+        except (ArithmeticError, ValueError):
+            wrong = f"{_shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
+            sheet.fail(row, self.name, wrong)
         for broken, problem in self.broken(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
                 sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
         return values
 
+    def default_values(self, n: int) -> np.ndarray:
+        """Return (n,) defaults. Raises ValueError where there is none."""
+        if self.default is None:
+            raise ValueError
+        return np.repeat(self.values(Sheet("", (self.name,), (1,), ((self.default,),))), n)
+
     def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
         """Yield (rows,) which values are wrong, and why, one pair per rule."""
         if self.kind == "str":
-            strange = np.array([not value.isprintable() for value in values])
-            yield strange, "has an unprintable character"
+            printable = np.fromiter(map(str.isprintable, values), bool, len(values))
+            yield ~printable, "has an unprintable character"
             if self.check == "named":
                 yield values == "", "must not be empty"
             return
@@ -166,23 +160,6 @@ class Column:
         if self.check == "non_negative":
             yield values < 0, "must not be negative"
 
-    def same(self, cell: str | None) -> Any:
-        """Return the value of one cell. Raises UserError where it is wrong, or None: no default."""
-        if cell is None:
-            raise UserError(f"column {self.name}: missing")
-        return self.values(Sheet("", (self.name,), (1,), ((cell,),)))[0]
-
-    def taken(self, read: Series, own: bool) -> Series:
-        """Return what pandas read of the column, checked. Raises UserError where a value is wrong."""
-        if self.kind in ("int", "float"):
-            if any(broken.any() for broken, _ in self.broken(read.to_numpy(), own)):
-                raise UserError(f"column {self.name}")
-            return read
-        cells = read.unique().tolist()  # of few different ones each
-        values = self.values(Sheet("", (self.name,), range(len(cells)), [(c,) for c in cells]))
-        renamed = dict(zip(cells, values.tolist(), strict=True))
-        return read if cells == [*renamed.values()] else read.map(renamed)
-
 
 def _shown(cell: str) -> str:
     return repr(cell if len(cell) <= 40 else cell[:37] + "...")
@@ -190,10 +167,7 @@ def _shown(cell: str) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of table. No two rows agree in all columns of ``key`` (no key: rows may repeat).
-
-    aliases : (earlier name, name) of columns that were renamed since, where the header lacks that name
-    """
+    """A kind of table, of whose rows no two agree in all of ``key``, if any; aliases: (old name, name)."""
 
     name: str
     columns: tuple[Column, ...]
@@ -206,56 +180,41 @@ class Schema:
         return tuple(column.name for column in self.columns)
 
     def read(self, text: str, file: str, *, exact: bool = True) -> DataFrame:
-        """Return the checked table of CSV text, ``exact`` and errors as of `frame`.
-
-        pandas reads what has no mistake; where there may be one, `frame` looks at each cell.
-        """
+        """Return the checked table of CSV text: pandas', or where that may have a mistake that of `frame`."""
         check_cells(text, ",\n", file)
         try:
-            return self._parsed(text, exact)
-        except (UserError, ValueError, OverflowError):
+            return self._parsed(text, own=not exact)
+        except (KeyError, ValueError, OverflowError):
             return self.frame(read_sheet(text, file), exact=exact)
 
-    def _parsed(self, text: str, exact: bool) -> DataFrame:
-        """Return the table that pandas reads. Raises an error that says little where `frame` may, too."""
+    def _parsed(self, text: str, own: bool) -> DataFrame:
+        """Return the table that pandas reads. Raises an error without a word where something may be wrong."""
         import pandas as pd
 
         header = self._today(tuple(name.strip() for name in text.partition("\n")[0].split(",")))
-        kinds = {column.name: column.kind for column in self.columns}
-        known = all(name in kinds for name in header) if exact else len(header) <= MOST_COLUMNS
-        if not known or len({*header}) < len(header) or "microseconds" in kinds.values():
-            raise UserError("another header")
-        types = {name: _DTYPES.get(kinds.get(name, ""), str) for name in header}
-        precise = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+        dtypes = {column.name: _DTYPES[column.kind] for column in self.columns}
+        dtype: Any = {name: dtypes[name] for name in header}
+        precise: Any = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+        how = {"header": 0, "names": [*header], "na_filter": False, "low_memory": False, **precise}
         with np.errstate(invalid="ignore"):
-            frame = pd.read_csv(
-                io.StringIO(text),
-                header=0,
-                names=[*header],
-                dtype=types,
-                na_filter=False,
-                low_memory=False,
-                **precise,
-            )
+            frame = pd.read_csv(io.StringIO(text), dtype=dtype, **how)
         bare = re.sub(r'"[^"\n]*"', "", text) if '"' in text else text
-        n_cells = bare.count(",") + len(frame) + 1
-        if frame.empty or '"' in bare or n_cells != (len(frame) + 1) * len(header):
-            raise UserError("rows of another length")
+        if frame.empty or '"' in bare or bare.count(",") != (len(frame) + 1) * (len(header) - 1):
+            raise ValueError
         for column in self.columns:
             if column.name not in header:
-                frame[column.name] = np.repeat(column.same(column.default), len(frame))
-            elif (checked := column.taken(read := frame[column.name], not exact)) is not read:
-                frame[column.name] = checked
-        frame = frame if (*frame.columns,) == self.names else frame[[*self.names]]
+                frame[column.name] = column.default_values(len(frame))
+            elif column.today:
+                frame[column.name] = frame[column.name].replace(column.today)
+            values = frame[column.name].unique() if column.kind == "str" else frame[column.name]
+            if any(broken.any() for broken, _ in column.broken(np.asarray(values), own)):
+                raise ValueError
         if self.key and frame.duplicated([*self.key]).any():
-            raise UserError("repeated rows")
-        return frame
+            raise ValueError
+        return frame if (*frame.columns,) == self.names else frame[[*self.names]]
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored.
-
-        Raises UserError naming file, row and column of the first mistake.
-        """
+        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored."""
         from pandas import DataFrame
 
         sheet = replace(sheet, header=self._today(sheet.header))
@@ -272,7 +231,7 @@ class Schema:
                 there = ", ".join(sheet.header)[:200]
                 sheet.fail(None, column.name, f"missing; the columns are {there}")
             else:
-                values[column.name] = np.repeat(column.same(column.default), len(sheet.rows))
+                values[column.name] = column.default_values(len(sheet.rows))
         frame = DataFrame(values)
         keys = frame[[*self.key]]
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
@@ -289,12 +248,9 @@ class Schema:
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
-    """Return CSV text of a table, floats to the last digit, checked by reading it back.
-
-    Raises UserError naming file, row and column of the first mistake.
-    """
-    known = [name for name in schema.names if name in frame.columns]
-    names = known + [str(name) for name in frame.columns if name not in schema.names]
+    """Return CSV text of a table, floats to the last digit, checked by reading it back."""
+    columns = [name for name in schema.names if name in frame.columns]
+    names = columns + [str(name) for name in frame.columns if name not in schema.names]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
@@ -303,39 +259,19 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     return out.getvalue()
 
 
-# -- the recorded tables -----------------------------------------------------------------------
-
-_CASE = [
-    Column(
-        axis.name,
-        axis.type,  # type: ignore[arg-type]
-        axis.metadata.get("check", ""),
-        str(axis.default) if axis.metadata.get("later") else None,
-    )
-    for axis in fields(Case)
-]
-
-
-def _kinds(groups: dict[str, str]) -> dict[str, tuple[Any, Any]]:
-    """Return kind and check of columns by name, from names by "kind check"."""
-    kinds: dict[str, tuple[Any, Any]] = {}
-    for group, names in groups.items():
-        kind, _, check = group.partition(" ")
-        kinds |= dict.fromkeys(names.split(), (kind, check))
-    return kinds
-
-
 def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     """Return the schema of one table as schema.json describes it, with what it shares with others."""
-    kinds = _kinds(shared["columns"]) | _kinds(table.get("but", {}))
+    groups = [*shared["columns"].items(), *table.get("but", {}).items()]
+    kinds = {name: kind.partition(" ") for kind, names in groups for name in names.split()}
     defaults = shared["later"] | table.get("later", {})
-    columns = _CASE if table.get("starts_with_case") else []
-    columns = columns + [
-        Column(
-            column, *kinds[column], defaults.get(column), shared["renamed_values"].get(column, {})
-        )
-        for column in table["columns"].split()
-    ]
+    columns = []
+    for axis in fields(Case) if table.get("starts_with_case") else ():
+        default = str(axis.default) if axis.metadata.get("later") else None
+        columns.append(Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default))
+    for column in table["columns"].split():
+        kind, _, check = kinds[column]
+        today = shared["renamed_values"].get(column, {})
+        columns.append(Column(column, kind, check, defaults.get(column), today))
     names = {column.name for column in columns}
     aliases = tuple((old, new) for old, new in shared["aliases"].items() if new in names)
     return Schema(name, tuple(columns), tuple(table.get("key", "").split()), aliases)
@@ -346,7 +282,7 @@ SCHEMAS = {name: _schema(name, table, _DESCRIBED) for name, table in _DESCRIBED[
 
 
 def schema_named(name: str) -> Schema:
-    """Return the schema of that name. Raises UserError listing the known ones."""
+    """Return the schema of that name; a UserError lists all."""
     if name not in SCHEMAS:
         raise UserError(f"unknown schema {name!r}: use one of {', '.join(SCHEMAS)}")
     return SCHEMAS[name]

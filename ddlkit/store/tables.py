@@ -1,9 +1,8 @@
 """Recorded tables: a CSV with a JSON stamp that says where its rows come from, by itself or in a pack.
 
-A measurement writes both loose, ``layers-x.csv`` and ``layers-x.json``. A pack (`ddlkit.store.pack`) holds
-such tables of a folder by kind: ``layers.csv.gz`` has their raw lines behind a first column ``part``, the
-name of the table, and ``stamps.jsonl`` has the hash of each pack and the stamp of each part. A path names
-a table wherever its rows are; where they are in both, the loose table counts, which is the later one.
+A pack, ``layers.csv.gz``, has the raw lines of a folder's tables of a kind behind a first column ``part``,
+their names; ``stamps.jsonl`` has the packs' hashes and the parts' stamps. A path names a table wherever its
+rows are: a loose one, ``layers-x.csv`` with ``layers-x.json``, is the later one and counts.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,16 +32,21 @@ from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Raise it whenever what a recorded number means changes: such rows do not mix in one table.
 BENCHMARK_VERSION = 1
-
+"""Of what a recorded number means: rows of two versions do not mix in one table."""
 STAMPS = "stamps.jsonl"  # of what is packed in a folder
 PART = Column("part", "str", "named")
+MOST_PACK_CHARACTERS = 16 * 1024**2
+"""Of a pack's text: with two characters a cell and more it stays below `sheet.MOST_CELLS`."""
 
 _STAMP_KEYS = {
     **{"schema": str, "benchmark_version": int, "command": list, "machine": dict, "versions": dict},
     **{"commit": str, "time": str, "rows": int, "sha256": str},
 }
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def save_table(
@@ -58,11 +63,8 @@ def save_table(
     """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; return the CSV's path.
 
     Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
-    append : verify the table that is there, add the rows below it, keep its stamps under ``history``
+    append : below the table that is there, whose stamps are kept under ``history``
     machine : what ``ddlkit.machine.describe`` says, unless given
-    remark : what a reader must know of how the rows came about, for the stamp
-
-    Raises UserError for rows against the schema, a damaged old table, or a read-only directory.
     """
     path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
     described = this_machine.describe() if machine is None else machine
@@ -85,141 +87,33 @@ def save_table(
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "remark": remark,
             "rows": len(frame),
-            "sha256": hashlib.sha256(data).hexdigest(),
+            "sha256": _sha256(data),
             "history": history,
         }
-        _write_stamped(path, data, stamp_text(stamp))
+        try:
+            _settle(path)
+            files.atomic_write_text(stamp_paths(path)[0], json.dumps(stamp, indent=1) + "\n")
+            files.atomic_write(path, data)
+        finally:
+            _settle(path)
     return path
+
+
+def _settle(path: Path) -> None:
+    """Give a table the stamp that waits for it; one that waits for another is not needed."""
+    pending, final = stamp_paths(path)
+    if pending.exists():
+        stamp = _read_stamp(pending)
+        if path.exists() and stamp and stamp["sha256"] == files.sha256_file(path):
+            files.replace(pending, final)
+        else:
+            pending.unlink()
 
 
 @functools.cache
 def _commit() -> str:
     """Return the commit of the code that this process has loaded: asking git takes longer than saving."""
     return this_machine.commit()
-
-
-def stamp_text(stamp: dict[str, Any]) -> str:
-    """Return a loose table's stamp as its file has it."""
-    return json.dumps(stamp, indent=1) + "\n"
-
-
-def _write_stamped(path: Path, data: bytes, stamp: str) -> None:
-    """Write a table and its stamp, so that a crash at any moment leaves the old pair or the new one."""
-    pending, final = stamp_paths(path)
-    try:
-        files.atomic_write_text(pending, stamp)
-        files.atomic_write(path, data)
-        files.replace(pending, final)
-    except BaseException:  # also where the process is ended just now
-        if pending.exists():  # the table says which pair it is
-            if path.exists() and files.read(path) == data:
-                files.replace(pending, final)
-            else:
-                pending.unlink()
-        raise
-
-
-def load_table(path: Path, schema: str | None = None) -> DataFrame:
-    """Return the rows of a recorded table, verified against its stamp and schema.
-
-    Raises UserError naming the file, and row and column where there is one, for a missing stamp,
-    another hash or schema, an empty, truncated or binary file, a missing column, or a wrong value.
-    """
-    part = _part_of(path)
-    data, stamp = (b"", part.stamp) if part else verified(path)
-    if schema is not None and stamp["schema"] != schema:
-        raise UserError(f"{path}: a table of {stamp['schema']}, expected one of {schema}")
-    if part:
-        frame = _rows_in(part, path.name)
-    else:
-        frame = schema_named(stamp["schema"]).read(files.text_of(data, path), str(path))
-    if len(frame) != stamp["rows"]:
-        raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
-    return frame
-
-
-def load_stamp(path: Path) -> dict[str, Any]:
-    """Return the stamp of a recorded table, its hash verified. Raises UserError as ``load_table``."""
-    part = _part_of(path)
-    if part is None:
-        return verified(path)[1]
-    pack_bytes(part)
-    return copy.deepcopy(part.stamp)
-
-
-def is_stamped(path: Path) -> bool:
-    """Return whether it is a recorded table, with a stamp (a user's own CSV has none).
-
-    An empty file is none: no writer leaves one, but a shell does that is to fill it with our output.
-    """
-    return any(map(_read_stamp, stamp_paths(path))) or _part_of(path) is not None
-
-
-def has_table(path: Path) -> bool:
-    """Return whether there is a table of this path, loose or in a pack."""
-    return path.exists() or _part_of(path) is not None
-
-
-def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
-    """Return the paths, sorted, that match a pattern below a folder, of packed tables and of files.
-
-    Packs and their stamps are none of them. Raises UserError for damaged stamps.
-    """
-    above, _, name = pattern.rpartition("/")
-    tables = set()
-    for place in folder.glob(above) if above else [folder]:
-        parts = packed(place)
-        loose = (path.name for path in place.glob(name) if path.name[0] != ".")
-        there = {table for table in loose if not is_pack(table)}
-        tables |= {place / table for table in there.union(fnmatch.filter(parts, name))}
-    return sorted(tables)
-
-
-def is_pack(name: str) -> bool:
-    """Return whether a file of this name is a pack, KIND.csv.gz or KIND.2.csv.gz, or the stamps of packs."""
-    kind, _, rest = name.partition(".")
-    return name == STAMPS or (kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest)))
-
-
-def expand_tables(paths: list[Path]) -> list[Path]:
-    """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
-    expanded = []
-    for path in paths:
-        expanded += (re.search(r"[*?[]", path.name) and list_tables(path.parent, path.name)) or [
-            path
-        ]
-    return expanded
-
-
-def machines_in(folder: Path) -> set[str]:
-    """Return the names of the machines whose tables a folder holds, loose or packed: one, or none."""
-    stamps = [part.stamp for part in packed(folder).values()]
-    paths = (path for path in list_tables(folder) if path.exists())
-    loose = [_read_stamp(place) for path in paths for place in stamp_paths(path)]
-    return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
-
-
-def own_output(path: Path, *sources: Path) -> Path:
-    """Return the path itself, as one that a user's own output may be written to.
-
-    Raises UserError where a recorded table or its stamp is in the way, or a file that the output is made of.
-    """
-    if os.path.isdir(path) or not path.name:
-        raise UserError(f"{path} is a directory: name a file")
-    for source in sources:
-        same = os.path.exists(path) and os.path.samefile(path, source)
-        if same or path.resolve() == source.resolve():
-            raise UserError(f"{path} is what is read: choose another name for what is written")
-    real = path.resolve()
-    of_pack = is_pack(real.name) and packed(real.parent)
-    if of_pack or is_stamped(real) or _is_stamp(real):
-        raise UserError(f"{path} is a recorded table or its stamp: choose another name")
-    return path
-
-
-def _is_stamp(path: Path) -> bool:
-    """Return whether it is the stamp of a table, or waits to become it."""
-    return path.suffix in (".json", ".pending") and os.path.isfile(path) and bool(_read_stamp(path))
 
 
 def _portable(word: str) -> str:
@@ -239,14 +133,100 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
             f"{path}: recorded by benchmark version {stamp['benchmark_version']}, this is "
             f"{BENCHMARK_VERSION}: the rows do not mix, save under a new name"
         )
-    earlier = stamp.pop("history", [])
-    known = schema_named(schema)
+    kind = schema_named(schema)
     # Columns that came later stand in the rows that were read; those of a new frame may lack them.
-    whole = known.read(write_sheet(new, known, str(path)), str(path))
-    return concat([old, whole], ignore_index=True), [*earlier, stamp]
+    whole = kind.read(write_sheet(new, kind, str(path)), str(path))
+    return concat([old, whole], ignore_index=True), [*stamp.pop("history", []), stamp]
 
 
-# -- loose tables ----------------------------------------------------------------------------------
+def own_output(path: Path, *sources: Path) -> Path:
+    """Return the path itself; refuse one where a recorded table, its stamp, or one of the sources lies."""
+    if os.path.isdir(path) or not path.name:
+        raise UserError(f"{path} is a directory: name a file")
+    real = path.resolve()
+    if any(real == source.resolve() for source in sources):
+        raise UserError(f"{path} is what is read: choose another name for what is written")
+    stamp = real.suffix in (".json", ".pending") and os.path.isfile(real) and _read_stamp(real)
+    if stamp or is_stamped(real) or is_pack(real.name) and packed(real.parent):
+        raise UserError(f"{path} is a recorded table or its stamp: choose another name")
+    return path
+
+
+def load_table(path: Path, schema: str | None = None) -> DataFrame:
+    """Return the rows of a recorded table, verified against its stamp and schema."""
+    part = _part_of(path)
+    data, stamp = (b"", part.stamp) if part else _verified(path)
+    kind = stamp["schema"]
+    if schema not in (None, kind):
+        raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
+    if part:
+        rows, slices = _rows(part.pack, part.pack_sha256, kind, *_state(part.pack))
+        frame = rows.iloc[slices.get(path.name, slice(0))]
+        frame.index = range(len(frame))  # a fifth of the time of reset_index
+    else:
+        frame = schema_named(kind).read(files.text_of(data, path), str(path))
+    if len(frame) != stamp["rows"]:
+        raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
+    return frame
+
+
+def load_stamp(path: Path) -> dict[str, Any]:
+    """Return the stamp of a recorded table, its hash verified, or that of its pack."""
+    part = _part_of(path)
+    if part is None:
+        return _verified(path)[1]
+    _pack_text(part.pack, part.pack_sha256, *_state(part.pack))
+    return copy.deepcopy(part.stamp)
+
+
+def content_of(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a table, loose or in a pack, and the stamp that matches it."""
+    part = _part_of(path)
+    if part is None:
+        data, stamp = _verified(path)
+        return files.text_of(data, path), stamp
+    text = _texts(part.pack, part.pack_sha256, *_state(part.pack)).get(path.name, "")
+    if _sha256(text.encode()) != part.text_sha256:
+        raise UserError(f"{part.pack}: the rows of {path.name} differ from its stamp: restore it")
+    return text, part.stamp
+
+
+def is_stamped(path: Path) -> bool:
+    """Return whether it is a recorded table, with a stamp (a user's own CSV has none)."""
+    return any(map(_read_stamp, stamp_paths(path))) or _part_of(path) is not None
+
+
+def has_table(path: Path) -> bool:
+    """Return whether there is a table of this path, loose or in a pack."""
+    return path.exists() or _part_of(path) is not None
+
+
+def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
+    """Return the paths, sorted, that match a pattern below a folder, of packed tables and of files."""
+    above, _, name = pattern.rpartition("/")
+    tables = set()
+    for place in folder.glob(above) if above else [folder]:
+        loose = {path.name for path in place.glob(name) if path.name[0] != "."}
+        there = {table for table in loose if not is_pack(table)}
+        tables |= {place / table for table in there.union(fnmatch.filter(packed(place), name))}
+    return sorted(tables)
+
+
+def expand_tables(paths: list[Path]) -> list[Path]:
+    """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
+    expanded = []
+    for path in paths:
+        tables = list_tables(path.parent, path.name) if re.search(r"[*?[]", path.name) else []
+        expanded += tables or [path]
+    return expanded
+
+
+def machines_in(folder: Path) -> set[str]:
+    """Return the names of the machines whose tables a folder holds, loose or packed: one, or none."""
+    stamps = [part.stamp for part in packed(folder).values()]
+    paths = (path for path in list_tables(folder) if path.exists())
+    loose = [_read_stamp(place) for path in paths for place in stamp_paths(path)]
+    return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
 
 
 def stamp_paths(path: Path) -> tuple[Path, Path]:
@@ -269,44 +249,38 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
 
 
 def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the stamp itself. Raises UserError where it lacks something."""
+    """Return the stamp itself, which has all that it must."""
     for key, kind in _STAMP_KEYS.items():
-        if key not in stamp:
-            raise UserError(f"{path}: the stamp has no {key}: restore it or measure again")
-        if not isinstance(stamp[key], kind):
-            damage = f"{key} is no {kind.__name__}"
+        if not isinstance(stamp.get(key), kind):
+            damage = f"its {key} is no {kind.__name__}"
             raise UserError(f"{path}: damaged stamp ({damage}): restore it or measure again")
     return stamp
 
 
-def verified(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose CSV and the stamp that matches them.
 
-    After a crash between the two renames it is the pending one; looking there first also serves a
-    reader that comes while a writer renames. Where none matches, a writer may have exchanged all since the
-    CSV was read: only one that is still the same has been damaged.
+    Between a writer's two renames it is the pending one. Where none matches, a writer may have exchanged
+    all since the CSV was read: only one that is still the same has been damaged.
     """
-    before = found = None
+    before = other = None
     while (data := files.read(path)) != before:
-        digest, before = hashlib.sha256(data).hexdigest(), data
+        digest, before = _sha256(data), data
         for place in stamp_paths(path):
             stamp = _read_stamp(place)
             if stamp is not None and stamp["sha256"] == digest:
                 return data, stamp
-            found = stamp or found
-    if found is None:
+            other = stamp or other
+    if other is None:
         raise UserError(f"{path}: not a recorded table: no stamp {stamp_paths(path)[1].name}")
     raise UserError(
-        f"{path}: sha256 {digest[:12]} differs from its stamp's {found['sha256'][:12]}: "
+        f"{path}: sha256 {digest[:12]} differs from its stamp's {other['sha256'][:12]}: "
         "the file was changed after recording, restore it or measure again"
     )
 
 
-# -- packed tables ---------------------------------------------------------------------------------
-
-
 class Part(NamedTuple):
-    """A table in a pack: the pack, its SHA-256, the table's stamp, and the SHA-256 of its text."""
+    """A table in a pack; SHA-256 of the pack's file, and of the table's text."""
 
     pack: Path
     pack_sha256: str
@@ -314,14 +288,25 @@ class Part(NamedTuple):
     text_sha256: str
 
 
+def is_pack(name: str) -> bool:
+    """Return whether a file of this name is a pack, KIND.csv.gz or KIND.2.csv.gz, or the stamps of packs."""
+    kind, _, rest = name.partition(".")
+    return name == STAMPS or (kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest)))
+
+
 def packed(folder: Path) -> dict[str, Part]:
-    """Return what is packed in a folder by the tables' names. Raises UserError for damaged stamps."""
+    """Return what is packed in a folder by the tables' names."""
     state = _state(folder / STAMPS)
     return _read_index(folder / STAMPS, *state) if state else {}
 
 
+def _part_of(path: Path) -> Part | None:
+    """Return the packed table of this path; None where a file is there, or no table."""
+    return None if os.path.lexists(path) else packed(path.parent).get(path.name)
+
+
 def _state(path: Path) -> tuple[int, ...]:
-    """Return what differs when a file is another one, () where there is none."""
+    """Return what differs when a file is another one, () where there is none: a key of caches."""
     try:
         state = path.stat()
     except OSError:
@@ -349,37 +334,15 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
     return parts
 
 
-def _part_of(path: Path) -> Part | None:
-    """Return the packed table of this path; None where a file is there, or no table."""
-    return None if os.path.lexists(path) else packed(path.parent).get(path.name)
-
-
-def pack_bytes(part: Part) -> bytes:
-    """Return the content of the part's pack, verified. Raises UserError for another hash."""
-    return _read_pack(part.pack, part.pack_sha256, *_state(part.pack))
-
-
-@functools.lru_cache(maxsize=64)
-def _read_pack(path: Path, sha256: str, *state: int) -> bytes:
-    if not state:
-        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
-    data = files.read(path)
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != sha256:
-        problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
-        raise UserError(f"{path}: {problem}: the file was changed after packing, restore it")
-    return data
-
-
 @functools.lru_cache(maxsize=256)
-def _rows(pack: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, dict[str, slice]]:
+def _rows(path: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, their values checked, and which of them are each part's, by name.
 
     That no two agree in their key was checked when they were saved: they are the same, says the hash.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
-    frame = schema.read(files.text_of(_read_pack(pack, sha256, *state), pack), str(pack))
+    frame = schema.read(_pack_text(path, sha256, *state), str(path))
     names = frame["part"].to_numpy(object)
     starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
     ends = [*starts[1:], len(names)]
@@ -387,11 +350,103 @@ def _rows(pack: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, d
     return frame.iloc[:, 1:], slices
 
 
-def _rows_in(part: Part, name: str) -> DataFrame:
-    state = _state(part.pack)
-    frame, slices = _rows(part.pack, part.pack_sha256, part.stamp["schema"], *state)
-    if name not in slices:
-        raise UserError(f"{part.pack}: has no rows of {name}, which {STAMPS} lists: restore it")
-    rows = frame.iloc[slices[name]]
-    rows.index = range(len(rows))
-    return rows
+@functools.lru_cache(maxsize=16)
+def _pack_text(path: Path, sha256: str, *state: int) -> str:
+    """Return the text of a pack of this hash."""
+    if not state:
+        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
+    data = files.read(path)
+    if (digest := _sha256(data)) != sha256:
+        problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
+        raise UserError(f"{path}: {problem}: changed after packing, restore it")
+    return files.text_of(data, path)
+
+
+@functools.lru_cache(maxsize=1)
+def _texts(path: Path, sha256: str, *state: int) -> dict[str, str]:
+    """Return the text of every table in a pack of this hash, by name."""
+    header, _, rows = _pack_text(path, sha256, *state).partition("\n")
+    lines: dict[str, list[str]] = defaultdict(lambda: [header.removeprefix("part,")])
+    for row in rows.split("\n")[:-1]:
+        name, _, line = row.partition(",")
+        lines[name].append(line)
+    return {name: "\n".join([*those, ""]) for name, those in lines.items()}
+
+
+def pack(folder: Path) -> list[Path]:
+    """Pack the loose recorded tables of a folder; return their paths, by which they are read as before.
+
+    New packs get new names; then the stamps are exchanged, which say what counts; then what is packed goes:
+    a crash at any moment leaves each table readable. One that could not be cut out byte for byte stays loose.
+    """
+    if len(names := machines_in(folder)) > 1:
+        raise UserError(f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder")
+    with files.writing_in(folder):
+        _remove_replaced(folder)
+        parts, paths = packed(folder), []
+        bins: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(dict)
+        size = 0
+        for path in filter(is_stamped, filter(Path.exists, list_tables(folder))):
+            text, stamp = content_of(path)
+            if _can_be_packed(text, path):
+                paths.append(path)
+                size += len(text) + text.count("\n") * (len(path.name) + 1)
+                header = text.partition("\n")[0]
+                bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path.name] = text
+        for (kind, header, _), texts in bins.items():
+            parts = parts | _write_pack(folder, kind, header, texts)
+        if paths:
+            _write_index(folder / STAMPS, parts)
+            _remove_replaced(folder)
+    return paths
+
+
+def _can_be_packed(text: str, path: Path) -> bool:
+    """Return whether a table can be cut out again: of whole lines, and none beyond what a pack may hold."""
+    lines = text.split("\n")
+    whole = lines[-1] == "" and all(lines[:-1]) and "\r" not in text
+    plain = not set(',"\n') & set(path.name) and len(text) < MOST_PACK_CHARACTERS // 2
+    return whole and plain and not any(line.count('"') % 2 for line in lines)
+
+
+def _write_pack(folder: Path, kind: str, header: str, texts: dict[str, str]) -> dict[str, Part]:
+    """Write these tables of one kind and header as a pack; return its parts, as they are read back."""
+    taken = {path.name for path in folder.iterdir()}
+    names = (f"{kind}{number}.csv.gz" for number in ("", *(f".{n}" for n in range(2, 10_000))))
+    path = folder / next(name for name in names if name not in taken)
+    rows = [f"{name},{row}" for name in texts for row in texts[name].split("\n")[1:-1]]
+    data = gzip.compress("\n".join([f"part,{header}", *rows, ""]).encode(), mtime=0)
+    files.atomic_write(path, data)
+    assert _texts(path, _sha256(data), *_state(path)) == texts, path
+    return {
+        name: Part(path, _sha256(data), content_of(folder / name)[1], _sha256(text.encode()))
+        for name, text in texts.items()
+    }
+
+
+def _write_index(path: Path, parts: dict[str, Part]) -> None:
+    """Write a line for each pack, with its hash, then one for each part."""
+    sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
+    lines: list[dict[str, Any]] = [{"pack": name, "sha256": sums[name]} for name in sorted(sums)]
+    for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
+        lines.append({"part": name, "pack": part.pack.name, "stamp": part.stamp})
+        if part.text_sha256 != part.stamp["sha256"]:  # of a table that was compressed
+            lines[-1]["text_sha256"] = part.text_sha256
+    files.atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _remove_replaced(folder: Path) -> None:
+    """Remove packs that no stamp counts, and loose tables that are packed: a killed call may leave both."""
+    parts = packed(folder)
+    listed = {STAMPS, *(part.pack.name for part in parts.values())}
+    for path in folder.glob("*.csv.gz"):
+        if path.name not in listed and is_pack(path.name) and not is_stamped(path):
+            path.unlink()
+    for name, part in parts.items():
+        path = folder / name
+        if path.exists():
+            if content_of(path)[1] != part.stamp:
+                continue
+            path.unlink()  # the stamp last: without its table it misleads nobody
+        for place in stamp_paths(path):
+            place.unlink(missing_ok=True)

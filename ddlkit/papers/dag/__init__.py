@@ -1,9 +1,4 @@
-"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018).
-
-Here are Eqs 1-6, strategies and counts. Beside them:
-
-    graph      the graph of S-SGD (Fig 1) by a strategy: longest path, schedule, and what changes in it
-    cluster    its two clusters (Tables II to IV), and a grid over what it does not state of them
+"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018): Eqs 1-6, strategies and counts.
 
 Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
 """
@@ -22,9 +17,7 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
 PAPER = Paper(
-    "dag",
-    3,
-    "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning",
+    "dag", 3, "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning"
 )
 
 
@@ -47,14 +40,7 @@ class IterationTimes:
     def of_workload(
         cls, workload: Workload, cost: MessageCost, io_s: float = 0.0, h2d_s: float = 0.0
     ) -> IterationTimes:
-        """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1.
-
-        >>> from ddlkit.core.cost import AlphaBeta
-        >>> workload = Workload.from_arrays(1.0, [0.5, 1.5], [4_000_000, 8_000_000])
-        >>> times = IterationTimes.of_workload(workload, AlphaBeta(0.0, 1e-7))
-        >>> round(naive_iteration_s(times), 6), round(wait_free_iteration_s(times), 6)
-        (4.2, 3.8)
-        """
+        """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1."""
         backward_s = workload.backward_s[::-1]
         forward_s = np.zeros_like(backward_s)
         forward_s[0] = workload.forward_s
@@ -88,10 +74,7 @@ def fetch_hidden_iteration_s(times: IterationTimes) -> float:
 
 
 def communication_start_s(times: IterationTimes) -> Floats:
-    """(L,) tau_c of dag Eq 4 under wait-free back-propagation, from the start of forward.
-
-    A layer is sent when its gradient is ready and the layer after it has been sent.
-    """
+    """(L,) tau_c of dag Eq 4: a layer is sent when its gradient is ready and the layer after it is sent."""
     start = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
     for layer in range(len(start) - 2, -1, -1):
         free_s = start[layer + 1] + times.communication_s[layer + 1]
@@ -117,10 +100,9 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
 class Strategy:
     """What a framework hides behind computation (dag IV-C, V-C): which edges the DAG has.
 
-    reads_ahead : a read does not wait for the update before it; all four frameworks do
-    one_buffer : a read waits for the copy before it, as Eq 3 needs and Fig 1 does not say (errata 3)
-    batches_ahead : so many batches are fetched beside the one that trains, as a loader's prefetching has it;
-        0: as many as the disk can
+    reads_ahead : a read does not wait for the update before it; one_buffer : it waits for the copy before it,
+        as Eq 3 needs and Fig 1 does not say (errata 3)
+    batches_ahead : so many are fetched beside the one that trains; 0: as many as the disk can
     """
 
     copies_ahead: bool
@@ -150,9 +132,8 @@ def strategy(framework: str) -> Strategy:
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     """dag Eq 5, and what its Section IV-C makes of it for the other frameworks.
 
-    t_c^no is the exposed part, or all of it where nothing is sent during backward (CNTK). The
-    printed max(t_io + t_h2d, ...) holds where the copy runs ahead; elsewhere the copy waits for the
-    update, so that only the read is hidden: max(t_io, t_h2d + ...).
+    t_c^no is the exposed part, or all where nothing is sent during backward (CNTK). max(t_io + t_h2d, ...)
+    holds where the copy runs ahead; else it waits for the update, so that only the read is hidden.
     """
     whole_s = float(np.sum(times.communication_s))
     exposed_s = exposed_communication_s(times) if strategy.sends_during_backward else whole_s
@@ -163,11 +144,7 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
 
 
 def steady_s(reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy) -> Any:
-    """Return seconds from update to update of what works side by side: numbers, or arrays that broadcast.
-
-    reads_s, decoding_s : of all batches that share a disk, a processor; busy_s : computing, what is sent and
-        not hidden, and the update
-    """
+    """Return seconds from update to update: reads, decoding, copies and GPUs work side by side."""
     decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
     gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
     return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
@@ -199,11 +176,7 @@ def algorithm1_share(samples: float, workers: int) -> float:
 
 
 def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
-    """Return tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B).
-
-    Every GPU reads and copies its batch and runs forward and backward layer by layer; each layer
-    is aggregated once for all GPUs; one task updates the model.
-    """
+    """Return tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B)."""
     each = {"io": gpus, "h2d": gpus, "forward": layers * gpus, "backward": layers * gpus}
     return {**each, "all_reduce": layers, "update": 1}
 

@@ -1,18 +1,14 @@
 """dag's two clusters (Tables II to IV) by its DAG: what is stated, a grid over what is not, and Figs 2 and 3.
 
-Stated: rates of disk, memory, connection and network, machines, GPUs and batches; backward and gradient
-communication of ResNet-50 on both clusters; AlexNet's backward on a K80 (Table VI). Taken: forward is half of
-backward (two products against one; five of Table VI's forwards cannot be, errata 9), a layer's share is that
-of its FLOP, GoogleNet has its two heads (errata 14), CNTK and TensorFlow read ImageNet's own JPEG files. All
-else is a field of `Setting`. Its fields may be numbers, or arrays that broadcast: a whole `Grid` is computed
-as one setting is.
+Taken: forward is half of backward (five of Table VI's forwards cannot be, errata 9), a layer's share is that
+of its FLOP, GoogleNet has its two heads (errata 14), CNTK and TensorFlow read ImageNet's own JPEG files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from itertools import product
 from statistics import NormalDist
 from typing import Any, ClassVar
@@ -27,12 +23,9 @@ from ddlkit.papers.osf import update_s
 
 PER_MACHINE, MACHINES = 4, 4
 NETWORKS = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet with heads", "ResNet-50": "ResNet50"}
-"""The paper's names, and ours."""
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
-ALEXNET_BACKWARD_S = 3.36214396
-"""On a K80: the sum of dag Tab VI's column."""
-JPEG_BYTES = 110e3
-"""Of an image of ImageNet's training set as published: 138 GB of 1.28 million."""
+ALEXNET_BACKWARD_S = 3.36214396  # on a K80: the sum of dag Tab VI's column
+JPEG_BYTES = 110e3  # of an image of ImageNet's training set: 138 GB of 1.28 million
 MEMORY_BYTES_PER_S = 3.5e9
 
 
@@ -52,8 +45,7 @@ CLUSTERS = {
     "V100": Cluster(95e9, 12.5e9, 367.3e6, 0.0625, 0.0797),
 }
 LIKE_RESNET = CLUSTERS["K80"].backward_s / CLUSTERS["V100"].backward_s
-LIKE_PEAKS = 125 / 4.37
-"""How much faster a V100 is than a K80: at ResNet-50's backward; by the peaks of dag V-C."""
+LIKE_PEAKS = 125 / 4.37  # how much faster a V100 is than a K80, by the peaks of dag V-C
 
 
 @dataclass(frozen=True)
@@ -61,21 +53,15 @@ class Setting:
     """What the paper leaves out. Each field is a number, or an array that broadcasts with the others.
 
     stored_bytes : an image as Caffe-MPI and MXNet read it
-    nfs_bytes_per_s : what the K80 cluster's machines can read together; one alone, 1.1 GB/s by Table II
-    disk_bytes_per_s : what a machine of the V100 cluster reads: its SSD's rate, or more from memory
-    decoded_per_s : JPEG images that the processors of a machine with K80 decode in a second
-    gold_faster : of a machine with V100, whose processors are newer, over that
-    copy_s : one image from memory to a GPU
-    alexnet_speedup : of a V100 over a K80
-    googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50, on both
-    ethernet_start, infiniband_start : how much of what ResNet-50's communication takes beyond the wire's
-        time is paid by message; the rest, by byte
-    inside_share : of the connection's rate, reached between GPUs of a machine
-    inside_start_s : of a message among the four GPUs of a machine
-    mxnet_slower : MXNet's messages over InfiniBand, which it may not use as such, over NCCL's there
-    grpc_slower : TensorFlow's messages between machines, over NCCL's
-    varies : computing time from GPU to GPU, a standard deviation; all wait for the slowest (dag Eq 5 and the
-        single GPU know none)
+    nfs_bytes_per_s : of all K80 machines together; one alone, 1.1 GB/s by Table II
+    disk_bytes_per_s : of a machine of the V100 cluster, its SSD's or more from memory
+    decoded_per_s : JPEG images by a machine with K80; gold_faster : of one with V100 over that
+    copy_s : one image to a GPU; alexnet_speedup : of a V100 over a K80
+    googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50
+    ethernet_start, infiniband_start : of ResNet-50's time beyond the wire's, the share paid by message
+    inside_share, inside_start_s : rate over the connection's, start-up, among the GPUs of a machine
+    mxnet_slower, grpc_slower : MXNet's messages over InfiniBand, TensorFlow's between machines, over NCCL's
+    varies : standard deviation of computing from GPU to GPU; all wait for the slowest
     """
 
     stored_bytes: Any
@@ -107,28 +93,25 @@ class Setting:
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
         """Return start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
-        known, n = CLUSTERS[cluster], gpus.n
+        stated, n = CLUSTERS[cluster], gpus.n
         if n == 1:
             return 0.0, 0.0
         if gpus.machines == 1:
-            wire = float(update_s(1.0, n, known.connection_bytes_per_s))
+            wire = float(update_s(1.0, n, stated.connection_bytes_per_s))
             return self.inside_start_s * (n - 1) / (PER_MACHINE - 1), wire / self.inside_share
         most, resnet = MACHINES * PER_MACHINE, layer_bytes("ResNet-50")
         share = self.ethernet_start if cluster == "K80" else self.infiniband_start
-        wire_s = float(update_s(resnet.sum(), most, known.network_bytes_per_s))
-        over_s = known.sent_s - wire_s
+        wire_s = float(update_s(resnet.sum(), most, stated.network_bytes_per_s))
+        over_s = stated.sent_s - wire_s
         start_s = share * over_s / len(resnet) * (n - 1) / (most - 1)
         by_rate = 1 + (1 - share) * over_s / wire_s
         slower = {("MXNet", "V100"): self.mxnet_slower}.get((framework, cluster), 1.0)
         slower = self.grpc_slower if framework == "TensorFlow" else slower
-        wire = float(update_s(1.0, n, known.network_bytes_per_s))
+        wire = float(update_s(1.0, n, stated.network_bytes_per_s))
         return slower * start_s, slower * by_rate * wire
 
     def sent_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
-        """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5).
-
-        The longest of the ways through: a layer's gradient, then all messages that are left by then.
-        """
+        """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5)."""
         start_s, per_byte = self.message(cluster, framework, gpus)
         n_bytes, shares = layer_bytes(network)[::-1], layer_shares(network)[::-1]
         left = np.cumsum(n_bytes[::-1])[::-1]
@@ -221,10 +204,10 @@ _SCANNED = {
 
 
 class Grid:
-    """Every combination of ``free``, the scanned numbers by field of `Setting`.
+    """Every combination of ``free``, the scanned numbers by field of `Setting`; shape : how many of each.
 
     A first grid, without ``varies`` and ``gold_faster`` and with MXNet slower on Ethernet too, agreed with
-    half of what the paper states; these were added then. shape : how many of each
+    half of what the paper states; these were added then.
     """
 
     free: ClassVar[Mapping[str, Floats]] = {name: np.asarray(v) for name, v in _SCANNED.items()}
@@ -240,14 +223,10 @@ class Grid:
         return Setting(**{name: values[where] for (name, values), where in columns})
 
 
-# -- what the paper says of Figs 2 and 3 in words ------------------------------------------------
-
-TIED = 0.01
-"""Relative: efficiencies that differ by less have one rank; as bars nobody can tell them apart."""
+TIED = 0.01  # efficiencies that differ by less, relatively, have one rank
 DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
 Bars = dict[tuple[int, str, str, str], Any]
-"""Efficiency by figure, cluster, network and framework."""
 
 
 def bars(setting: Setting) -> Bars:
@@ -266,12 +245,7 @@ def quantities(setting: Setting) -> dict[str, Any]:
     return {**_one_server(efficiency), **_waiting(setting), **_four_machines(efficiency)}
 
 
-def _least(values: Iterable[Any]) -> Any:
-    return reduce(np.minimum, values)
-
-
-def _most(values: Iterable[Any]) -> Any:
-    return reduce(np.maximum, values)
+_least, _most = partial(reduce, np.minimum), partial(reduce, np.maximum)
 
 
 def _one_server(bars: Bars) -> dict[str, Any]:

@@ -1,21 +1,14 @@
 """S-SGD as a graph of tasks (dag IV-B, Fig 1): longest path, slack, schedules on resources, and what-if.
 
-A task is a number from 0; an edge (a, b) says that b begins after a has ended. Without resources every task
-begins as early as its edges allow: the longest path. With them a resource does one task at a time, in the
-order in which they become ready, the smaller number first: the schedule is one, and it is the longest path of
-the graph with an edge more between neighbours on a resource.
-
-Tasks of S-SGD are numbered as in Fig 1: of each iteration first all reads, then all copies, forward from
-layer 1 on, backward from layer L on, the messages in the order of backward, the update. A read, a copy and a
-layer are one task a GPU; a message and the update one for all. What the paper leaves open is decided so: a
-message holds the links of all machines at once, so they are one resource; the disk (and the CPU where it
-decodes) is of a machine, or the disk of all (NFS); each GPU has a copy engine. Fig 1 has no decoding: it is a
-task only where it takes time.
+An edge (a, b) says that b begins after a has ended. A resource does one task at a time, in the order in which
+they become ready, the smaller number first: the schedule is the longest path of the graph with an edge more
+between neighbours on a resource. What the paper leaves open: a message holds the links of all machines, and
+the disk (and the CPU where it decodes) is of a machine, or one NFS of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -32,21 +25,15 @@ from ddlkit.core.workload import Floats, Ints
 from ddlkit.papers.dag import IterationTimes, Strategy, exposed_communication_s, steady_s
 
 Bools = NDArray[np.bool_]
-COMPUTING = ("decode", "forward", "backward", "update")
-"""Kinds of computing tasks; all others communicate (dag IV-A)."""
-ONE_AFTER_THE_OTHER = Strategy(
-    copies_ahead=False, sends_during_backward=False, decodes_on_cpu=False, reads_ahead=False
-)
-"""dag Eqs 1 and 2: nothing is hidden."""
+ONE_AFTER_THE_OTHER = Strategy(False, False, False, reads_ahead=False)  # dag Eqs 1 and 2
 
 
 @dataclass(frozen=True, eq=False)
 class TaskGraph:
     """n tasks in columns, and what must come before what.
 
-    kind : (n,) places in KINDS; resource : (n,) places in ``resources``
-    duration_s : (n,); rank, layer, iteration : (n,), -1 where a task is of all or none; ranks and
-        iterations count from 0, layers from 1 as in the paper
+    kind : (n,) places in KINDS; resource : (n,) places in ``resources``; duration_s : (n,)
+    rank, layer, iteration : (n,), -1 where a task is of all or none; layers from 1, the others from 0
     edges : (m, 2) numbers of tasks, the first before the second
 
     Raises UserError for a duration that is negative or infinite.
@@ -74,12 +61,7 @@ class TaskGraph:
     def of(
         cls, duration_s: ArrayLike, edges: ArrayLike, resource: Sequence[int] | None = None
     ) -> TaskGraph:
-        """Return a graph of "forward" tasks, each on the resource of that number; else on its own.
-
-        >>> both = TaskGraph.of([1.0, 2.0], [], resource=[0, 0])
-        >>> both.longest_path_s, schedule(both).duration_s
-        (2.0, 3.0)
-        """
+        """Return a graph of "forward" tasks, each on the resource of that number; else on its own."""
         seconds = np.asarray(duration_s, float)
         places = np.arange(seconds.size) if resource is None else np.array(resource)
         names = tuple(f"gpu {number}" for number in range(places.max(initial=-1) + 1))
@@ -94,8 +76,9 @@ class TaskGraph:
 
     @cached_property
     def computes(self) -> Bools:
-        """Return (n,) whether a task is of the computing kinds; the others communicate."""
-        return np.isin(self.kind, [KINDS.index(kind) for kind in COMPUTING])
+        """Return (n,) whether a task computes; the others communicate (dag IV-A)."""
+        computing = ("decode", "forward", "backward", "update")
+        return np.isin(self.kind, [KINDS.index(kind) for kind in computing])
 
     def to_networkx(self) -> Any:
         """Return it as a networkx.DiGraph: an edge weighs what its first task takes."""
@@ -132,10 +115,7 @@ class TaskGraph:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When every task runs: a resource does one at a time, in the order in which they become ready.
-
-    start_s : (n,); order : (n,) tasks as they were begun
-    """
+    """When every task runs: start_s (n,), and their ``order`` (n,) as they were begun."""
 
     graph: TaskGraph
     start_s: Floats
@@ -174,10 +154,7 @@ class Schedule:
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """Return the tasks, first to last, each of which begins when the one before it ends, from 0 on.
-
-        A longest path of ``bound``; of equal ones that of the smallest numbers, from its end.
-        """
+        """Return tasks, each of which begins when the one before it ends; of equals the smallest."""
         first, before = _following(self.bound.edges[:, ::-1], self.graph.n)
         path = [int(np.argmax(self.end_s))] if self.graph.n else []
         while path:
@@ -193,28 +170,15 @@ class Schedule:
 
         Of three iterations or more the first and the last do not count: nothing is hidden yet, or any more.
         """
-        seconds = self._on_path(1, lambda kind, resource: resource.partition(" ")[0])
-        whole = sum(seconds.values()) or 1.0
-        return {name: seconds[name] / whole for name in sorted(seconds, key=lambda n: -seconds[n])}
-
-    def stretches(self) -> dict[str, float]:
-        """Return seconds of the critical path in one iteration, first to last, by kind and resource.
-
-        Of three iterations or more the last but one, else all.
-        """
-        last = len(self.iteration_ends_s) - 1
-        return self._on_path(last - 1, lambda kind, resource: f"{kind} on {resource}")
-
-    def _on_path(self, first: int, name: Callable[[str, str], str]) -> dict[str, float]:
-        """Return seconds of the critical path from an iteration to the last but one, by name."""
         graph, last = self.graph, len(self.iteration_ends_s) - 1
-        iterations = range(first, last) if last > 1 else range(-1, last + 1)
+        iterations = range(1, last) if last > 1 else range(-1, last + 1)
         seconds: dict[str, float] = {}
         for task in self.critical_path:
             if graph.iteration[task] in iterations:
-                key = name(KINDS[graph.kind[task]], graph.resources[graph.resource[task]])
-                seconds[key] = seconds.get(key, 0.0) + float(graph.duration_s[task])
-        return seconds
+                name = graph.resources[graph.resource[task]].partition(" ")[0]
+                seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
+        whole = sum(seconds.values()) or 1.0
+        return {name: seconds[name] / whole for name in sorted(seconds, key=lambda n: -seconds[n])}
 
 
 def schedule(graph: TaskGraph) -> Schedule:
@@ -251,15 +215,11 @@ def _run(duration_s: Floats, edges: Ints, resource: Ints) -> tuple[Floats, Ints]
     return np.array(start_s), np.array(order, np.int64)
 
 
-# -- S-SGD ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Gpus:
     """Where tasks run: ``machines`` with as many GPUs each; ``shared_disk``: one NFS for all machines.
 
-    decoding : on the processor of a "machine", one task at a time; on a core that each rank has for it, its
-        "own"; or on the core that "trains", where processors take the place of GPUs
+    decoding : on the processor of a "machine", on each rank's "own" core, or on the core that "trains"
     """
 
     machines: int = 1
@@ -305,12 +265,10 @@ def s_sgd(
     plan: FusionPlan | None = None,
     decode_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the DAG of ``iterations`` of S-SGD (dag IV-B and IV-C).
+    """Return the DAG of ``iterations`` of S-SGD (dag IV-B and IV-C), tasks numbered as in Fig 1.
 
     times : io_s and h2d_s are of *one* GPU's batch, as decode_s is; communication_s of each layer, or of each
         message of ``plan`` (a tensor is a layer), in forward order
-
-    Raises UserError without an iteration.
 
     >>> toy = IterationTimes(1.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
     >>> graph = s_sgd(toy, ONE_AFTER_THE_OTHER, Gpus(1, 4))
@@ -342,10 +300,7 @@ def _one_iteration(
     held: Mapping[str, Ints],
     decode_s: float,
 ) -> tuple[Floats, Ints, Ints, Ints]:
-    """Return (n, 5) kind, resource, duration_s, rank and layer of its tasks, and three times (m, 2) edges.
-
-    Those within it; to the next, where a strategy waits; and to that before which a batch is fetched.
-    """
+    """Return (n, 5) columns of tasks; (m, 2) edges within, to the next iteration, and to fetching."""
     rows: list[tuple[float, ...]] = []
     edges: list[tuple[int, int]] = []
     layers = range(len(times.backward_s))
@@ -384,21 +339,12 @@ def _one_iteration(
 
 
 def period_s(
-    times: IterationTimes,
-    strategy: Strategy,
-    gpus: Gpus = Gpus(),
-    *,
-    decode_s: float = 0.0,
+    times: IterationTimes, strategy: Strategy, gpus: Gpus = Gpus(), *, decode_s: float = 0.0
 ) -> float:
     """dag Eq 5 repaired: what the schedule of equal GPUs takes from update to update, in the long run.
 
-    Disks, processors and copy engines work side by side; the update is a part of computing. Symbols as in
-    ``s_sgd``; every layer is a message. Reads must run ahead of updates and copies (reads_ahead, not
-    one_buffer or batches_ahead), and decoding must be on a machine's processor: else there is no such form.
-
-    >>> toy = IterationTimes(2.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
-    >>> period_s(toy, Strategy(True, True, False)), period_s(toy, Strategy(True, True, False), Gpus(1, 8))
-    (8.0, 16.0)
+    Symbols as in ``s_sgd``, every layer a message. Only where reads run ahead of updates and copies
+    (reads_ahead, not one_buffer or batches_ahead) and decoding is on a machine's processor.
     """
     sent_s = exposed_communication_s(times)
     if not strategy.sends_during_backward:
@@ -420,9 +366,7 @@ def of_iteration(
     decode_s: float = 0.0,
     h2d_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the DAG of core's iteration: its tensors as layers, a message per group of its plan.
-
-    forward_s : (n,) of each layer, in forward order
+    """Return the DAG of core's iteration, a message per group of its plan; forward_s : (n,) in forward order.
 
     Raises UserError where messages share a link or are copied.
     """
@@ -434,16 +378,8 @@ def of_iteration(
     return s_sgd(times, strategy, gpus, iterations=count, plan=plan, decode_s=decode_s)
 
 
-# -- what if -------------------------------------------------------------------------------------
-
-
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """Return (n,) tasks of a kind ("all_reduce"), of resources ("disk"), of "layer 2", or of "rank 3".
-
-    A rank's are its forward, backward and decoding: what a slow GPU or its processor delays.
-
-    Raises UserError for what the graph does not have.
-    """
+    """Return (n,) tasks of a kind ("all_reduce"), resource ("disk"), "layer 2", or "rank 3" computing."""
     head, _, number = what.replace(":", " ").partition(" ")
     present = {KINDS[code] for code in np.unique(graph.kind)}
     kind = {name.replace("_", ""): name for name in present}.get(head.replace("_", ""))
@@ -466,17 +402,7 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
-    """Return the graph with tasks that take other times: (what, factor) each, one after the other.
-
-    Raises UserError for what the graph does not have, and a factor below 0.
-
-    >>> from ddlkit.papers.dag import STRATEGIES
-    >>> toy = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 4.0))
-    >>> graph = s_sgd(toy, STRATEGIES["MXNet"])
-    >>> after = schedule(changed(graph, [("all_reduce", 0.5), ("rank:0", 2.0)]))
-    >>> schedule(graph).duration_s, after.duration_s, after.limits()["gpu"]
-    (11.0, 10.0, 0.8)
-    """
+    """Return the graph with tasks that take other times: (what, factor) each, one after the other."""
     for what, factor in changes:
         if not 0 <= factor < np.inf:
             raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
@@ -486,12 +412,11 @@ def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph
 
 
 def described(before: Schedule, after: Schedule) -> dict[str, Any]:
-    """Return the time between iterations, what limits it, and the critical path, of both; the speedup."""
+    """Return the time between iterations and what limits it, of both; the speedup."""
     facts: dict[str, Any] = {}
     for when, each in (("", before), ("_after", after)):
         limits = each.limits()
         facts[f"iteration_s{when}"] = each.period_s
         facts[f"limited_by{when}"] = next(iter(limits), "nothing")
         facts[f"shares_of_critical_path{when}"] = limits
-        facts[f"critical_path_s{when}"] = each.stretches()
     return {**facts, "speedup": before.period_s / after.period_s if after.period_s else np.inf}

@@ -1,12 +1,7 @@
 """omgs: equations of Shi et al., Merged Gradient Sparsification (INFOCOM 2020).
 
-Here are Eqs 1-11, timelines of SGD, TopK-SGD and LAGS-SGD and what selecting and sending cost; Eqs 12-25,
-what merging a layer changes and the rule of Theorem 1; Algorithm 1 (which layers to merge, also the planner
-``omgs``) and Algorithm 2 (what is sent when). LAGS-SGD is the planner ``none``, TopK-SGD ``single``, MGS-SGD,
-which merges by size alone, ``mgs``; ``exact`` is the optimum of all.
-
-Layers are numbered 1 to L as in the paper; arrays hold them in that (forward) order, layer l at index
-l - 1. Where the paper prints something that cannot be meant, ``literal=True`` gives what it prints.
+Layers are numbered 1 to L as in the paper; arrays hold layer l at index l - 1. Where the paper prints what
+cannot be meant, ``literal=True`` gives what it prints. LAGS-SGD is the planner ``none``, TopK-SGD ``single``.
 """
 
 from __future__ import annotations
@@ -26,11 +21,8 @@ from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
-PAPER = Paper(
-    "omgs",
-    4,
-    "Communication-Efficient Distributed Deep Learning with Merged Gradient Sparsification on GPUs",
-)
+_SUBJECT = "Distributed Deep Learning with Merged Gradient Sparsification on GPUs"
+PAPER = Paper("omgs", 4, f"Communication-Efficient {_SUBJECT}")
 Bools = NDArray[np.bool_]
 
 
@@ -42,10 +34,7 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
 def backward_start_s(
     forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0
 ) -> Floats:
-    """omgs Eqs 2, 6: (L,) when each layer begins to compute its gradient: tau_b, with Eq 7 put in.
-
-    Symbols: t_f = forward_s, t_b = backward_s (L,), t_s = selection_s (L,).
-    """
+    """omgs Eqs 2, 6: (L,) tau_b, with Eq 7 put in; t_f = forward_s, t_b = backward_s, t_s = selection_s."""
     spent = np.asarray(backward_s, float) + np.asarray(selection_s, float)
     return forward_s + np.cumsum(spent[::-1])[::-1] - spent
 
@@ -75,10 +64,7 @@ def selection_start_s(backward_start_s: ArrayLike, backward_s: ArrayLike) -> Flo
 
 
 def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> Floats:
-    """omgs Eq 8: (L,) tau_c, a layer's message starts when it is selected and the last one is sent.
-
-    Symbols: tau_s + t_s = selection_end_s, t_c = communication_s, both (L,).
-    """
+    """omgs Eq 8: (L,) tau_c; tau_s + t_s = selection_end_s, t_c = communication_s, both (L,)."""
     start, sent = selection_end_s.tolist(), communication_s.tolist()
     for i in range(len(start) - 2, -1, -1):
         start[i] = max(start[i], start[i + 1] + sent[i + 1])
@@ -95,8 +81,7 @@ def exposed_s(
 ) -> float:
     """omgs Eq 9: t_c^no, communication after layer 1 has been selected. All arguments (L,).
 
-    Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s, else the
-    selection of layer 1 counts twice too much.
+    Printed is tau_c + t_c - tau_s + t_s of layer 1; t_s must be subtracted with tau_s.
     """
     selecting = -selection_s[0] if literal else selection_s[0]
     selected = selection_start_s[0] + selecting
@@ -104,20 +89,13 @@ def exposed_s(
 
 
 def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
-    """omgs Eq 10: time to select the largest k = density x elements, element by element.
-
-    Symbols: rho = density, d = elements. The paper prints no base; its published code uses log2.
-    Selecting from nothing is 0 x log 0, not a number.
-    """
+    """omgs Eq 10: time to select the largest rho d; rho = density, d = elements; log2 as published."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return DensityLog(gamma)(elements, density)
 
 
 def all_gather_s(alpha_s: float, beta_s: float, size: ArrayLike) -> Any:
-    """omgs Eq 11: t_c = alpha + beta d; symbols: alpha = alpha_s, beta = beta_s, d = size.
-
-    ``size`` is in what beta_s is per: bytes as Eq 11 says, gradients as Tab II and Section III have it.
-    """
+    """omgs Eq 11: t_c = alpha + beta d; d = size, in bytes by Eq 11, in gradients by Tab II."""
     return alpha_s + beta_s * np.asarray(size, float)
 
 
@@ -158,10 +136,7 @@ class Instance:
 def selection_penalty_s(
     selection: Selecting, one: ArrayLike, other: ArrayLike, density: float = 1.0
 ) -> Floats:
-    """omgs Eq 12 (with Eq 10, Eq 20): how much longer one selection from both takes than two.
-
-    The paper's premise is that this is above zero. With t0 + b d it is -t0.
-    """
+    """omgs Eq 12 (with Eq 10, Eq 20): how much longer one selection from both takes than two."""
     first, second = np.asarray(one, float), np.asarray(other, float)
     together = selection(first + second, density)
     return np.asarray(together - selection(first, density) - selection(second, density))
@@ -170,8 +145,8 @@ def selection_penalty_s(
 def merge(instance: Instance, merged: ArrayLike) -> Instance:
     """omgs Eqs 13-15: the network in which each merged layer is part of the normal layer before it.
 
-    merged : (L,) truth of l_m, false of layer 1. Sizes add (Eq 14), backward of the layers runs without a
-    selection between (Eq 15), merged layers neither select nor send (Eq 13).
+    merged : (L,) truth of l_m, false of layer 1. Sizes add (Eq 14), backward runs without a selection between
+    (Eq 15), merged layers neither select nor send (Eq 13).
     """
     starts = np.flatnonzero(~np.asarray(merged, bool))
     backward_s = np.add.reduceat(instance.backward_s, starts)
@@ -188,11 +163,7 @@ def combinations(layers: int) -> Bools:
 
 
 def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
-    """omgs Eq 17: (...,) iteration time tau_c(1) + t_c(1) of mergings (..., L).
-
-    By Eqs 6-8 and 13-15, for many mergings at once: from layer L down, gradients gather until a normal
-    layer selects from all of them and sends, after its selection and after the last message.
-    """
+    """omgs Eq 17: (...,) iteration time tau_c(1) + t_c(1) of mergings (..., L), by Eqs 6-8 and 13-15."""
     flags = np.asarray(merged, bool)
     compute_s = np.full(flags.shape[:-1], instance.forward_s)
     sent_s, pending = np.zeros_like(compute_s), np.zeros_like(compute_s)
@@ -210,8 +181,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
 def objective_s(instance: Instance, *, literal: bool = False) -> float:
     """omgs Eq 18: what is minimised, for a network that has been merged and has two layers or more.
 
-    Printed is max{tau_c(1) + t_c(1), tau_c(2) + t_c(2)} + t_c(1): Eq 17 plus t_c(1). With
-    tau_s(1) + t_s(1) as the first term it is Eq 17.
+    Printed is max{tau_c(1) + t_c(1), tau_c(2) + t_c(2)} + t_c(1); Eq 17 needs tau_s(1) + t_s(1) first.
     """
     _, _, selected, sending, sent = timeline(instance)
     first = sending[0] + sent[0] if literal else selected[0]
@@ -231,13 +201,12 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats, Floats
 class Candidates:
     """omgs Eqs 20-24: layers l = 2 to L, each with the one before: whether to merge l (Section IV-A).
 
-    No layer is merged yet. All values are (L-1,). Symbols: u(l) = u_s, when the gradients of both would be
+    All values are (L-1,), no layer being merged yet. Symbols: u(l) = u_s, when the gradients of both would be
     computed if nothing were selected between; t_s(l) = own_s, t_s(l-1) = before_s; together_s selects from
     both at once; tau_c(l) = sending_s; tau_c(l) + t_c(l) = free_s; d(l) = elements.
 
     q3 : apart, the second message waits for the first; the contrary is Q1
-    q4 : together, the message is selected before layer l's could have started
-    q5 : together, the message is selected within a start-up time after that
+    q4, q5 : together, the message is selected before layer l's could start; within a start-up after that
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -273,11 +242,7 @@ class Candidates:
         return self.completion_s() - (ready + self.instance.communication_s(both))
 
     def case_gain_s(self, *, literal: bool = False) -> Floats:
-        """Return t_gain by case: C1 (omgs Eq 21), C2 (Eq 22), or C3.
-
-        literal : Eq 21 as printed, where gamma rho multiplies only the first of its three products.
-        Eq 10 must be the selection cost: it alone says what a product is.
-        """
+        """Return t_gain by case: C1 (omgs Eq 21; as printed, gamma rho is of one product), C2 (Eq 22), C3."""
         instance = self.instance
         saved = self.own_s + self.before_s - self.together_s
         if literal:
@@ -298,16 +263,13 @@ def merge_by_theorem(instance: Instance) -> Bools:
     return np.array([False, *Candidates(instance).rule()])
 
 
-PUBLISHED_GAMMA_S = 2.2e-10
-"""gamma of the authors' published code, whose selection takes gamma d log2 d."""
-COUNTEREXAMPLE = Instance(np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0)
-"""The smallest, in whole numbers above zero, on which Algorithm 1 is not optimal (errata, entry 12)."""
+PUBLISHED_GAMMA_S = 2.2e-10  # of the authors' published code, whose selection takes gamma d log2 d
+COUNTEREXAMPLE = Instance(np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0)  # errata, entry 12
 
 REPAIRS = frozenset({"log0", "alpha", "index"})
 """What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
 
-log0 : a merged layer, of 0 elements, selects for no time (line 16 takes 0 x log 0, not a number)
-alpha : it sends nothing (lines 12 and 22 charge the start-up time alpha for it again)
+log0, alpha : a merged layer selects for no time (line 16: 0 x log 0), nor pays alpha again (lines 12, 22)
 index : line 32 takes the backward time of layer L (printed is tb[l], where l is 1 after the loop above)
 """
 
@@ -317,13 +279,11 @@ def find_merged_layers(
 ) -> Bools:
     """omgs Algorithm 1: (L,) truth of merged layers, judged from layer L down to 2.
 
-    Where the paper computes the starts of all layers below anew after each merging, in O(L^2), this takes
-    O(L): what is judged next needs only those of one layer, which follow from the layer above.
+    In O(L) where the paper takes O(L^2): what is judged next needs only the starts of one layer.
 
-    repairs : which of REPAIRS to make; none: the algorithm as printed, comparisons with NaN being false
-    by_code : by the rule of the authors' published code. It merges a layer when its message waits less than
-    a start-up; that leaves Q3 out, and the time to select from layer l-1 alone out of Q5. Layer L always
-    joins layer L-1, without being judged, and the times do not know of it.
+    repairs : which of REPAIRS to make; none: as printed, comparisons with NaN being false
+    by_code : by the authors' published code: a layer merges when its message waits less than a start-up,
+        which leaves out Q3, and t_s(l-1) out of Q5; layer L always joins, unjudged
     """
     elements = instance.elements
     backward, size = instance.backward_s.tolist(), elements.tolist()  # arrays are slow one by one
@@ -419,9 +379,8 @@ def messages(
 ) -> tuple[tuple[int, ...], ...]:
     """omgs Algorithm 2: the layers in each message of an iteration, in order of sending.
 
-    merged : (L,) of layers 1 to L. Both threads go from layer L to 1 and keep a buffer: a merged layer
-    is pushed into it (lines 18, 28); at a normal layer the buffer is selected from, or sent, and
-    cleared (lines 15-16, 25-26). As printed, nothing pushes the normal layer itself.
+    merged : (L,). From layer L to 1, a merged layer is pushed into a buffer (lines 18, 28), which a normal
+    layer selects from, or sends, and clears (lines 15-16, 25-26). Printed, nothing pushes the normal layer.
     """
     sent: list[tuple[int, ...]] = []
     buffer: list[int] = []
@@ -435,10 +394,7 @@ def messages(
 
 
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
-    """omgs V-D, MGS-SGD: sizes of the merged layers, from the parameters in ready order.
-
-    A merged layer is complete from ``threshold`` elements on; what is left at the end travels by itself.
-    """
+    """omgs V-D, MGS-SGD: sizes of merged layers, from parameters in ready order; the rest by itself."""
     merged, pending = [], 0
     for size in parameters:
         pending += size

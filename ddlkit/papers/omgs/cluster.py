@@ -1,9 +1,4 @@
-"""The paper's cluster: omgs's four networks at the costs of the published code, layer times left open.
-
-Of alpha, beta, gamma the published code has numbers; of layer times the text has one sum, of one network. So
-they are scanned: how long an iteration computes, which share of it is backward, how that is spread over the
-layers; of the LSTM, how many units it has; and by which of the two rules its layers are merged.
-"""
+"""The paper's cluster: omgs's networks at the published code's costs, layer times scanned."""
 
 from __future__ import annotations
 
@@ -24,17 +19,13 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.store import readers
 
-NETWORKS = {
-    "VGG-16": "vgg16_cifar",
-    "ResNet-50": "ResNet50",
-    "Inception-v4": "inception_v4",
-    "LSTM-PTB": "lstm_ptb",
-}
-"""The four of omgs Tab V, and what their layers are listed under."""
 LSTM = "LSTM-PTB"
+NETWORKS = {"VGG-16": "vgg16_cifar", "ResNet-50": "ResNet50", "Inception-v4": "inception_v4"}
+NETWORKS[LSTM] = "lstm_ptb"
+"""The four of omgs Tab V, and what their layers are listed under."""
 PLANS = {"TopK": "single", "LAGS": "none", "MGS": "mgs:8192", "OMGS": "omgs", "exact": "exact"}
 """Algorithm -> planner. Of OMGS there are two rules: Algorithm 1, and that of the published code."""
-RULES = ("omgs", "omgs:code")
+RULES = "omgs", "omgs:code"
 PARTS = ("forward", "backward", "selection", "exposed")
 UNITS = (1024, 1280, 1500, 1750, 2047)
 """Of the LSTM: 1,024 to 2,047 agree with the messages of MGS-SGD in Tab V; 1,500 is the published code's."""
@@ -65,8 +56,8 @@ def published_cost(workers: int, density: float) -> SparseGather:
 class Setting:
     """What the paper leaves open of one network's iteration on its cluster.
 
-    compute_s : t_f + t_b; backward : share of it that is backward; even : share of the backward that is
-        spread over the layers alike, the rest by multiply-adds; units : of the LSTM
+    compute_s : t_f + t_b; backward : its share; even : share of the backward that is spread over the layers
+        alike, the rest by multiply-adds; units : of the LSTM
     """
 
     network: str
@@ -115,21 +106,14 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
 
 
 def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
-    """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are.
-
-    All is computed under both, and then a message of at least one element arrives; to select from equal
-    parts is quickest, as gamma d log2 d is convex. What is left of sending can be hidden.
-    """
+    """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
     whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
     apart_s = messages * float(Log(published_code()["gamma"])(whole / ELEMENT_BYTES / messages, 1))
     return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
 
 
 def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
-    """Yield every setting of a network under both rules: times of TopK, MGS and OMGS, and parts of them.
-
-    Compute times go up to all of TopK-SGD's iteration ``topk_s``, evenly spaced.
-    """
+    """Yield every setting of a network under both rules; compute times up to ``topk_s``, evenly spaced."""
     computing = np.linspace(topk_s / 16, topk_s, 16).tolist()
     units = UNITS if network == LSTM else (0,)
     for compute_s, backward, even, of in product(computing, (0.5, 2 / 3, 0.75), (0.0, 0.5), units):

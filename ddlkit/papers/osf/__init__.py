@@ -1,31 +1,19 @@
 """osf: equations of Liu et al., Modeling and Optimizing the Scaling Performance (WWW 2022).
 
-Here are Eqs 1-18: scaling factors, one all-reduce, tensor fusion; what Eqs 3, 4, 7 and 11 allow at most; and
-Section 3.3's breakdown. In ``cluster`` is which of the paper's unstated settings agree with its numbers.
-
-Layers are in forward order everywhere: index 0 is the paper's layer 1.
-``literal=True`` is what the paper prints. ``literal=False`` is what its prose needs:
+Layers are in forward order: index 0 is the paper's layer 1. ``literal=True`` is what the paper prints;
+``literal=False`` is what its prose needs:
 
     Eq 13   the timeout concerns the layer that is waited for, i - 1, and its comparison is Eq 12's
     Eq 14   a full buffer leaves at once: the next tensor's size is known before it is computed
     Eq 15   the wait delays a message's own start, not the next message's
     Eq 7    a layer that sends nothing takes no time, not delta
-
-adaFusion (Eq 17) and MG-WFBP are planners. Both walk through the tensors in ready order and let the next one
-join the message that is being filled if waiting for it takes less than the start-up that one message fewer
-saves, t_update(B) + t_update(D) - t_update(B + D), delta under Eq 7. They differ in what is the wait:
-
-    adafusion            osf Eq 17 as printed: t_wait^(i) of Eq 14, without buffer limit and timeout
-    adafusion:repaired   osf Eq 17 with the index i + 1: the backward time of the tensor that joins
-    mg_wfbp              the published rule: from when the message could start, on a link that may be busy
-    mg_wfbp:osf          as osf Section 4.2 has it: the backward time of the tensor that joins, but
-                         against the whole communication time of the message and one start-up
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,13 +27,9 @@ from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
-PAPER = Paper(
-    "osf",
-    1,
-    "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
-)
+TITLE = "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training"
+PAPER = Paper("osf", 1, TITLE)
 Values = Sequence[float]
-"""One number per layer."""
 Update = Callable[[float], float]
 """Bytes -> seconds of one all-reduce (osf Eq 7 or 18)."""
 
@@ -82,8 +66,8 @@ def backward_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: floa
 def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats:
     """osf Eq 8: (n,) start of every layer's update, counted from the end of layer n's backward.
 
-    Symbols: t_backward = backward_s, t_update(D) = sent_s, both (n,) in forward order. The sum over
-    the backward times starts at j = i + ``first``: 1 as printed, 0 as its prose and Eq 15 have it.
+    Symbols: t_backward = backward_s, t_update(D) = sent_s, (n,). The sum over the backward times starts at
+    j = i + ``first``: 1 as printed, 0 as its prose and Eq 15 have it.
     """
     n = len(backward_s)
     start = [0.0] * n  # an array is slow one by one
@@ -116,8 +100,8 @@ def update_s(
 ) -> Floats:
     """osf Eq 7: time of a ring all-reduce of ``n_bytes`` (any shape), element by element.
 
-    Symbols: D = n_bytes, N = workers, beta = bytes_per_s, pi = adds_per_s,
-    s = bytes_per_parameter, delta = overhead_s. As printed, nothing to send still costs delta.
+    Symbols: D = n_bytes, N = workers, beta = bytes_per_s, pi = adds_per_s, s = bytes_per_parameter,
+    delta = overhead_s. As printed, nothing to send still costs delta.
     """
     share = (workers - 1) / workers
     per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
@@ -125,11 +109,7 @@ def update_s(
 
 
 def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> AlphaBeta:
-    """osf Eq 7 with beta and delta from the smallest and the largest measured message, adding for free.
-
-    n_bytes, seconds : (n,) raw samples of two sizes or more. The paper has delta "measured directly" and
-    names no rate: the line through the medians of the two ends is what that comes to.
-    """
+    """osf Eq 7 with beta and delta by the medians of the smallest and the largest of (n,) messages."""
     sizes, times = np.asarray(n_bytes, dtype=float), np.asarray(seconds, dtype=float)
     ends = sizes.min(), sizes.max()
     first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
@@ -141,8 +121,7 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     """Return the bandwidth-delay product of a ring's links, which osf Eq 18 takes for D_Thresh.
 
     By Eq 7 without additions 1 / beta = N cost.beta_s_per_byte / 2(N-1), delta = cost.alpha_s. The paper
-    gives only the product, 45 KB. Here the delay of a round trip is taken from delta: N workers pass 2(N-1)
-    messages one after the other, two of them as long as a round trip.
+    gives only the product; here 2(N-1) messages, one after the other, two a round trip, take delta.
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
@@ -150,10 +129,7 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
 
 
 def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
-    """osf Eq 12: (n,) B, bytes in the buffer once layer i's tensors are in it.
-
-    Symbols: D = sizes, t_backward = backward_s, both (n,); Q = capacity in bytes, timeout = timeout_s.
-    """
+    """osf Eq 12: (n,) B; D = sizes, t_backward = backward_s, both (n,), Q = capacity in bytes, timeout_s."""
     filled = [float(size) for size in sizes]  # an array is slow one by one
     for i in range(len(sizes) - 2, -1, -1):
         if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:
@@ -164,11 +140,7 @@ def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s
 def sent_bytes(
     sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
-    """osf Eq 13: (n,) F, bytes sent after layer i's backward; symbols as Eq 12.
-
-    Printed, the timeout is compared with layer i's own backward time, so bytes may be lost or sent
-    twice; repaired, with that of layer i - 1, and F always sums to D.
-    """
+    """osf Eq 13: (n,) F, sent after layer i's backward; symbols as Eq 12; printed, bytes may be lost."""
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
     for i in range(len(sizes)):
@@ -179,19 +151,9 @@ def sent_bytes(
 
 
 def wait_s(
-    sizes: Values,
-    backward_s: Values,
-    capacity: float,
-    timeout_s: float,
-    *,
-    literal: bool = True,
-    full_waits: bool = False,
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
 ) -> Floats:
-    """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer before they leave.
-
-    Printed, a full buffer still waits for the layer that no longer fits; repaired, it does not, or with
-    ``full_waits`` it does: both are admissible (errata 14).
-    """
+    """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer; symbols as Eq 12."""
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     waited = np.zeros(len(sizes))
     for i in range(1, len(sizes)):
@@ -199,10 +161,8 @@ def wait_s(
         if literal:
             late = backward_s[i - 1] > timeout_s
             waited[i] = timeout_s if late else backward_s[i - 1] if full else 0.0
-        elif backward_s[i - 1] >= timeout_s and (full_waits or not full):
+        elif backward_s[i - 1] >= timeout_s and not full:
             waited[i] = timeout_s
-        elif full and full_waits:
-            waited[i] = backward_s[i - 1]
     return waited
 
 
@@ -214,15 +174,10 @@ def fused_start_s(
     timeout_s: float,
     *,
     literal: bool = True,
-    full_waits: bool = False,
 ) -> Floats:
-    """osf Eq 15: (n,) tau, start of layer i's transfer, counted from the end of layer n's backward.
-
-    Symbols: t_update = update, F and t_wait as Eqs 13 and 14. Printed, layer i + 1's wait delays layer i's
-    message; repaired, each delays its own.
-    """
+    """osf Eq 15: (n,) tau, start of layer i's transfer after layer n's backward; t_update = update."""
     arguments = sizes, backward_s, capacity, timeout_s
-    waited = wait_s(*arguments, literal=literal, full_waits=full_waits).tolist()
+    waited = wait_s(*arguments, literal=literal).tolist()
     sent = sent_bytes(*arguments, literal=literal).tolist()
     taken = [update(size) if literal or size > 0 else 0.0 for size in sent]
     n = len(sizes)
@@ -247,16 +202,11 @@ def osf_fused(
     timeout_s: float = math.inf,
     *,
     literal: bool = True,
-    full_waits: bool = False,
 ) -> float:
-    """osf Eqs 11, 16: OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap).
-
-    Symbols: T_comp = forward_s + all backward_s; sizes, update, capacity, timeout_s as Eqs 12-15.
-    """
-    arguments = sizes, backward_s, capacity, timeout_s
-    first = float(sent_bytes(*arguments, literal=literal)[0])
-    repairs = {"literal": literal, "full_waits": full_waits}
-    start = fused_start_s(sizes, backward_s, update, capacity, timeout_s, **repairs)
+    """osf Eqs 11, 16: OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)."""
+    buffer = capacity, timeout_s
+    first = float(sent_bytes(sizes, backward_s, *buffer, literal=literal)[0])
+    start = fused_start_s(sizes, backward_s, update, *buffer, literal=literal)
     compute = forward_s + math.fsum(backward_s)
     return compute / (compute + start[0] + update(first) - overlap_s(backward_s))
 
@@ -264,11 +214,8 @@ def osf_fused(
 def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
     """The iteration by OSF (osf Eqs 3, 8-10; i as Eq 8's prose has it) or OSF_fusion (Eqs 11-16).
 
-    literal : whether OSF_fusion is as printed or as repaired
-
-    Of all-reduces, one at a time, of a plan without fusion, with one message, or with a constant buffer and
-    no timeout. For all else the paper has no formula: the times are NaN. The update comes after, as in our
-    own model.
+    NaN where the paper has no formula: it has one for all-reduces, one at a time, of a plan without fusion,
+    with one message, or with a constant buffer and no timeout.
     """
     workload, cost = iteration.workload, iteration.cost
     sizes, backward_s = of_workload(workload)
@@ -293,50 +240,28 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
 def fusing_pays(update: Update, buffered: float, size: float, waited_s: float) -> bool:
     """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
 
-    Symbols: B^(i+1) = buffered and D^(i) = size in bytes, t_wait = waited_s, t_update = update.
-    Printed, t_wait carries the index i; what the buffer waits for is layer i's own backward,
-    which is the wait of layer i + 1. Under Eq 7 the sizes cancel: fuse if t_wait < delta.
+    Symbols: B^(i+1) = buffered and D^(i) = size in bytes, t_wait = waited_s, t_update = update. Printed,
+    t_wait has the index i; the buffer waits for layer i's own backward, t_wait^(i+1).
     """
     return update(buffered + size) + waited_s < update(buffered) + update(size)
-
-
-HIDDEN = 2 / 3
-"""Share of T_comp that overlap can hide: the backward pass (osf Eq 4)."""
 
 
 def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> float:
     """Return the most that T_constant / T - 1 is over all fusion plans, under osf Eqs 4, 7 and 11.
 
-    constant_sf : T_comp / T_constant, the scaling factor of the constant plan (Eq 11)
-    saved_overhead : (k - 1) delta / T_comp, for the k messages of the constant plan
+    constant_sf : T_comp / T_constant (Eq 11); saved_overhead : (k - 1) delta / T_comp, of k constant messages
 
-    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta). Proof: let b be the time of all bytes.
-
-    * The constant plan never takes more than computing first, then sending everything (no overlap):
-      T_constant <= T_comp + k delta + b, since max(end, ready) <= end + (later of all ready - ready).
-    * No plan sends before forward is over, a third of T_comp (Eq 4), and it sends the same bytes in
-      at least one message: T >= T_comp / 3 + delta + b.
-
-    The difference of the two is the bound. A timeout changes neither: what waits for a tensor that is
-    too late still leaves before that tensor, so before backward ends.
+    T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta): with b the time of all bytes, the constant plan
+    takes at most T_comp + k delta + b, as without overlap, and no plan sends before forward is over, a third
+    of T_comp, nor less than delta + b. What waits in vain for a tensor still leaves before backward ends.
     """
     constant = 1 / constant_sf
-    return constant / max(1.0, constant - HIDDEN - saved_overhead) - 1
+    return constant / max(1.0, constant - 2 / 3 - saved_overhead) - 1
 
 
 def largest_scaling_loss(communication_growth: float) -> float:
-    """Return the most that SF can fall, relatively, when communication grows by a factor 1 + growth.
-
-    osf Eq 3: no iteration grows by more than its communication, so SF falls by at most
-    1 - 1 / (1 + growth).
-    """
+    """Return the most that SF can fall, relatively, by osf Eq 3 when communication grows."""
     return 1 - 1 / (1 + communication_growth)
-
-
-# -- planners ------------------------------------------------------------------------------------
-
-Rule = Callable[[int, float, float], bool]
-"""(next tensor, bytes in the message so far, when it could start) -> whether the tensor joins."""
 
 
 @planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
@@ -354,12 +279,10 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
 
 @planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
 def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Merge while the next gradient is ready before the start-up of this message would be over.
+    """Merge while ready - tau_c < a: the next gradient is ready before this message's start-up would be over.
 
-    With tau_c the earliest start of the message (its gradients ready, the link free), a the start-up
-    and ready the next gradient's readiness: merge if ready - tau_c < a (Shi, Chu and Li, INFOCOM 2019;
-    TPDS 2021). For a cost that is not linear, a is what merging saves. "osf": merge if the next tensor's
-    backward takes less than the message's communication plus one start-up.
+    tau_c is the message's earliest start, a the start-up, or what merging saves (Shi, Chu and Li, INFOCOM
+    2019; TPDS 2021). "osf" (Section 4.2): while the next backward is shorter than the message and a start-up.
     """
     known, ready_s = needed_cost(cost, "mg_wfbp"), workload.ready_s.tolist()
     sizes, backward_s = of_workload(workload)
@@ -376,8 +299,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     return _merged(name, workload, known, rule)
 
 
-def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> FusionPlan:
-    """Return the plan of a rule that decides tensor by tensor, in ready order."""
+def _merged(name: str, workload: Workload, cost: MessageCost, joins: Any) -> FusionPlan:
+    """Return the plan of a rule: (next tensor, bytes so far, when they could start) -> whether it joins."""
     sizes, ready_s = workload.bytes.tolist(), workload.ready_s.tolist()
     ends: list[int] = []
     free_s, filled = 0.0, float(sizes[0])
@@ -391,12 +314,9 @@ def _merged(name: str, workload: Workload, cost: MessageCost, joins: Rule) -> Fu
     return FusionPlan(name, (*ends, workload.n))
 
 
-# -- where communication time goes (osf Section 3.3) -----------------------------------------------
-
 PHASES = ("NEGOTIATE", "ALLREDUCE", "WAIT", "MISC")
-"""Each moment from a rank's first gradient to the last message's end counts once, for the first of ALLREDUCE
-(a message is on its way), WAIT (a gradient is in the buffer for others to join it), NEGOTIATE (a complete
-message is held up by the slowest rank or the agreement) and MISC (none of these: the rank computes)."""
+"""Each moment from a rank's first gradient to the last message's end counts once: a message is on its way,
+else a gradient waits for others, else a complete message for the slowest rank or the agreement, else MISC."""
 
 
 def breakdown(
@@ -413,11 +333,10 @@ def breakdown(
 
     A message leaves when its last gradient is ready on the slowest rank (``slowest`` times slower) and
     its order has been agreed on (``negotiate_s``), after ``waited_s`` (G,) in vain for one more tensor.
-    ``link`` knows whether one that rested has saved credit.
     """
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
-    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).ends_s
+    end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s[1]
     begin_s = np.maximum(leave_s, np.concatenate([[0.0], end_s[:-1]]))
     first_s = workload.ready_s[np.array(plan.starts)]
     phases = {
@@ -429,12 +348,7 @@ def breakdown(
 
 
 def of_timeline(timeline: Timeline, rank: int = 0) -> dict[str, float]:
-    """Return seconds of each phase for that rank, read off one iteration, measured or simulated.
-
-    A group lies in the buffer from the end of its first "backward" span to the end of its last one;
-    "negotiate" spans are from when a rank has a group complete until it may be sent. Without a
-    negotiation, what a message waits for slower ranks is part of ALLREDUCE: it is on its way.
-    """
+    """Return seconds of each phase for that rank, read off one iteration, measured or simulated."""
     mine = timeline.select(timeline.rank == rank)
     messages, backward = mine.spans(COMMUNICATION), mine.select(mine.kind == "backward")
     ends = [backward.end_s[backward.group == group] for group in np.unique(backward.group)]

@@ -1,9 +1,7 @@
 """The paper's cluster: osf's networks at given compute times, and which unstated settings fit what it states.
 
-The paper leaves out batch size, c, delta and the timeout of the fusion buffer. Of Eqs 4 to 16 batch
-size and c only enter as T_comp, and multiplying T_comp, delta, the timeout and 1/beta by one factor changes
-no scaling factor. So an *effective* rate below the nominal one looks just like slower GPUs: everything
-here is at the nominal 25 Gbit/s, and a rate lower by a factor means times longer by it.
+Batch size and c only enter as T_comp (osf Eqs 4 to 16), and one factor on T_comp, delta, the timeout and
+1/beta changes no scaling factor: an effective rate below the nominal 25 Gbit/s looks like slower GPUs.
 """
 
 from __future__ import annotations
@@ -31,11 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WORKERS = 32
-GPUS_PER_MACHINE = 8
 NETWORK_BYTES_PER_S = 25e9 / 8
-PCIE3_X16_BYTES_PER_S = 8e9 * 16 * 128 / 130 / 8
-PEAK_FLOPS = 13.45e12
-"""GeForce RTX 2080 Ti: 4352 lanes x 2 FLOP x 1.545 GHz (boost), single precision."""
 FIVE = ("ResNet50", "ResNet101", "ResNet152", "VGG16", "VGG19")
 REPLACED = "VGG16 replaced"
 BUFFERS = (KB, MB, 100 * MB, GB)
@@ -63,12 +57,7 @@ def network_flops(network: str) -> float:
 
 @lru_cache(maxsize=1024)
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
-    """Return a network of osf Table 2 whose iteration computes for ``compute_s`` = T_comp (Eqs 4-6).
-
-    A third is forward; the rest is spread over the layers by their multiply-adds. A layer's tensors
-    become ready together, at the end of its backward. ``unit`` is what travels alone without fusion:
-    a "tensor" or a "layer".
-    """
+    """Return a network of osf Table 2 that computes for ``compute_s`` = T_comp (Eqs 4-6), a third forward."""
     shares, sizes, names, layers = _shape(network, unit)
     return Workload(compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names)
 
@@ -90,10 +79,9 @@ def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """What the paper leaves out. ``compute_s`` is T_comp of ResNet-101 and of VGG-16.
+    """What the paper leaves out. ``compute_s`` is T_comp of ResNet-101 and of VGG-16; families share c.
 
-    Within a family c is taken as equal, so T_comp follows the FLOP. ``overhead_s`` is delta at 32
-    workers; it grows with the N - 1 steps of a ring.
+    ``overhead_s`` is delta at 32 workers; it grows with the N - 1 steps of a ring.
     """
 
     resnet101_s: float
@@ -113,11 +101,8 @@ class PaperSetting:
         return workload(network, self.compute_s(network), self.unit)
 
     def cost(self, workers: int = WORKERS) -> AlphaBeta:
-        """osf Eq 7 without the time of additions; up to 8 workers over PCIe, beyond over the network.
-
-        The paper does not state the bandwidth inside a machine: PCIe's datasheet value is used.
-        """
-        rate = PCIE3_X16_BYTES_PER_S if workers <= GPUS_PER_MACHINE else NETWORK_BYTES_PER_S
+        """osf Eq 7 without additions; PCIe's datasheet rate up to 8 workers, the network's beyond."""
+        rate = 8e9 * 16 * 128 / 130 / 8 if workers <= 8 else NETWORK_BYTES_PER_S
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
         slope = float(update_s(1.0, workers, rate))
         return AlphaBeta(overhead_s, slope, workers=workers, algorithm="ring")
@@ -132,12 +117,7 @@ def _reference(network: str) -> str:
 def fused(
     network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
 ) -> tuple[Workload, FusionPlan, Floats]:
-    """Return a workload, the plan of a buffer with timeout, and how long each message waits in vain.
-
-    ``capacity`` 0 is no fusion. A message waits the timeout if the next tensor was too late for it;
-    the last one, and one that is full, leave at once (osf Eqs 12-14 as repaired). None of it depends on the
-    overhead, so that settings which differ in it alone share one; the waits are read-only.
-    """
+    """Return a workload, the plan of a buffer with timeout (0: no fusion), and (G,) waits in vain."""
     work = workload(network, compute_s, unit)
     if not capacity:
         unwaited = np.zeros(work.n)
@@ -165,11 +145,7 @@ def fused_iteration_s(
 
 @dataclass(frozen=True)
 class Grid:
-    """Settings to scan: every unit with every combination of the times in ``free``.
-
-    Computing takes 10 ms to 3 s and delta is 10 us to 10 ms, ``points`` of each; timeouts are 0.1 to 100 ms
-    and none.
-    """
+    """Settings to scan: every unit with every combination of the times in ``free``, ``points`` of most."""
 
     points: int = 61
 
@@ -246,21 +222,15 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
     return {name: np.expand_dims(values, other) for name, values in found.items()}
 
 
-# -- what any fusion plan can gain over a constant buffer (osf Section 4.2) ----------------------
-
 CONSTANT = 100 * MB
 
 
 def gains(setting: PaperSetting, network: str) -> dict[str, float]:
     """Return, of one network in one setting, by how much iterations get shorter.
 
-    The constant buffer waits for its timeout, as in the paper's other figures; the plans that are compared
-    with it wait for nothing in vain.
-
     over_constant, over_mg_wfbp : of the best plan at most, over the constant buffer's and over MG-WFBP's: no
-        plan is faster than all bytes after the first gradient, or the last tensor after backward;
-    constant_over_others : of the constant buffer over the best of no fusion and the other buffers of Fig 4;
-    constant_over_none : over no fusion alone
+        plan is faster than all bytes after the first gradient, or the last tensor after backward
+    constant_over_others, constant_over_none : of the constant buffer over Fig 4's others, over no fusion
     """
     cost, work = setting.cost(), setting.workload(network)
     compute_s, taken_s = setting.compute_s(network), dict[int, float]()
@@ -287,11 +257,7 @@ def _mg_wfbp_s(network: str, setting: PaperSetting) -> float:
 
 
 def gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
-    """Return `gains` of all five networks over the ``wanted`` settings: a row per network and setting.
-
-    Column ``setting`` numbers the settings. A network does not depend on the other family's computing
-    time, so that of many settings each is computed once.
-    """
+    """Return `gains` of all five networks over the ``wanted`` settings: a row per network and setting."""
     import pandas as pd
 
     places, frames = np.argwhere(wanted), []

@@ -1,8 +1,7 @@
-"""What others measured on their clusters: readers, and rules of which rows may be used for what.
+"""What others measured on their clusters: readers in seconds and bytes, and rules of which row serves what.
 
-Files lie in data/external with their sources and licences. They are read only while they are what was taken,
-by the hashes beside them, so readers check nothing else; they return tables in seconds and bytes.
-Predictions are frames of one row per model and tested row, with rule, model, measured_s and predicted_s.
+Files lie in data/external with their sources, licences and hashes, so readers check nothing else.
+Predictions are frames of a row per model and tested row: rule, model, measured_s, predicted_s.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.store import files, readers
 
 EXTERNAL = files.DATA / "external"
-
-# -- what was taken ------------------------------------------------------------------------------
 
 
 def read(path: Path) -> str:
@@ -40,25 +36,18 @@ def table(path: Path, **kinds: type) -> pd.DataFrame:
 
 
 def pollux_iterations(path: Path) -> pd.DataFrame:
-    """Return placement, nodes, ranks, batch (of one GPU) and iteration_s, a row a configuration.
-
-    placement : how many GPUs on each node, a digit a node; "" in a file by nodes and ranks
-    """
-    frame = table(path, placement=str)
-    if "placement" in frame:
-        frame["num_nodes"] = frame["placement"].str.len()
-        frame["num_replicas"] = frame["placement"].map(lambda text: sum(map(int, text)))
-    frame = frame.assign(placement=frame.get("placement", ""))
+    """Return placement (GPUs by node, a digit each, or ""), nodes, ranks, batch (of one GPU), iteration_s."""
     names = {"num_nodes": "nodes", "num_replicas": "ranks", "local_bsz": "batch"}
-    names |= {"step_time": "iteration_s"}
-    return frame.rename(columns=names)[["placement", *names.values()]]
+    frame = table(path, placement=str).rename(columns={**names, "step_time": "iteration_s"})
+    if "placement" in frame:
+        frame["nodes"] = frame["placement"].str.len()
+        frame["ranks"] = frame["placement"].map(lambda text: sum(map(int, text)))
+    placement = frame.get("placement", "")
+    return frame.assign(placement=placement)[["placement", *names.values(), "iteration_s"]]
 
 
 def abci_iterations(path: Path) -> pd.DataFrame:
-    """Return step, iteration_s, ranks, batch (of one GPU) and amp, a row a step of a log of DLLogger.
-
-    iteration_s : images of all GPUs over the throughput that the step printed
-    """
+    """Return step, iteration_s (by the printed throughput), ranks, batch (of one GPU) and amp by step."""
     lines = (json.loads(line.removeprefix("DLLL ")) for line in read(path).splitlines())
     (_, settings), *logged = [
         (line["step"], line["data"]) for line in lines if line["type"] == "LOG"
@@ -85,10 +74,7 @@ def cs336_iterations(path: Path) -> pd.DataFrame:
 
 
 def vidur_all_reduce(path: Path) -> pd.DataFrame:
-    """Return table, ranks, per_node (ranks of a node), bytes and median_s; a row a size, or two.
-
-    table : the machine, as the file is named, ranks and per_node, as "h100_dgx-8x8"
-    """
+    """Return table (machine, ranks and per_node, as "h100_dgx-8x8"), these two, bytes and median_s."""
     frame = table(path)
     machine = path.name.partition("-")[0]
     names = f"{machine}-" + frame["ranks"].astype(str) + "x" + frame["per_node"].astype(str)
@@ -97,11 +83,10 @@ def vidur_all_reduce(path: Path) -> pd.DataFrame:
 
 @cache
 def resnet50() -> Workload:
-    """Return ResNet-50 by the times that kernels ran, as TrioSim traced it on an H100, batch 128, float32.
+    """Return ResNet-50 by its kernels' times, as TrioSim traced it on an H100, batch 128, float32.
 
-    An operator of backward with a parameter among its inputs makes the gradients of its layer; the one of
-    matrices is traced with a copy, and takes the last layer that is left. What other operators of backward
-    take counts with the next gradient.
+    An operator of backward with a parameter among its inputs makes its layer's gradients; that of matrices is
+    traced with a copy, and takes the last layer left. Other operators count with the next gradient.
     """
     frame = table(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
     for name in ("Operator_input", "InputSize"):
@@ -131,8 +116,6 @@ def resnet50() -> Workload:
     return Workload.from_arrays(of_stage["forward"], gaps_s, n_bytes, of_stage["optimizer"])
 
 
-# -- which rows may be used for what -------------------------------------------------------------
-
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     "pollux.read_iterations": pollux_iterations,
     "abci.read_iterations": abci_iterations,
@@ -144,7 +127,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 
 
 class Rows(NamedTuple):
-    """The rows of one rule by what they may be used for; no row is in two of the parts."""
+    """The rows of a rule by what they may be used for (none of a part it lacks); no row is in two parts."""
 
     compute: pd.DataFrame
     calibrate: pd.DataFrame
@@ -160,41 +143,30 @@ def rules() -> dict[str, dict[str, Any]]:
 
 @cache
 def rows(name: str) -> Rows:
-    """Return the rows that a rule calls compute, calibrate, fit (none if it does not) and test.
-
-    Raises UserError for an unknown rule.
-    """
-    if name not in rules():
-        raise UserError(f"unknown rule {name!r}: use one of {', '.join(rules())}")
+    """Return the rows of a rule of data/external/rules.yml."""
     rule = rules()[name]
     paths = sorted(EXTERNAL.glob(rule["files"]))
     frame = pd.concat([READERS[rule["read"]](path) for path in paths], ignore_index=True)
     drawn = {"drawn": rule.get("drawn", [])}
-    asked = (rule.get(part) for part in Rows._fields)
-    return Rows(*(frame.query(which, local_dict=drawn) if which else frame[:0] for which in asked))
+    parts = (rule.get(part) for part in Rows._fields)
+    return Rows(*(frame.query(which, local_dict=drawn) if which else frame[:0] for which in parts))
 
 
-# -- what models share -----------------------------------------------------------------------------
+def fitted(
+    predicted_s: Callable[[float], Any], measured_s: Any, most: float, least: float = 0.0
+) -> float:
+    """Return the free number in [least, most] at which the median signed error of rows is nearest to 0.
 
-
-def fitted(predicted_s: Callable[[float], Floats], measured_s: Floats, most: float) -> float:
-    """Return the free number from 0 to ``most`` at which the median signed error on (n,) rows is nought.
-
-    predicted_s : what a model says of the rows for a free number; it must not fall as that rises
-    Where no number will do, the end of the range that comes nearest.
+    predicted_s : of the rows by a free number; it must not fall as that rises
     """
+    from scipy.optimize import brentq  # takes as long to import as pandas
 
     def bias(free: float) -> float:
         return float(np.median(predicted_s(free) / measured_s - 1))
 
-    if bias(0.0) >= 0:
-        return 0.0
-    return most if bias(most) <= 0 else _root(bias, 0.0, most, xtol=1e-12, rtol=1e-9)
-
-
-def inverted_s(model_s: Callable[[float], float], measured_s: float) -> float:
-    """Return the compute with which a model's iteration takes as long as was measured."""
-    return _root(lambda compute_s: model_s(compute_s) - measured_s, 1e-6, measured_s, xtol=1e-9)
+    if bias(least) >= 0:
+        return least
+    return most if bias(most) <= 0 else float(brentq(bias, least, most, xtol=1e-9))
 
 
 def predictions(
@@ -205,9 +177,9 @@ def predictions(
 ) -> pd.DataFrame:
     """Return the rules' test rows by every model: columns, model, measured_s, predicted_s, free, rule.
 
-    models : what their free number is at most, 0 for none; it is fitted to the rows to calibrate, where
-        compute is known: where that is inverted, every number meets what is shown
-    predicted_s : of rows that a rule may use, rows that are predicted, a model and its free number
+    models : what their free number is at most, 0 for none; it is fitted to the rows to calibrate, but not
+        where compute is inverted: there every number meets them
+    predicted_s : of a rule's rows, rows that are predicted, a model and its free number
     """
     each = []
     for rule, (model, most) in product(rules, models.items()):
@@ -221,9 +193,3 @@ def predictions(
         predicted["predicted_s"] = predicted_s(parts, parts.test, model, free)
         each.append(predicted.assign(free=free, rule=rule))
     return pd.concat(each, ignore_index=True)
-
-
-def _root(of: Callable[[float], float], low: float, high: float, **exact: float) -> float:
-    from scipy.optimize import brentq  # takes as long to import as pandas
-
-    return float(brentq(of, low, high, **exact))

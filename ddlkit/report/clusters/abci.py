@@ -1,10 +1,9 @@
-"""ABCI: steps on one node of A100 or V100 GPUs, and whole trainings on up to 32 nodes."""
+"""ABCI: steps of ResNet-50 on one node of A100 or V100 GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -14,18 +13,14 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats
-from ddlkit.formats import nccl_tests
+from ddlkit.formats.messages import read_log
 from ddlkit.report import clusters
-from ddlkit.report.clusters import EXTERNAL, inverted_s, read, resnet50, rows
+from ddlkit.report.clusters import EXTERNAL, Rows, read, resnet50, rows
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
 """Rules of steps that calibrate one constant."""
 DEVICE = {256: "A100", 128: "V100"}
 """Images a GPU and step of the logged iterations, which tell the device."""
-IMAGES = 90 * 1_281_167
-"""Of a training: so many epochs of ImageNet (ILSVRC 2012)."""
-FUSED_BYTES = 64 * 2**20
-"""Horovod's default buffer."""
 MODELS = {"no_overlap": 0.0, "workbook": 0.0, "workbook_slowed": 10.0, "workbook_step": 1.0}
 """Models, and what their free number is at most: a slowdown of compute, or seconds that every step takes."""
 
@@ -35,7 +30,7 @@ def costs() -> dict[tuple[str, int], Table]:
     """Return what an all-reduce in place costs, by device and ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
-        log = nccl_tests.read_log(read(path), str(path), "all_reduce")
+        log = read_log(read(path), str(path), "all_reduce")
         device = next(name for name in DEVICE.values() if name in log.devices[0])
         in_place = log.frame[log.frame["place"] == "in_place"]
         sizes, seconds = in_place["bytes"].to_numpy(float), in_place["seconds"].to_numpy()
@@ -43,24 +38,21 @@ def costs() -> dict[tuple[str, int], Table]:
     return tables
 
 
-def _iteration_s(
-    model: str, device: str, ranks: int, compute_s: float, free: float = 0.0, fused: bool = False
-) -> float:
-    """Seconds of an iteration of ResNet-50 by a model, stretched to what one GPU takes."""
+def _iteration_s(model: str, device: str, ranks: int, compute_s: float, free: float) -> float:
+    """Return an iteration of ResNet-50 in seconds by a model, stretched to what one GPU takes."""
     work = resnet50().scaled(compute_s / resnet50().compute_s)
-    sent = plan.buffer(work, FUSED_BYTES) if fused else plan.ddp(work)
     link = Link(slowdown=free if model == "workbook_slowed" else 0.0)
-    whole = Iteration(work, sent, costs()[device, ranks], link)
+    whole = Iteration(work, plan.ddp(work), costs()[device, ranks], link)
     predicted = no_overlap(whole) if model == "no_overlap" else whole.prediction
     return predicted.iteration_s + (free if model == "workbook_step" else 0.0)
 
 
-def _alone_s(parts: clusters.Rows) -> pd.Series:
+def _alone_s(parts: Rows) -> pd.Series:
     return parts.compute.groupby(["batch", "amp"])["iteration_s"].median()
 
 
-def _steps_s(parts: clusters.Rows, target: pd.DataFrame, model: str, free: float) -> Floats:
-    """(target rows,) steps in seconds; one step is predicted for all rows of a configuration."""
+def _steps_s(parts: Rows, target: pd.DataFrame, model: str, free: float) -> Floats:
+    """Return (target rows,) steps in seconds, the same for all rows of a configuration."""
     predicted_s = pd.Series(np.nan, target.index)
     for (ranks, batch, amp), same in target.groupby(["ranks", "batch", "amp"]):
         compute_s = float(_alone_s(parts)[batch, amp])
@@ -88,39 +80,8 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     return table
 
 
-class Step(NamedTuple):
-    """What a constant a step explains.
-
-    constant_s : fitted to one configuration
-    errors : of that constant, by each other configuration; trainings : of whole ones, without it
-    """
-
-    constant_s: float
-    errors: pd.Series
-    trainings: pd.Series
-
-
-def step(predicted: pd.DataFrame) -> Step:
-    """Return, of `predictions`, median signed errors of "workbook_step", and those of `trainings`."""
+def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
+    """Return the constant of "workbook_step" in seconds, and its median signed errors by configuration."""
     steps = predicted[predicted["model"] == "workbook_step"]
-    errors = (
-        (steps["predicted_s"] / steps["measured_s"] - 1).groupby(_configuration(steps)).median()
-    )
-    return Step(float(steps["free"].iloc[0]), errors, trainings())
-
-
-def trainings() -> pd.Series:
-    """Return signed errors of whole trainings on several nodes, from that on one node of the same device.
-
-    Compute is inverted: what makes the recursion right on that node.
-    """
-    parts, compute_s, predicted_s = rows("abci-trainings"), {}, []
-    for row in parts.calibrate.itertuples():
-        of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
-        step_s = row.training_s * row.ranks * row.batch / IMAGES
-        compute_s[row.device] = inverted_s(of_compute, step_s)
-    for row in parts.test.itertuples():
-        of_compute = partial(_iteration_s, "workbook", row.device, row.ranks, fused=True)
-        steps = IMAGES / (row.ranks * row.batch)
-        predicted_s.append(steps * of_compute(compute_s[row.device]))
-    return predicted_s / parts.test["training_s"] - 1
+    errors = steps["predicted_s"] / steps["measured_s"] - 1
+    return float(steps["free"].iloc[0]), errors.groupby(_configuration(steps)).median()

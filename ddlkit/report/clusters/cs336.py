@@ -1,11 +1,9 @@
 """cs336: iterations of a GPT-2 XL sized model on two GPUs by bucket size, from those without buckets.
 
-By its programs' source (damek/cs336-assignment2-systems, 749e968) buckets are filled with parameters from
-the last registered one on, and closed before they would exceed their size; one leaves when the last of its
-gradients is ready, copied together before. After backward each is waited for, divided by the ranks and
-copied back; gradients that travel alone are only divided. The update is an AdamW of separate operations.
-That the GPUs are A100s of 80 GB on PCIe is inferred: kernels of compute capability 8.0, 51 GB in use,
-products of two tensors at 1.7 TB/s, all-reduces at 21 GB/s.
+By its source (damek/cs336-assignment2-systems, 749e968) buckets take parameters from the last registered one
+on, and leave, copied together, when the last gradient is ready. After backward each is waited for, divided
+by the ranks and copied back; gradients that travel alone are only divided. That the GPUs are A100s of 80 GB
+on PCIe is inferred: kernels of compute capability 8.0, 51 GB in use, all-reduces at 21 GB/s.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
 
 import numpy as np
 import pandas as pd
@@ -29,22 +26,16 @@ from ddlkit.formats import ImportOptions, import_file
 from ddlkit.papers.dag import IterationTimes, wait_free_iteration_s
 from ddlkit.papers.osf import predict_osf
 from ddlkit.report import clusters
-from ddlkit.report.clusters import EXTERNAL, Rows, inverted_s, rows, table
+from ddlkit.report.clusters import EXTERNAL, Rows, table
 from ddlkit.store import DATA, datasheet
 
 RULES = ("cs336", "cs336-serial")
 UPDATE_PASSES = 35
-"""Times that the update reads or writes as many bytes as there are gradients: 15 operations on tensors."""
-COPY_PASSES = 2
-"""Of a copy, and of a division in place: one to read, one to write."""
-REGISTERED = ["query", "key", "value", "output", "up", "down", "gate"] + [
-    "attention_norm",
-    "ff_norm",
-]
-"""Layers of a block in the order in which the source registers them."""
-CONFIGURATION = ["batch", "sequence"]
-APART = 0.01
-"""Measured iterations of two bucket sizes that differ by more are a pair whose order is predicted."""
+"""Times that the update, an AdamW of 15 operations, reads or writes as many bytes as there are gradients."""
+COPY_PASSES = 2  # of a copy, and of a division in place: one to read, one to write
+REGISTERED = ["query", "key", "value", "output", "up", "down", "gate", "attention_norm", "ff_norm"]
+"""Layers of a block, in the order in which the source registers them."""
+CONFIGURATION = ["batch", "sequence", "bucket_bytes"]
 OTHERS: dict[str, Callable[[Iteration], float]] = {
     "compute_only": lambda whole: whole.workload.compute_s,
     "no_overlap": lambda whole: no_overlap(whole).iteration_s,
@@ -69,22 +60,18 @@ def cost() -> Table:
     return Table(MIB * timed["mb"].to_numpy(float), timed["seconds"].to_numpy(), workers=2)
 
 
+_datasheet = cache(datasheet)
+
+
 def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
     """Return seconds to read or write as many bytes so often, at the datasheet's rate of memory."""
-    return np.asarray(passes * np.asarray(n_bytes) / _memory_bytes_per_s())
-
-
-@cache
-def _memory_bytes_per_s() -> float:
-    return datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
+    rate = _datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
+    return np.asarray(passes * np.asarray(n_bytes) / rate)
 
 
 @cache
 def messages(sequence: int, bucket_bytes: int) -> Workload:
-    """Return what travels, each message a tensor in the order in which they leave; compute takes 1 s.
-
-    bucket_bytes : 0 where each gradient travels alone, when it is ready
-    """
+    """Return messages as tensors in the order in which they leave, of 1 s of compute; 0: no buckets."""
     options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
     alone = import_file(DATA / "specs" / "transformers.csv", options=options).profile.workload()
     if not bucket_bytes:
@@ -100,7 +87,7 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
 
 
 def _place(layer: str) -> tuple[int, int]:
-    """Where buckets take it: head and last norm first, then blocks from the last on, words at the end."""
+    """Return a layer's place in buckets: head and last norm, then blocks from the last on, then words."""
     block, _, kind = layer.partition(".")
     if not kind:
         return (1, 0) if block == "tokens" else (-(10**9), 0)
@@ -112,7 +99,7 @@ def iteration_s(
 ) -> float:
     """Return an iteration in seconds by a model, if forward and backward take ``compute_s`` alone.
 
-    Models of others leave nothing of copies hidden. dag knows no buckets.
+    In models of others no copy after backward is hidden. dag knows no buckets.
     """
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
@@ -130,67 +117,32 @@ def iteration_s(
     return float(group_ends(np.maximum(ends_s, computed_s), out_s)[-1]) + update_s
 
 
-def after_backward_s(sequence: int) -> float:
-    """Return seconds of every gradient's all-reduce, one after the other, and of the update."""
-    alone = messages(sequence, 0)
-    return float(cost()(alone.bytes).sum() + passes_s(alone.bytes.sum(), UPDATE_PASSES))
-
-
 def computing(parts: Rows, name: str, free: float) -> dict[tuple[int, int], float]:
     """Return seconds of forward and backward alone, by batch and sequence.
 
-    Of iterations whose all-reduces come after backward, less those and the update, where the rule has such;
-    else inverted: with which the model meets the iteration to calibrate, each configuration's own.
+    Where the rule has iterations whose all-reduces come after backward, those less all-reduces and update;
+    else inverted: with which the model meets the iteration to calibrate.
     """
-    if len(parts.compute):
-        return {
-            (row.batch, row.sequence): row.iteration_s - after_backward_s(row.sequence)
-            for row in parts.compute.itertuples()
-        }
-    inverted = {}
-    for row in parts.calibrate.itertuples():
+    alone_s = {}
+    for row in parts.compute.itertuples():
+        sent = messages(row.sequence, 0).bytes
+        after_s = float(cost()(sent).sum() + passes_s(sent.sum(), UPDATE_PASSES))
+        alone_s[row.batch, row.sequence] = row.iteration_s - after_s
+    for row in parts.calibrate.itertuples() if parts.compute.empty else ():
         model = partial(iteration_s, name, row.sequence, row.bucket_bytes, free=free)
-        inverted[row.batch, row.sequence] = inverted_s(model, row.iteration_s)
-    return inverted
+        alone_s[row.batch, row.sequence] = clusters.fitted(
+            model, row.iteration_s, row.iteration_s, least=1e-6
+        )
+    return alone_s
 
 
 def predicted_s(parts: Rows, target: pd.DataFrame, name: str, free: float) -> Floats:
     """Return (target rows,) iterations by a model."""
     alone_s = computing(parts, name, free)
-    at = target[[*CONFIGURATION, "bucket_bytes"]].itertuples(index=False)
+    at = target[CONFIGURATION].itertuples(index=False)
     return np.array([iteration_s(name, t, b, alone_s[n, t], free) for n, t, b in at])
 
 
 def predictions() -> pd.DataFrame:
     """Return the rules' test rows by every model, with batch, sequence, bucket_bytes and ``free``."""
-    return clusters.predictions(RULES, MODELS, predicted_s, [*CONFIGURATION, "bucket_bytes"])
-
-
-def serial(name: str) -> pd.DataFrame:
-    """Return measured_s and inverted_s of iterations whose all-reduces come after backward.
-
-    inverted_s : by the compute that makes a model, one without a free number, meet the iteration without
-    buckets. No overlap is in it that could be wrong.
-    """
-    alone_s, measured = computing(rows("cs336"), name, 0.0), rows("cs336-serial").compute
-    inverted = [
-        alone_s[row.batch, row.sequence] + after_backward_s(row.sequence)
-        for row in measured.itertuples()
-    ]
-    return pd.DataFrame({"measured_s": measured["iteration_s"].to_numpy(), "inverted_s": inverted})
-
-
-def pairs(predicted: pd.DataFrame) -> pd.DataFrame:
-    """Return, by rule and model, how many pairs of bucket sizes there are, and the share ordered right.
-
-    A pair is of one configuration and measured more than `APART` apart; a tie, but for roundings, is wrong.
-    """
-    judged = []
-    for (rule, model), mine in predicted.groupby(["rule", "model"], sort=False):
-        right = []
-        for _, sizes in mine.groupby(CONFIGURATION):
-            for low, high in combinations(sizes.sort_values("measured_s").itertuples(), 2):
-                if high.measured_s > (1 + APART) * low.measured_s:
-                    right.append(high.predicted_s > (1 + 1e-9) * low.predicted_s)
-        judged.append((rule, model, len(right), float(np.mean(right)) if right else np.nan))
-    return pd.DataFrame(judged, columns=["rule", "model", "pairs", "right"])
+    return clusters.predictions(RULES, MODELS, predicted_s, CONFIGURATION)

@@ -1,7 +1,7 @@
 """Pollux: iterations on T4 GPUs in many placements, predicted from the smallest batch of each.
 
-Nobody timed messages there. Models know two numbers: C, what compute takes alone, and W, what all bytes take
-on the link alone, which the placement's row to calibrate shows.
+Models know two numbers: C, what compute takes alone, and W, what all bytes take on the link alone, which
+nobody timed and the placement's row to calibrate shows.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ddlkit.report import clusters
 
 Model = Callable[[Floats, Floats], Floats]
 """(C, W), both (..., n) seconds -> (..., n) seconds of as many iterations; more W makes none shorter."""
-HALVINGS = 53
-"""So many leave of a time what doubles cannot tell apart."""
 NETWORKS = {
     "pollux-bert": "BERT",
     "pollux-deepspeech2": "DeepSpeech2",
@@ -31,24 +29,20 @@ NETWORKS = {
     "pollux-resnet50-fitted": "ResNet-50",
     "pollux-yolov3": "YOLOv3",
 }
-"""What the network of each rule that fits a number is called."""
 PLACE = ["placement", "nodes", "ranks"]
 """What tells placements apart: a file by nodes and ranks does not say how many GPUs each node has."""
 
-# -- models of two numbers -------------------------------------------------------------------------
-
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
-    """Return the (..., n) W with which the iteration is as long as that, found by halving.
+    """Return the (..., n) W with which iterations are as long as that, found by halving; 0 where none is.
 
-    compute_s, iteration_s : (..., n); the result has more axes where the model is one of many numbers
-    0 where compute alone takes as long, and where no W below the whole iteration makes it so long.
+    compute_s, iteration_s : (n,); the result has more axes where the model is one of many numbers
     """
     alone_s, shown_s = np.asarray(compute_s, float), np.asarray(iteration_s, float)
     least_s = model(alone_s, np.zeros_like(shown_s))
     low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
     reached = (least_s < shown_s) & (model(alone_s, high_s) >= shown_s)
-    for _ in range(HALVINGS):
+    for _ in range(53):  # which leaves what doubles cannot tell apart
         middle_s = (low_s + high_s) / 2
         enough = model(alone_s, middle_s) >= shown_s
         low_s, high_s = np.where(enough, low_s, middle_s), np.where(enough, middle_s, high_s)
@@ -66,12 +60,12 @@ def norm(gamma: ArrayLike) -> Model:
     return iteration_s
 
 
-def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike = 0.0) -> Model:
-    """Return the recursion without a start-up time: messages leave when ready, one after the other.
+def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
+    """Return the recursion over PyTorch's buckets, without a start-up time.
 
-    slowdown : what compute takes longer while bytes are under way, as a share; one, or (k, 1) for times of
-        (k, n)
+    slowdown : share that compute takes longer while bytes are under way; one, or (k, 1) for times of (k, n)
     """
+    sent = plan.ddp(workload)
     ready = sent.group_ready_s(workload) / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
     update = workload.update_s / workload.compute_s
@@ -89,14 +83,9 @@ def slowed(workload: Workload, sent: plan.FusionPlan, slowdown: ArrayLike = 0.0)
 
 def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
     """Return a model on trial of a network's shape and its free number, or of (k, 1) for times of (k, n)."""
-    match name:
-        case "no_overlap":
-            return np.add
-        case "perfect_overlap":
-            return np.maximum
-        case "norm":
-            return norm(number)
-    return slowed(workload, plan.ddp(workload), number)
+    simple: dict[str, Model] = {"no_overlap": np.add, "perfect_overlap": np.maximum}
+    simple["norm"] = norm(number)
+    return simple[name] if name in simple else slowed(workload, number)
 
 
 MODELS: dict[str, Sequence[float]] = {
@@ -108,8 +97,6 @@ MODELS: dict[str, Sequence[float]] = {
 }
 """Models on trial, and what their free number may be; Pollux keeps its own between 1 and 10."""
 
-# -- shapes of networks ----------------------------------------------------------------------------
-
 _NODE = re.compile(
     r"^node(\d+) -- (.+) -- forward_compute_time=(\S+), backward_compute_time=(\S+), "
     r"activation_size=.+, parameter_size=(\S+)$",
@@ -119,10 +106,10 @@ _NODE = re.compile(
 
 @cache
 def pipedream_workload(network: str) -> Workload:
-    """Return a network as PipeDream's profiler recorded it in milliseconds, one tensor a layer.
+    """Return a network as PipeDream's profiler recorded it, one tensor a layer; the batch is unknown.
 
     Layers without parameters count to the one before them that has some, or to the first. The input is left
-    out: its time is that of loading data. The batch is unknown, so only shares count.
+    out: its time is that of loading data.
     """
     nodes = _NODE.findall(clusters.read(clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"))
     layers = (node for node in nodes if node[1][:5] != "Input")
@@ -136,8 +123,7 @@ def pipedream_workload(network: str) -> Workload:
 def bert() -> Workload:
     """Return BERT-base by its published sizes: 12 equal layers, then the embedding, whose gradient is last.
 
-    A layer has four matrices of 768 x 768 and two of 768 x 3072, with time in proportion to their elements;
-    30,522 words and 514 positions and segments take none. Forward takes half of what backward does.
+    Time is in proportion to the elements of a layer's matrices; the embedding's takes none.
     """
     attention, outer = [768 * 769] * 4, [768 * 3072] * 2
     elements = np.array([*(outer + attention) * 12, 768 * (30_522 + 514)])
@@ -159,26 +145,24 @@ SHAPES: dict[str, Callable[[], Workload]] = {
 """Shares of compute and of bytes by layer, which `shape` of a rule names. PipeDream's ResNet-18 is that of
 1,000 classes and 224 pixels, Pollux's that of 10 classes and 32 pixels."""
 
-# -- predictions -----------------------------------------------------------------------------------
 
-
-def told(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
+def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
     """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
     alone = parts.compute.set_index("batch")["iteration_s"]
     shown = parts.calibrate.set_index(PLACE).loc[pd.MultiIndex.from_frame(target[PLACE])]
     return np.array([alone[target["batch"]], alone[shown["batch"]], shown["iteration_s"]])
 
 
-def predict(told_s: Floats, blind: Model) -> Floats:
-    """Return (..., n) iterations in seconds from (3, n) of `told`."""
-    compute_s, shown_compute_s, shown_s = told_s
+def predict(timed_s: Floats, blind: Model) -> Floats:
+    """Return (..., n) iterations in seconds from (3, n) of `timings`."""
+    compute_s, shown_compute_s, shown_s = timed_s
     return blind(compute_s, wire_s(blind, shown_compute_s, shown_s))
 
 
 def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
     """Return the free number with the least mean error on the rows to fit of several nodes; 0 for none."""
     drawn, numbers = parts.fit.query("nodes > 1"), np.array(MODELS[name])
-    each_s = predict(told(parts, drawn), model(name, shape, numbers[:, None]))
+    each_s = predict(timings(parts, drawn), model(name, shape, numbers[:, None]))
     errors = np.abs(each_s / drawn["iteration_s"].to_numpy() - 1)
     return float(numbers[np.atleast_2d(errors).mean(axis=1).argmin()])
 
@@ -195,12 +179,12 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     each = []
     for rule in rules:
         parts, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
-        told_s = told(parts, parts.test)
+        timed_s = timings(parts, parts.test)
         kept = parts.test[[*PLACE, "batch"]].assign(rule=rule, most_gpus=most_gpus(parts.test))
         kept["measured_s"] = parts.test["iteration_s"]
         for name in MODELS:
             blind = model(name, shape, fit(parts, name, shape))
-            each.append(kept.assign(model=name, predicted_s=predict(told_s, blind)))
+            each.append(kept.assign(model=name, predicted_s=predict(timed_s, blind)))
     return pd.concat(each, ignore_index=True)
 
 

@@ -1,7 +1,6 @@
-"""Figures of the core notebooks, osf's first: the numbers with what the paper prints, and the drawing.
+"""Figures of the core notebooks, osf's first, each drawn from nothing but what its CSV holds.
 
-A drawing takes nothing but the figure's own numbers, so that its CSV holds all that is drawn; ``paper`` and
-names that begin so are columns of printed values. Titles state what the numbers say.
+``paper`` and names that begin so are columns of printed values. Titles state what the numbers say.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from matplotlib.figure import Figure
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit
 from ddlkit.core.link import FRAMING
-from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import GB, KB, MB, format_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import PHASES
@@ -25,31 +23,19 @@ from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, paper_table, prose
 from ddlkit.report.figures import osf_lab, osf_scaling
-from ddlkit.report.figures.osf_lab import ADAFUSION, EXPENSIVE, LABS, LINK, buffer_name, rows_of
-from ddlkit.report.figures.osf_scaling import CONSTANT, TWO
-from ddlkit.report.plots.style import FAINT, SOFT, look, theme, time_unit
+from ddlkit.report.figures.osf_lab import ADAFUSION, EXPENSIVE, LABS, LINK, buffer_name
+from ddlkit.report.figures.osf_scaling import CONSTANT, TWO, rows_of
+from ddlkit.report.plots.style import FAINT, SOFT, look, time_unit
 from ddlkit.report.source import Source
 from ddlkit.store import network_title
 
 PLACES = {"": "cluster (model)", **{mark: f"lab, {links}" for mark, links in LABS.items()}}
-NO_FUSION_MB = 3e-4
-"""Where no fusion stands on a logarithmic axis of buffers in MB: left of the smallest."""
-PICTURES = {
-    "running": "while training",
-    "training": "training images",
-    "held_out": "held-out images",
-}
-"""Sets of images by the name that tables have."""
-DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]
-"""osf claims something of the first two forms, each as it should be; the third knows every other size."""
-SIDES = {"small": "below", "large": "above"}
-SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]
-"""Planners of osf's figure 11, each in its lane."""
+NO_FUSION_MB = 3e-4  # on a logarithmic axis of buffers, left of the smallest
+DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]  # osf claims something of the first two
+SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]  # in figure 11
 AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
-HIGHEST = 50  # of gaps in percent; a few are larger
 DENSITY = 0.001  # of omgs's figure 2a
 NODES = 16  # of omgs's figure 2b
-ROOM = 30  # times higher a logarithmic axis ends, for the legend
 FLOOR_FROM = 2**15  # bytes of the smallest message whose floor is drawn
 
 
@@ -64,36 +50,22 @@ def _ranges(low: pd.DataFrame, high: pd.DataFrame) -> dict[str, tuple[pd.Series,
     return {str(name): (100 * low[name], 100 * high[name]) for name in low}
 
 
-def _gantt(
-    timelines: Mapping[str, Timeline], column: str, said: str
-) -> tuple[Figure, pd.DataFrame]:
-    """Return timelines under each other, and their spans, each named in a column."""
-    figure, axes = plots.canvas(rows=len(timelines), height=1.5 * len(timelines))
-    plots.gantt(axes, timelines)
-    plots.title(figure, f"{said} (model)")
-    spans = [one.to_frame().assign(**{column: name}) for name, one in timelines.items()]
-    return figure, pd.concat(spans)
-
-
 def fig01() -> tuple[Figure, pd.DataFrame, float]:
     """Return osf's figure 1 with its spans, and how many times its forward backward takes by its Eq 4."""
-    timelines, printed = osf_scaling.fig01(osf_scaling.setting()), claimed("osf-eq4-backward")
-    exposed = [1e3 * one.exposed_communication_s() for one in timelines.values()]
+    drawn, printed = osf_scaling.fig01(osf_scaling.setting()), claimed("osf-eq4-backward")
+    exposed = [1e3 * timeline.exposed_communication_s() for timeline in drawn.values()]
     said = f"Overlap shortens exposed communication from {exposed[0]:.0f} to {exposed[1]:.1f} ms"
-    figure, spans = _gantt(timelines, "model", said)
+    figure, spans = plots.timelines(drawn, "model", f"{said} (model)")
     return figure, spans.assign(paper_backward_over_forward=printed), printed
 
 
 def fig02() -> tuple[Figure, pd.DataFrame]:
     """Return osf's figure 2, with its spans; the paper's example is a buffer of so many tensors."""
-    timelines, tensors = osf_scaling.fig02()[-1], int(prose("osf")["fig02-buffer"])
-    best = min(timelines, key=lambda name: timelines[name].duration_s)
-    said = f"Shortest: {best}, {1e3 * timelines[best].duration_s:.1f} ms; the paper's buffer: {tensors}"
-    figure, spans = _gantt(timelines, "plan", said)
+    drawn, tensors = osf_scaling.fig02()[-1], int(prose("osf")["fig02-buffer"])
+    best = min(drawn, key=lambda name: drawn[name].duration_s)
+    said = f"Shortest: {best}, {1e3 * drawn[best].duration_s:.1f} ms; the paper's buffer: {tensors}"
+    figure, spans = plots.timelines(drawn, "plan", f"{said} (model)")
     return figure, spans.assign(paper_buffer_tensors=tensors)
-
-
-# -- scaling factors -----------------------------------------------------------------------------
 
 
 def draw03(frame: pd.DataFrame) -> Figure:
@@ -102,22 +74,21 @@ def draw03(frame: pd.DataFrame) -> Figure:
     wide = frame[frame["grade"] == "model"].pivot(index="network", columns="quantity")
     wide = wide.loc[list(FIVE)].rename(index=lambda name: f"{spelled(name)}, cluster")
     order = sorted(dict.fromkeys(lab["network"]), key=lambda n: (EXPENSIVE in n, n[:6], len(n)))
-    spread = lab.groupby("network")[formulas].agg(["min", "max"]).loc[order].rename(index=spelled)
-    spread.columns = spread.columns.swaplevel()
-    low = pd.concat([wide["error_low"][formulas], spread["min"]])
-    high = pd.concat([wide["error_high"][formulas], spread["max"]])
+    by_network = lab.groupby("network")[formulas]
+    low, high = (
+        pd.concat([wide[f"error_{end}"][formulas], of_lab.loc[order].rename(index=spelled)])
+        for end, of_lab in (("low", by_network.min()), ("high", by_network.max()))
+    )
     size = 100 * wide[["paper_error_low", "paper_error_high"]].max()
     printed = {n: (size["paper_error_low", n], size["paper_error_high", n]) for n in formulas}
-    dear = lab["network"].str.endswith(EXPENSIVE)
-    errs = (f"{e.min():+.0%} to {e.max():+.0%}" for e in (lab["CSF"][dear], lab["CSF"][~dear]))
-    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errs)
+    expensive = lab["network"].str.endswith(EXPENSIVE)
+    errors = (f"{e.min():+.0%} to {e.max():+.0%}" for _, e in lab["CSF"].groupby(~expensive))
+    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errors)
     with plots.sheet(said, height=5.0) as (figure, ax):
         label = "error against the factor simulated on the cluster, measured in the lab [%]"
         words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True}
-        plots.intervals(ax, low.index, _ranges(low, high), **words, legend="")
-        plots.heading(
-            ax, f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints"
-        )
+        plots.intervals(ax, low.index, _ranges(low, high), **words)
+        ax.set_title(f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints")
     return figure
 
 
@@ -142,7 +113,7 @@ def _by_buffer(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
                 ax.fill_between(wide.index, low, high, label="paper: as far from CSF", **shape)
             ticks = {NO_FUSION_MB: "none", 0.01: "0.01", 1: "1", 100: "100", 1000: "1000"}
             ax.set_xticks([*ticks], ticks.values())
-            plots.heading(ax, spelled(network))
+            ax.set_title(spelled(network))
     return figure
 
 
@@ -180,21 +151,15 @@ def draw08(frame: pd.DataFrame) -> Figure:
             wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
             wide.columns = [f"{spelled(network)}, {quantity}" for network, quantity in wide]
             plots.lines(ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend="")
-            for section, (column, size) in {
-                "4.1": ("paper", 7),
-                "1": ("paper_section_1", 4),
-            }.items():
-                how: dict[str, Any] = {"label": f"paper, Section {section}", "size": size}
-                plots.points(ax, rows["workers"], rows[column], "paper", **how)
-            plots.points(ax, rows["workers"], rows["measured"], "measured")
+            x, printed = rows["workers"], "paper, Section"
+            plots.points(ax, x, rows["paper"], "paper", label=f"{printed} 4.1")
+            plots.points(ax, x, rows["paper_section_1"], "paper", label=f"{printed} 1", size=4)
+            plots.points(ax, x, rows["measured"], "measured")
             ax.set_xticks(wide.index, wide.index)
             ax.set_ylim(0, 1.05)
             ax.label_outer()
-            plots.heading(ax, place)
+            ax.set_title(place)
     return figure
-
-
-# -- where time goes ---------------------------------------------------------------------------------
 
 
 def _phases(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
@@ -207,15 +172,14 @@ def _phases(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
             names = list(dict.fromkeys(rows["bar"]))
             values = ["model", "measured"][: 1 + rows["measured"].notna().any()]
             tables = rows.pivot(index="bar", columns="phase", values=values)
-            table = pd.concat(
-                [tables[value].loc[[name], list(PHASES)] for name in names for value in values]
-            )
+            bars = [tables[value].loc[[name], list(PHASES)] for name in names for value in values]
             pairs = both if len(values) > 1 else ""
-            plots.bars(ax, 100 * table, label=label, stacked=True, legend="", pairs=pairs)
+            table = 100 * pd.concat(bars)
+            plots.bars(ax, table, label=label, stacked=True, legend="", pairs=pairs)
             printed = 100 * rows.groupby("bar")["paper"].max()[names]
             plots.points(ax, ax.get_xticks(), printed, "paper", size=6)
             ax.set_xlabel("; ".join(filter(None, (by, pairs))))
-            plots.heading(ax, f"{spelled(network)}, {place}")
+            ax.set_title(f"{spelled(network)}, {place}")
         for ax in axes[:, 1]:
             ax.set_ylabel("")
     return figure
@@ -251,41 +215,36 @@ def draw07(frame: pd.DataFrame) -> Figure:
 def draw09(frame: pd.DataFrame) -> Figure:
     """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
     epochs, paper = frame["epoch"].max(), look("paper")
-    last = frame[(frame["epoch"] == epochs) & (frame["measured_on"] == "running")]
+    last = rows_of(frame, epoch=epochs, measured_on="running")
     means = last.groupby("network", sort=False)["share_of_guess"].mean()
     said = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())
     said = f"Loss while training after {epochs} epochs, over ln(classes): {said}"
+    sets = {"running": "while training", "training": "training images"}
+    sets["held_out"] = "held-out images"
     with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
-        for ax, (images, title) in zip(axes, PICTURES.items(), strict=True):
+        for ax, (images, title) in zip(axes, sets.items(), strict=True):
             rows = frame[frame["measured_on"] == images]
             value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
-            plots.samples(ax, rows, **value, center="mean", percent=100, legend="")
+            plots.samples(ax, rows, **value, center="mean", percent=100)
             printed = rows.dropna(subset="paper").drop_duplicates("network")
             for width, row in zip((1, 2), printed.itertuples(), strict=False):
-                label = f"paper, {row.network}: {row.paper_loss:g}"
-                ax.axhline(
-                    row.paper, color=paper.color, linestyle=":", linewidth=width, label=label
-                )
+                shape = {"color": paper.color, "linestyle": ":", "linewidth": width}
+                ax.axhline(row.paper, label=f"paper, {row.network}: {row.paper_loss:g}", **shape)
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
-            plots.heading(ax, title)
+            ax.set_title(title)
     return figure
 
 
 def fig10(frame: pd.DataFrame) -> Figure:
-    """Draw errors of the forms DRAWN by size; frame : of `osf_lab.fig10`.
-
-    Links on which something is decided are drawn, or all if nothing is.
-    """
+    """Draw errors of the forms DRAWN by size, on the links on which something is decided, or on all."""
     sides = osf_lab.decided(frame)
     clear = sides[sides["decided"]]
     links = (clear if len(clear) else sides).groupby(LINK).groups
     won = (clear["eq18_error"] < clear["line_error"]).sum()
     said = f"Eq 18 beats every line on {won} of {len(sides)} sides of the bandwidth-delay product (BDP)"
-    with plots.sheet(said, columns=len(links), height=3.6, sharey=True, squeeze=False) as (
-        figure,
-        axes,
-    ):
+    shape = {"columns": len(links), "height": 3.6, "sharey": True, "squeeze": False}
+    with plots.sheet(said, **shape) as (figure, axes):
         for ax, (link, ranks) in zip(axes.flat, links, strict=True):
             rows = rows_of(frame, link=link, ranks=ranks)
             errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[DRAWN]
@@ -298,11 +257,8 @@ def fig10(frame: pd.DataFrame) -> Figure:
             paper = {"color": look("paper").color, "linestyle": look("paper").line}
             ax.axvline(printed, label=f"paper: BDP {printed / KB:g} KB", **paper)
             ax.label_outer()
-            plots.heading(ax, f"{link}, {ranks} ranks")
+            ax.set_title(f"{link}, {ranks} ranks")
     return figure
-
-
-# -- planners ------------------------------------------------------------------------------------
 
 
 def as_replayed(
@@ -332,15 +288,14 @@ def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     )
     bins = pd.cut(load, edges, labels=np.sqrt(edges[1:] * edges[:-1]))
     means = wide.groupby(bins, observed=True).mean()
-    figure, (left, right) = plots.canvas(columns=2, height=3.4)
-    label = "gap to the best plan, at most [%]"
-    plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
-    left.set_ylim(0, HIGHEST)
-    words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
-    plots.lines(right, means, **words, log="x", legend="")
-    plots.shared_legend(figure, left)
     near = (f"{look(p).label} on {np.mean(wide[p] < 1):.0%}" for p in ("mg_wfbp", "ddp"))
-    plots.title(figure, f"Within 1% of the best plan, of random networks: {', '.join(near)}")
+    said = f"Within 1% of the best plan, of random networks: {', '.join(near)}"
+    with plots.sheet(said, columns=2, height=3.4) as (figure, (left, right)):
+        label = "gap to the best plan, at most [%]"
+        plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
+        left.set_ylim(0, 50)  # a few are larger
+        words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
+        plots.lines(right, means, **words, log="x", legend="")
     parts = {"share_percent": shares, "start_ups_over_compute": means}
     tables = [part.rename_axis("value").reset_index().assign(of=of) for of, part in parts.items()]
     return figure, pd.concat(tables, ignore_index=True)
@@ -350,17 +305,15 @@ def draw11(numbers: pd.DataFrame) -> Figure:
     """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
     best = numbers[numbers["grade"].isna()]
     model, lab = rows_of(numbers, grade="model"), rows_of(numbers, grade="lab")
-    lab = lab.assign(network=lab["network"].map(network_title) + ", " + lab["over"].str[7:])
-    panels = {
-        "scaling factor [%], best setting": best.assign(
-            gain_low=best["model"], gain_high=best["model"]
-        )
-    }
+    best = best.assign(gain_low=best["model"], gain_high=best["model"])
+    panels = {"scaling factor [%], best setting": best}
     for over, rows in model.groupby("over", sort=False):
         panels[f"gain over {look(str(over)).label} [%], settings that fit"] = rows
-    panels["gain over that buffer [%], replayed"] = lab
-    own = rows_of(model, planner=ADAFUSION, over=CONSTANT)
-    most, least = 100 * own["gain_high"].max(), 100 * own["paper_gain_low"].max()
+    panels["gain over that buffer [%], replayed"] = lab.assign(
+        network=lab["network"].map(network_title) + ", " + lab["over"].str[7:]
+    )
+    rule = rows_of(model, planner=ADAFUSION, over=CONSTANT)
+    most, least = 100 * rule["gain_high"].max(), 100 * rule["paper_gain_low"].max()
     said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
     with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
         for ax, (label, rows) in zip(axes.flat, panels.items(), strict=True):
@@ -368,36 +321,27 @@ def draw11(numbers: pd.DataFrame) -> Figure:
             ends = (wide[f"gain_{end}"].reindex(columns=SHOWN) for end in ("low", "high"))
             low, high = 100 * rows[["paper_gain_low", "paper_gain_high"]].max()
             printed = {"adaFusion": (low, high)} if low == low else {}
-            words: dict[str, Any] = {"label": label, "printed": printed, "legend": ""}
-            plots.intervals(ax, wide.index, _ranges(*ends), **words)
+            plots.intervals(ax, wide.index, _ranges(*ends), label=label, printed=printed)
     return figure
 
 
-# -- costs ---------------------------------------------------------------------------------------
-
-
-@theme()
 def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
-    """Return all-reduce times by size in bands of their samples, and over known links busbw over their rate.
-
-    medians : of each series (link and ranks) and size, with busbw over the rate, and floor_s, the time at it
-    """
-    figure, (left, right) = plots.canvas(columns=2, height=3.2)
-    plots.samples(left, samples.sort_values("series"), x="bytes", series="series", legend="")
-    scale, _ = time_unit(samples["seconds"])
-    limited = medians.dropna()
-    for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
-        shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
-        left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
-    if len(limited):
-        shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
-        label = "busbw over rate [%]"
-        plots.lines(right, shares, xlabel="message size", ylabel=label, log="b", legend="")
-        right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
-        largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
-        plots.heading(right, f"{largest} of the rate")
-    plots.heading(left, "A small message costs a start-up")
-    plots.shared_legend(figure, left)
+    """Return all-reduce times by size, and busbw over the rate; ``medians`` of link and ranks has both."""
+    with plots.sheet(columns=2, height=3.2) as (figure, (left, right)):
+        plots.samples(left, samples.sort_values("series"), x="bytes", series="series")
+        scale, _ = time_unit(samples["seconds"])
+        limited = medians.dropna()
+        for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
+            shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
+            left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
+        if len(limited):
+            shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
+            label = "busbw over rate [%]"
+            plots.lines(right, shares, xlabel="message size", ylabel=label, log="b", legend="")
+            right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
+            largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
+            right.set_title(f"{largest} of the rate")
+        left.set_title("A small message costs a start-up")
     return figure
 
 
@@ -410,48 +354,41 @@ def _largest_step(medians: pd.DataFrame) -> str:
     return f"{after:,} elements take {ratio:.0f} times as long as {before:,}"
 
 
-@theme()
 def omgs_fig02(
     selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
-    """Return selecting and gathering against size, their fits, and what omgs prints of both.
+    """Return omgs's figure 2, its numbers, and alpha (s) and beta (s/byte) for as many nodes.
 
-    selecting : at DENSITY, by form; gathering : fits to one link's all-gathers
+    selecting : fits at DENSITY, by form; gathering : to one link's all-gathers
     measured : samples of selections at several densities
 
     gamma is read as 2.2e-10 s. alpha and beta stand in the paper's picture alone: here they are its authors'
     code's (data/papers/omgs/code.csv), for as many nodes, where it has those, and for NODES.
-
-    Returns the figure, the numbers drawn, and alpha (s) and beta (s/byte) for as many nodes.
     """
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
     few, ring = np.geomspace(1e3, 1e6, 7).round(), gathering[0]
     nodes = ring.cost.workers if f"alpha-{ring.cost.workers}" in code else NODES
     gamma_s = claimed("omgs-gamma") * few * np.log2(few)
-    printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
     lines = {
         f"code_{n}_s": code[f"alpha-{n}"] + code[f"beta-{n}"] * few
         for n in dict.fromkeys((nodes, NODES))
     }
-    figure, axes = plots.canvas(columns=2, height=3.8)
     paper = {"paper:γ, without ρ": gamma_s, "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s}
     authors = {f"paper:code, {name.split('_')[1]} nodes": 1e3 * s for name, s in lines.items()}
+    figure, axes = plots.canvas(columns=2, height=3.8)
     for ax, printed_s in zip(axes, (paper, authors), strict=True):
         plots.lines(ax, pd.DataFrame(printed_s, few), xlabel="", ylabel="", legend="")
     plots.cost_fit(axes[0], dict(selecting), density=DENSITY)
-    plots.cost_fit(axes[1], {one.form: one for one in gathering})
+    plots.cost_fit(axes[1], {fit.form: fit for fit in gathering})
     names = f"torch.topk at a density of {DENSITY:g}", f"all-gather among {ring.cost.workers}"
     for ax, name in zip(axes, names, strict=True):
-        ax.set_ylim(top=ROOM * ax.get_ylim()[1])
+        ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     plots.title(figure, f"No formula has this step: {_largest_step(medians)}")
     gathered = pd.Series(ring.seconds).groupby(ring.bytes).median()
-    parts = [
-        medians,
-        pd.DataFrame({"bytes": gathered.index, "gather_s": gathered.to_numpy()}),
-        pd.DataFrame({"elements": few, **printed}),
-        pd.DataFrame({"bytes": few, **lines}),
-    ]
+    printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
+    parts = [medians, gathered.rename("gather_s").rename_axis("bytes").reset_index()]
+    parts += [pd.DataFrame({"elements": few, **printed}), pd.DataFrame({"bytes": few, **lines})]
     numbers = pd.concat(parts, ignore_index=True).astype({"elements": "Int64", "bytes": "Int64"})
     return figure, numbers, (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"]))

@@ -1,10 +1,8 @@
 """dag's figure 1 as numbers, its trace and what changes it; and its graph beside training on pictures.
 
-Of the latter this was fixed before anything was recorded: a prediction is the time between updates in the
-middle of the schedule, where loaders are as far ahead as they will be; the parts are medians; a case's error
-is predicted over the median measured iteration, less 1, both over all rounds, in each of which parts and runs
-took turns; a network's is the mean of their absolute values over its cases, as dag V-D has it; and it should
-be no larger than the largest that dag prints, MOST.
+Fixed before any training was recorded: parts are medians; a prediction is the time between updates in the
+middle of the schedule; a case's error is that over the median measured iteration, less 1; the mean of their
+absolute values, as dag V-D has it, should be no larger than the largest that dag prints, MOST.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,9 +29,7 @@ from ddlkit.report.plots.style import INK, SOFT, theme
 from ddlkit.store import files
 
 FIXED = 10.0  # by how much the marked forwards of dag Tab VI are too large (errata 9)
-FOLDER = "input"  # in a recording, what was measured of the input
-MOST = 0.094
-"""What a network's mean error should not exceed, AlexNet's of dag V-D; set before it was recorded."""
+MOST = 0.094  # AlexNet's mean error in dag V-D
 ENDS, ITERATIONS = 5, 20
 CASE = ["network", "batch", "ranks", "link", "stored", "ahead", "sends"]
 
@@ -42,10 +39,10 @@ def tasks(drawn: Schedule) -> pd.DataFrame:
     graph = drawn.graph
     columns = {
         "task": [f"T{task}" for task in range(graph.n)],
-        "kind": [KINDS[kind] for kind in graph.kind],
+        "kind": np.array(KINDS)[graph.kind],
         "layer": graph.layer,
         "rank": graph.rank,
-        "resource": [graph.resources[resource] for resource in graph.resource],
+        "resource": np.array(graph.resources)[graph.resource],
         "start_s": drawn.start_s,
         "end_s": drawn.end_s,
         "slack_s": drawn.bound.slack_s,
@@ -56,10 +53,7 @@ def tasks(drawn: Schedule) -> pd.DataFrame:
 
 @theme()
 def draw_tasks(ax: Axes, schedule: Schedule) -> None:
-    """Draw a graph as dag Fig 1 does: a column a step, a row a GPU, messages below; thick: critical path.
-
-    Circles compute, squares communicate.
-    """
+    """Draw dag Fig 1: a column a step, a row a GPU; circles compute, the critical path is thick."""
     import networkx as nx
 
     graph, path = schedule.graph, schedule.critical_path
@@ -100,7 +94,7 @@ def marked(trace: LayerTrace) -> tuple[str, ...]:
 
 
 def fixed(trace: LayerTrace) -> LayerTrace:
-    """Return the trace with the marked layers' forward divided by ten."""
+    """Return the trace with the marked layers' forward divided by FIXED."""
     wrong = np.isin(trace.name, marked(trace))
     return replace(trace, forward_s=np.where(wrong, trace.forward_s / FIXED, trace.forward_s))
 
@@ -117,18 +111,15 @@ def what_ifs(graph: TaskGraph, changes: Mapping[str, Sequence[tuple[str, float]]
 
 
 class Parts:
-    """What was measured on its own for one network between some ranks, and the runs that it should predict.
+    """What was measured on its own for a network between some ranks, and the runs that it should predict."""
 
-    runs : table ``pipelines``; cores : of the machine
-    """
-
-    def __init__(self, runs_file: Path) -> None:
+    def __init__(self, pipelines: Path) -> None:
         layers, inputs, collectives = (
-            runs_file.with_name(runs_file.name.replace("pipelines", kind, 1))
+            pipelines.with_name(pipelines.name.replace("pipelines", kind, 1))
             for kind in ("layers", "inputs", "collectives")
         )
-        self.runs = store.load_table(runs_file, "pipelines")
-        self.cores = int(store.load_stamp(runs_file)["machine"]["cpu"]["cores"])
+        self.runs = store.load_table(pipelines, "pipelines")
+        self.cores = int(store.load_stamp(pipelines)["machine"]["cpu"]["cores"])
         self.ranks = int(self.runs["ranks"].iloc[0])
         self.profile = store.read_profile(layers)
         self.inputs = store.load_table(inputs, "inputs")
@@ -144,14 +135,16 @@ class Parts:
 
     @cached_property
     def sent_s(self) -> Floats:
-        """(n,) what the message of each tensor takes, in forward order; nothing of one rank."""
+        """Return (n,) seconds of each tensor's message, in forward order; nothing of one rank."""
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        algorithm = str(rows["algorithm"].iloc[0])
-        samples = rows["bytes"], rows["seconds"]
-        table = fit("table", *samples, draws=0, workers=self.ranks, algorithm=algorithm)
-        return np.asarray(table.cost(tensors))
+        how: dict[str, Any] = {
+            "draws": 0,
+            "workers": self.ranks,
+            "algorithm": str(rows["algorithm"].iloc[0]),
+        }
+        return np.asarray(fit("table", rows["bytes"], rows["seconds"], **how).cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:
         """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2).
@@ -166,15 +159,13 @@ class Parts:
         return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
 
     def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
-        """Return the mean time between updates of a case's schedule, one disk for all ranks.
+        """Return the mean seconds between updates of a case's schedule, one disk for all ranks.
 
-        A case hides: ``ahead`` batches made beside training, and gradients sent "during" backward. Decoding
-        is on the core that trains, unless there are two cores for each rank. Without the first ENDS, while
-        loaders get ahead, and the last, when nothing is left to be fetched.
+        Decoding is on the core that trains, unless there are two cores for each rank. Without the first ENDS,
+        while loaders get ahead, and the last, when nothing is left to be fetched.
         """
-        during = {"sends_during_backward": sends == "during", "decodes_on_cpu": True}
-        loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0}
-        strategy = Strategy(**loads, **during, batches_ahead=ahead)
+        loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0, "decodes_on_cpu": True}
+        strategy = Strategy(**loads, sends_during_backward=sends == "during", batches_ahead=ahead)
         decoding = "own" if self.cores >= 2 * self.ranks else "trains"
         gpus = Gpus(1, self.ranks, decoding=decoding)
         decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
@@ -188,7 +179,7 @@ def parts(place: Path | None = None) -> dict[str, Parts]:
     Without one, of this machine or of the first that has it. Raises UserError where there is none.
     """
     machines = sorted(store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at))
-    for folder in [place] if place else [machine / FOLDER for machine in machines]:
+    for folder in [place] if place else [machine / "input" for machine in machines]:
         if tables := store.list_tables(folder, "pipelines-*.csv"):
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
     where = place or store.RECORDED
@@ -207,11 +198,7 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:
-    """Return mean absolute error by framework: of cases of several ranks that do what it does, all ahead.
-
-    It reads JPEG or what needs no decoding, and sends during backward or after it. Nothing is copied to a
-    device here: two that differ by when they copy are one.
-    """
+    """Return mean absolute error by framework: of cases of several ranks that read and send as it does."""
     ahead = table[(table["ranks"] > 1) & (table["ahead"] == table["ahead"].max())]
     means = ahead["error"].abs().groupby([ahead["stored"] == "jpeg", ahead["sends"] == "during"])
     does = {name: (s.decodes_on_cpu, s.sends_during_backward) for name, s in STRATEGIES.items()}

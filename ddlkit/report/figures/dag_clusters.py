@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
 from itertools import product
+from operator import mul
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,15 +54,13 @@ STATEMENTS = {
 """What dag says of Figs 2 and 3, by the quantity that it is about and the claim that transcribes it."""
 SPELLED = {"GoogleNet": "GoogLeNet"}  # the paper's spelling of a network, and its authors'
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
-LAB = "campaign-dag"
-"""Directory of the campaign on two emulated clusters, which v0.2-studies describes."""
-EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
-"""Those clusters, by the delay of their links: slow GPUs and links, or both fast."""
+LAB = "campaign-dag"  # the campaign on two emulated clusters
+EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}  # its clusters, by the delay of their links
 
 
 def unit(claim: str) -> float:
     """Return a claim's unit in quantities: 0.01 where it is in per cent."""
-    return {one.id: 0.01 if one.unit == "%" else 1.0 for one in load_claims()}[claim]
+    return {each.id: 0.01 if each.unit == "%" else 1.0 for each in load_claims()}[claim]
 
 
 @lru_cache(maxsize=1)
@@ -81,9 +82,7 @@ def compatible() -> Setting:
     """
     search = setting_search()
     settings = search.grid.at(np.argwhere(search.most()))
-    drawn = np.array(
-        [np.broadcast_to(bar, settings.varies.shape) for bar in bars(settings).values()]
-    )
+    drawn = np.array([settings.varies * 0 + bar for bar in bars(settings).values()])
     off = np.abs(np.log(drawn / np.median(drawn, axis=1, keepdims=True))).sum(axis=0)
     order = np.argsort(off, kind="stable")
     return Setting(**{name: values[order] for name, values in vars(settings).items()})
@@ -94,10 +93,12 @@ def central() -> Setting:
     return Setting(**{name: float(values[0]) for name, values in vars(compatible()).items()})
 
 
-def _speedups(case: tuple[str, str, str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
+def _speedups(case: Sequence[str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
     """Return speedup over a smaller machine at the central setting, the least and the most of all."""
     settings = compatible()
-    ratios = settings.iteration_s(*case, over) / settings.iteration_s(*case, gpus)
+    cluster, network, framework = case
+    each_s = [settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)]
+    ratios = each_s[0] / each_s[1]
     each = np.ravel(gpus.n / over.n * ratios)
     return float(each[0]), float(each.min()), float(each.max())
 
@@ -108,12 +109,12 @@ def figures() -> pd.DataFrame:
     model_low, model_high : over all compatible settings; paper : what its text has in numbers, else NaN: the
         most of a K80 server's, but where it has JPEG decoded, and "nearly linear" on the K80 cluster
     """
-    rows = []
     sizes = {2: [Gpus(1, n) for n in (1, 2, 4)], 3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)]}
-    for figure, cluster, network, framework in product(sizes, CLUSTERS, NETWORKS, STRATEGIES):
-        case = cluster, network, framework
-        for gpus in sizes[figure]:
-            rows.append((figure, *case, gpus.n, *_speedups(case, gpus, sizes[figure][0])))
+    rows = [
+        (figure, *case, gpus.n, *_speedups(case, gpus, sizes[figure][0]))
+        for figure, *case in product(sizes, CLUSTERS, NETWORKS, STRATEGIES)
+        for gpus in sizes[figure]
+    ]
     columns = ["figure", "cluster", "network", "framework", "gpus"]
     frame = pd.DataFrame(rows, columns=[*columns, *MODEL])
     decoded = (frame["network"] == "AlexNet") & frame["framework"].isin(DECODERS)
@@ -128,47 +129,33 @@ def figures() -> pd.DataFrame:
 def fig04() -> pd.DataFrame:
     """Return dag Fig 4 by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, both clusters.
 
-    eq6 : dag Eq 6 as printed, central setting; exposed_share : of that setting's communication
+    eq6 : dag Eq 6 as printed, central setting: reading for all N_g GPUs at one machine's rate
+    exposed_share : of that setting's communication
     """
-    one, rows = central(), []
+    setting, rows = central(), []
     sizes = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, sizes):
         case = cluster, network, "Caffe-MPI"
-        whole_s, exposed_s = one.sent_s(*case, gpus)
+        whole_s, exposed_s = setting.sent_s(*case, gpus)
         share = exposed_s / whole_s if gpus.n > 1 else np.nan
-        model = _speedups(case, gpus, Gpus())
-        rows.append((cluster, network, gpus.n, eq6(one, *case[:2], gpus), *model, share))
-    columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
-    """Return dag Eq 6 as printed, for Caffe-MPI: reading for all N_g GPUs at one machine's rate."""
-    case = cluster, network, "Caffe-MPI"
-    one_s, copied_s = setting.reads_s(*case, Gpus()), BATCH[network] * setting.copy_s
-    alone_s = 1.5 * setting.backward_s(cluster, network)
-    together_s = alone_s + setting.sent_s(*case, gpus)[1]
-    return speedup(
-        lambda y: y * one_s,
-        copied_s,
-        alone_s,
-        together_s,
-        machines=gpus.machines,
-        gpus_per_machine=gpus.per_machine,
+        alone_s, read_s = 1.5 * setting.backward_s(cluster, network), setting.reads_s(*case, Gpus())
+        times = BATCH[network] * setting.copy_s, alone_s, alone_s + exposed_s
+        shape: dict[str, Any] = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
+        eq6 = speedup(partial(mul, read_s), *times, **shape)
+        rows.append((cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share))
+    return pd.DataFrame(
+        rows, columns=["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
     )
 
 
-def fig04_lab(campaign: str = LAB) -> pd.DataFrame:
+def fig04_lab() -> pd.DataFrame:
     """Return dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages on their own.
 
-    Of the paper's networks, every tensor a message, ranks that are equal.
-
-    cluster : of EMULATED, or ""; repeatability : largest difference of repeats; limited : whether the
-        processor, or the host's other guests, may have slowed a run
+    cluster : of EMULATED, or ""; limited : whether the processor, or the host's guests, may have slowed a run
     start_s : what the smallest message takes; delays_s : what of it the links' delays can be, a ring's steps,
         each a round trip; sent : what rank 0's messages took over what they cost (median)
     """
-    lab = Lab.load(campaign)
+    lab = Lab.load(LAB)
     cases = [case for case in lab.cases(plain=True) if case.plan == "none"]
     frame = pd.DataFrame(_lab_row(lab, case) for case in cases if case.network in LAB_NETWORKS)
     keys = ["cluster", "network", "workers", "per_node", "link"]
@@ -206,19 +193,9 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
 
 
 def lab_errors(lab: pd.DataFrame) -> pd.Series:
-    """Return mean error of the prediction in %, by network, of ``fig04_lab``'s cases that nothing limited.
-
-    Stated on 2026-11-22, before the first run of LAB was looked at.
-    """
+    """Return mean error of the prediction in %, by network, of ``fig04_lab``'s cases that nothing limited."""
     judged = lab[~lab["limited"]]
     return 100 * judged["error"].abs().groupby(judged["network"]).mean()
-
-
-def over_linear(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of ``fig04`` or ``fig04_lab`` with their speedups in % of linear ones."""
-    count = frame["gpus"] if "gpus" in frame else frame["workers"]
-    names = [name for name in ("eq6", *MODEL, "measured") if name in frame]
-    return frame.assign(**{name: 100 * frame[name] / count for name in names})
 
 
 def printed_errors() -> pd.Series:
@@ -234,12 +211,6 @@ def effects() -> pd.DataFrame:
     return setting_search().alone()[[*names]].rename(columns=names)
 
 
-# -- drawn ---------------------------------------------------------------------------------------
-
-ROLES = {"K80": "slow", "V100": "fast"}
-"""How a cluster looks."""
-
-
 def draw(bars: pd.DataFrame) -> Figure:
     """Draw Fig 2 or 3, rows of `figures`: a line over all settings, a marker at the most central one."""
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
@@ -250,17 +221,18 @@ def draw(bars: pd.DataFrame) -> Figure:
     said = (
         f"Speedups of 4 in the most central setting: {spans}; paper {rows['paper'].max():g} at most"
     )
-    shape = {"columns": rows["network"].nunique(), "rows": rows["cluster"].nunique()}
-    with plots.sheet(said, **shape, height=4.3, sharex=True, sharey=True) as (figure, axes):
+    with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
         panels = rows.groupby(["cluster", "network"], sort=False)
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
             ranges = {f"{n} GPUs": tuple(of[end] for end in ends) for n, of in reversed([*sizes])}
-            plots.intervals(ax, names, ranges, label=f"speedup over {over}", legend="")
+            plots.intervals(ax, names, ranges, label=f"speedup over {over}")
             paper = panel.loc[panel["gpus"] == most, "paper"]
             plots.points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5)
-            plots.heading(ax, f"{network}, {cluster}")
-            ax.set(xlim=(0, 4.3), xticks=range(5))
+            ax.set(title=f"{network}, {cluster}", xlim=(0, 4.3), xticks=range(5))
             ax.label_outer()
     return figure
 
@@ -268,29 +240,39 @@ def draw(bars: pd.DataFrame) -> Figure:
 def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     """Draw Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
 
-    In the lab a line is the mean error that the paper prints about the prediction, a marker what was
-    measured, but for cases that were left out.
+    In the lab a line is the mean error that the paper prints about the prediction.
     """
     printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
-    upper, lower = (over_linear(table).replace({"network": SPELLED}) for table in (model, lab))
+    upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
     errors = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
-    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(*errors)
-    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
+    said, label = (
+        "Replayed in the lab: {} off in the mean; the paper prints {}",
+        "speedup over linear [%]",
+    )
+    with plots.sheet(said.format(*errors), columns=len(printed), rows=2, height=5.4) as (
+        figure,
+        axes,
+    ):
         for above, below, network in zip(*axes, printed.index, strict=True):
-            of, label = upper[upper["network"] == network], "speedup over linear [%]"
-            wide = of.pivot(index="gpus", columns="cluster").rename(columns=ROLES)
-            ends, words = (wide["model_low"], wide["model_high"]), {"log": "x", "legend": ""}
-            plots.lines(above, wide["model"], ends=ends, xlabel="GPUs", ylabel=label, **words)
+            wide = upper[upper["network"] == network].pivot(index="gpus", columns="cluster")
+            wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
+            drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
+            words = {"xlabel": "GPUs", "ylabel": label, "log": "x", "legend": ""}
+            plots.lines(above, drawn, ends=(low, high), **words)
             above.set_xticks(wide.index, wide.index)
-            above.set_ylim(0, 112)
-            plots.heading(above, f"{network}, model")
+            above.set(title=f"{network}, model", ylim=(0, 112))
             rows = lower[lower["network"] == network]
-            wide = rows.pivot(index="case", columns="cluster").loc[[*dict.fromkeys(rows["case"])]]
-            told, share = wide["model"], printed[network] / 100
-            seen = wide["measured"].mask(wide["limited"].astype(bool))
-            ranges = {r: (told[r] * (1 - share), told[r] * (1 + share), seen[r]) for r in told}
-            plots.intervals(below, wide.index, ranges, label=label, reference=100, legend="")
-            plots.heading(below, f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
+            wide = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
+            predicted, measured = (
+                100 * wide[name] / wide["workers"] for name in ("model", "measured")
+            )
+            measured, share = measured.mask(wide["limited"].astype(bool)), printed[network] / 100
+            ranges = {
+                role: (times * (1 - share), times * (1 + share), measured[role])
+                for role, times in predicted.items()
+            }
+            plots.intervals(below, wide.index, ranges, label=label, reference=100)
+            below.set_title(f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
         axes[1, 0].set_ylabel("lab: nodes x ranks of each")
     return figure

@@ -1,9 +1,7 @@
 """What `ddlkit record --suite gpu` measured on a GPU of one's own: panels of its own, and as sharing figures.
 
-A machine may have been taken away early: what is missing leaves its panel out. Training and kernels beside a
-stand-in for messages (`ddlkit.run.measure.standin`) are shown as the sharing paper's figures: it takes of a
-GPU what NCCL would take, and nobody is waited for. Kernels beside NCCL on one GPU, and beside the copy
-engine, are shown with them.
+A machine may have been taken away early: what is missing leaves its panel out. Beside a stand-in for messages
+(`ddlkit.run.measure.standin`), which takes of a GPU what NCCL would take, nobody is waited for.
 """
 
 from __future__ import annotations
@@ -16,10 +14,14 @@ from ddlkit import store
 from ddlkit.report import compare
 from ddlkit.report.source import Source, machine_of
 
-Panels = dict[str, tuple[str, pd.DataFrame]]
-"""By heading, which says what is found, the label of an axis and a table: a row a case, a column a series."""
-WHO = {"standin": "stand-in", "copy_engine": "copy engine"}
-WHO |= {"nccl_one_gpu": "two ranks of NCCL on one GPU"}
+Panels = dict[
+    str, tuple[str, pd.DataFrame]
+]  # by heading: label of the axis, table by case and series
+WHO = {
+    "standin": "stand-in",
+    "copy_engine": "copy engine",
+    "nccl_one_gpu": "two ranks of NCCL on one GPU",
+}
 _WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 
 
@@ -38,9 +40,8 @@ def panels(source: Source) -> Panels:
         rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
         if len(rows):
             largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
-            shares = 100 * largest.pivot_table(
-                "c", largest["network"].map(store.network_title), "precision"
-            )
+            titles = largest["network"].map(store.network_title)
+            shares = 100 * largest.pivot_table("c", titles, "precision")
             ends = f"{shares.min().min():.0f} to {shares.max().max():.0f}%"
             label = "share of the fastest matrix product [%]"
             drawn[f"{where}, training: {ends} of the fastest product"] = label, shares
@@ -54,26 +55,17 @@ def recorded() -> list[Panels]:
 
 def numbers(drawn: Panels) -> pd.DataFrame:
     """Return what `panels` show, a row a number: axis, case, series, value."""
-    tables = [
-        rows.rename_axis(index="case", columns="series")
-        .stack()
-        .rename("value")
-        .reset_index()
-        .assign(axis=label)
-        for label, rows in drawn.values()
-    ]
-    return pd.concat(tables, ignore_index=True)[["axis", "case", "series", "value"]]
-
-
-# -- as the sharing paper's figures --------------------------------------------------------------
+    names = ["axis", "case", "series"]
+    tables = [pd.concat({label: rows}).stack().rename_axis(names) for label, rows in drawn.values()]
+    return pd.concat(tables).rename("value").reset_index()
 
 
 def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
-    """Return iterations and kernels that a GPU recorded beside the stand-in, as sharing figures take them.
+    """Return iterations and kernels beside the stand-in, as sharing figures take them; empty without any.
 
-    data : its name, or directory; else the first recording that has such training. Empty without any
+    data : a recording's name, or directory; else the first that has such training
     """
-    named = store.RECORDED / data if data and "/" not in data else Path(data)
+    named = Path(data) if "/" in data else store.RECORDED / data
     for path in [*([named] if data else []), *store.list_recorded()]:
         source = Source((path,))
         if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
@@ -85,10 +77,7 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 
 
 def iterations(sharing: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``sharing`` table as one of iterations: network, batch, plan, link, configuration, times.
-
-    Of two emulated ranks and single precision; the link is the stand-in and its rate, a round a sample.
-    """
+    """Return a ``sharing`` table's single precision of at most two ranks as iterations, a round a sample."""
     rows = sharing.query("precision == 'fp32' and ranks <= 2 and quantity == 'iteration'")
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
     last = rows["policy"].str.partition("_")[2]
@@ -102,19 +91,17 @@ def iterations(sharing: pd.DataFrame) -> pd.DataFrame:
 
 
 def kernels(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return a ``contention`` table as one of kernels: link (who communicates, at which rate), times."""
+    """Return a ``contention`` table as kernels; a link is who communicates, at which rate."""
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
     by = ["kernel", "ranks"]
     alone_s = rows[rows["communication"] == "none"].groupby(by)["seconds"].median()
     rows = rows.join(alone_s.rename("kernel_alone_s"), on=by)
     way = rows["communication"].str.extract(_WAY, expand=False)
     who = rows["communication"].str.replace(_WAY, "", regex=True).map(WHO)
-    rows = rows.assign(who=who, way=way).dropna(subset="who")
+    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"]).dropna(subset="who")
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
-    links = [_at(*each) for each in zip(rows["who"], rows["bytes_per_s_asked"], strict=True)]
-    return rows.rename(columns={"seconds": "kernel_beside_s"}).assign(
-        configuration=rows["way"].fillna(shape), link=links
-    )
+    links = [*map(_at, rows["who"], rows["bytes_per_s_asked"])]
+    return rows.assign(configuration=rows["way"].fillna(shape), link=links)
 
 
 def _at(who: str, rate: float) -> str:

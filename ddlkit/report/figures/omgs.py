@@ -1,20 +1,15 @@
 """omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed and as trained.
 
-Costs are those of the authors' published code; layer times are scanned (`ddlkit.papers.omgs.cluster`). A
-setting is *compatible* with a printed time when it is within TOLERANCE of it, with a count when it is equal.
+Costs are those of the authors' published code, layer times are scanned (`ddlkit.papers.omgs.cluster`). The
+lab computes as the nearest setting does, and so much longer as its shortest sparse message is above the
+start-up that it stands for: its times over that stretch are those of the paper's cluster.
 
-The lab computes as the nearest such setting does, and so much longer as its shortest sparse message is above
-the start-up that it stands for: its times over that stretch are those of the paper's cluster, with layers and
-selections as this machine has them. Sixteen ranks share two cores here.
-
-What figure 3 compares was fixed before anything was recorded. The score of a training is that of what it
-never saw, after its last epoch: the share that is right or, for a text, 1/perplexity, the mean probability of
-the right word. Of a network and method it is the mean over seeds; the spread is the largest less the least.
+Of figure 3, fixed before anything was recorded: a training's score is the share of held-out images that is
+right or, for a text, 1/perplexity, after its last epoch; of a network and method, the mean over seeds.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -52,7 +47,7 @@ from ddlkit.report import accuracy, plots, source
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.source import Source
 
-TOLERANCE = 0.05
+TOLERANCE = 0.05  # within which a printed time agrees with a setting
 TIMES = ("topk_s", "mgs_s", "omgs_s")
 OTHERS = TIMES[:2]
 WORKERS = audit.WORKERS
@@ -62,7 +57,6 @@ NETWORKS = {
     "inception_v4": "Inception-v4",
     "lstm_ptb": "LSTM-PTB",
 }
-"""Network as recorded -> as the paper calls it."""
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
 KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
@@ -72,8 +66,7 @@ SHOWN = ("TopK", "MGS", "OMGS", "exact")  # in figure 4; LAGS-SGD takes several 
 def fig01() -> dict[str, Timeline]:
     """Return dense and sparse algorithms on four layers, in ready order: 16 workers, published costs.
 
-    Dense gradients take a ring over a link four times as fast as the paper's, else the first timeline
-    would be several times as long as the others.
+    Dense gradients take a ring over a link four times as fast as the paper's.
     """
     sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
     workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
@@ -88,17 +81,12 @@ def fig01() -> dict[str, Timeline]:
 
 
 def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
-    """Draw the timelines of `fig01` below each other; titles say how much longer they are than TopK-SGD."""
+    """Draw the timelines of `fig01`; titles say how much longer they are than TopK-SGD."""
     whole_s, titled = timelines["TopK-SGD"].duration_s, {}
     for name, line in timelines.items():
         where = " on a link 4 times as fast" if name == "P-SGD" else ""
         titled[f"{name}{where}: {line.duration_s / whole_s - 1:+.0%}"] = line
-    figure, axes = plots.canvas(rows=len(titled), height=6.4)
-    plots.gantt(axes, titled)
-    return figure
-
-
-# -- settings that the paper leaves open ---------------------------------------------------------
+    return plots.timelines(titled, "model", height=1.28)[0]
 
 
 @cache
@@ -116,7 +104,7 @@ def cost_of(network: str) -> SparseGather:
 
 @cache
 def scanned(network: str) -> pd.DataFrame:
-    """Return every setting of a network under both rules (`cluster.scan`)."""
+    """Return every setting of a network under both rules (`scan`)."""
     return pd.DataFrame(scan(network, printed().loc[network, "topk_s"], cost_of(network)))
 
 
@@ -130,20 +118,20 @@ def compatible(network: str, with_: Sequence[str] = TIMES) -> pd.DataFrame:
 
 
 def savings() -> pd.DataFrame:
-    """Return by network what OMGS-SGD saves of TopK-SGD's iteration.
+    """Return by network what OMGS-SGD saves of TopK-SGD's iteration, in s.
 
     saved_s : as printed; most_saved_s : the most that any layer times allow at the published costs, with as
-        many messages as printed; most_speedup : s1 with that saved
+        many messages as printed
     """
-    rows = {}
-    for network, stated in printed().iterrows():
-        cost, units = cost_of(str(network)), scanned(str(network))["units"].unique()
-        count, topk_s = int(stated["messages"]), stated["topk_s"]
-        most_s = max(most_saved_s(str(network), cost, count, each) for each in units)
-        speedup = topk_s / (topk_s - most_s) if topk_s > most_s else math.inf
-        saved_s = {"saved_s": topk_s - stated["omgs_s"], "most_saved_s": most_s}
-        rows[network] = {**saved_s, "most_speedup": speedup}
-    return pd.DataFrame.from_dict(rows, orient="index")
+    frame = printed().assign(saved_s=lambda rows: rows["topk_s"] - rows["omgs_s"])
+    frame["most_saved_s"] = [
+        max(
+            most_saved_s(name, cost_of(name), int(count), units)
+            for units in scanned(name)["units"].unique()
+        )
+        for name, count in frame["messages"].items()
+    ]
+    return frame[["saved_s", "most_saved_s"]]
 
 
 def setting(network: str) -> Setting:
@@ -167,13 +155,10 @@ def modelled() -> pd.DataFrame:
     return frame[["network", "algorithm", "messages", *PARTS, "iteration", "paper"]]
 
 
-# -- replayed in the lab -------------------------------------------------------------------------
-
-
 def replayed(campaign: Source) -> pd.DataFrame:
     """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster.
 
-    predicted : before it was played. Where two algorithms find one plan, it was replayed once, stands twice.
+    predicted : before it was played. Where two algorithms have one plan, it was replayed once, stands twice.
     """
     planning = campaign.table("collectives")  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
@@ -190,13 +175,13 @@ def replayed(campaign: Source) -> pd.DataFrame:
 def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
     """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms.
 
-    What found the plan of another was not played: it is planned again, as before they were played. Computing
-    was waited out, selections too: what was measured of it is what was exposed.
+    An algorithm whose plan is another's was not played: it is planned again. Compute and selections were
+    waited out: what was measured is what was exposed.
     """
     row = played[played["density"] < 1].iloc[0]
     case, network = Case.from_row(row), NETWORKS[row["network"]]
-    known, selections = campaign.workloads(), campaign.selections()
-    workload = known[case.profile_sha256].scaled(case.dilation)
+    workloads, selections = campaign.workloads(), campaign.selections()
+    workload = workloads[case.profile_sha256].scaled(case.dilation)
     stretch = workload.compute_s / setting(network).compute_s
     gather, times = costs.of_case(case).cost, selections[case.selection_sha256]
     assert isinstance(gather, SparseGather)
@@ -204,10 +189,8 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
         gather, density=case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
     )
     backward_s = float(workload.backward_s.sum())
-    computed_s = [
-        float(computed(Case.from_row(each), known, selections).backward_s.sum())
-        for each in played.to_dict("records")
-    ]
+    cases = map(Case.from_row, played.to_dict("records"))
+    computed_s = [computed(each, workloads, selections).backward_s.sum() for each in cases]
     seconds = {
         "forward": workload.forward_s,
         "backward": backward_s,
@@ -278,9 +261,9 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
         "s2": wide["iteration", "MGS"] / wide["iteration", "OMGS"],
         "less_exposed": wide["exposed", "TopK"] / wide["exposed", "OMGS"],
     }
-    networks, said = wide.index.get_level_values("network"), prose("omgs")
-    exposed = {"VGG-16": 1.0, "LSTM-PTB": 1 / (1 - said["fig04-lstm"] / 100)}
-    exposed |= dict.fromkeys(("ResNet-50", "Inception-v4"), said["fig04-deep"])
+    networks, stated = wide.index.get_level_values("network"), prose("omgs")
+    exposed = {"VGG-16": 1.0, "LSTM-PTB": 1 / (1 - stated["fig04-lstm"] / 100)}
+    exposed |= dict.fromkeys(("ResNet-50", "Inception-v4"), stated["fig04-deep"])
     table = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
     table["less_exposed"] = networks.map(exposed)
     rows = pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
@@ -290,41 +273,37 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
 
 def draw_fig04(frame: pd.DataFrame) -> Figure:
     """Draw omgs Fig 4 of `fig04`: parts of iterations, and ratios of OMGS-SGD, beside what is printed."""
-    figure, axes = plots.canvas(columns=2, rows=3, height=8.6)
     networks = [str(name) for name in frame["network"].unique()]
     places = pd.MultiIndex.from_product([SHOWN, ("model", "lab")], names=["algorithm", "where"])
-    for ax, network in zip(axes.flat, networks, strict=False):
-        rows = frame[frame["network"] == network].set_index(["algorithm", "where"]).reindex(places)
-        _draw_parts(ax, rows, "where", pairs="left: model, right: replayed")
-        paper_s = rows["paper"].to_numpy()[::2]
-        plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
-        gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
-        plots.heading(ax, f"{network}: gain {gain:.0%}, printed {stated:.0%}")
     ours = frame[frame["algorithm"] == "OMGS"].set_index(["where", "network"])
     labels = {"iteration over OMGS-SGD's": {"s1": ", TopK", "s2": ", MGS"}}
     labels |= {"exposed communication, TopK / OMGS": {"less_exposed": ""}}
-    for ax, (label, names) in zip(axes[2], labels.items(), strict=True):
-        cases = [network + of for of in names.values() for network in networks]
-        roles = {"paper": ("_paper", "model"), "model": ("", "model"), "replayed": ("", "lab")}
-        values = {
-            role: np.concatenate([ours.loc[where, name + end][networks] for name in names])
-            for role, (end, where) in roles.items()
-        }
-        dots = {role: (each, each) for role, each in values.items()}
-        plots.intervals(ax, cases, dots, label=label, reference=1.0, legend="")
-        off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
-        plots.heading(ax, f"Median {off:.0%} off the paper")
-    plots.shared_legend(figure, axes[0, 0], axes[2, 0])
+    with plots.sheet(columns=2, rows=3, height=8.6) as (figure, axes):
+        for ax, network in zip(axes.flat, networks, strict=False):
+            rows = frame[frame["network"] == network].set_index(places.names).reindex(places)
+            _draw_parts(ax, rows, pairs="left: model, right: replayed")
+            paper_s = rows["paper"].to_numpy()[::2]
+            plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
+            gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
+            ax.set_title(f"{network}: gain {gain:.0%}, printed {stated:.0%}")
+        for ax, (label, names) in zip(axes[2], labels.items(), strict=True):
+            cases = [network + of for of in names.values() for network in networks]
+            roles = {"paper": ("_paper", "model"), "model": ("", "model"), "replayed": ("", "lab")}
+            values = {
+                role: np.concatenate([ours.loc[where, name + end][networks] for name in names])
+                for role, (end, where) in roles.items()
+            }
+            dots = {role: (each, each) for role, each in values.items()}
+            plots.intervals(ax, cases, dots, label=label, reference=1.0)
+            off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
+            ax.set_title(f"Median {off:.0%} off the paper")
     return figure
 
 
-def _draw_parts(ax: Axes, rows: pd.DataFrame, beside: str, **how: Any) -> None:
+def _draw_parts(ax: Axes, rows: pd.DataFrame, **how: Any) -> None:
     """Draw PLAYED, stacked, of rows by algorithm and a second level."""
-    parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(beside)
+    parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
     plots.bars(ax, parts, stacked=True, label="iteration [s]", legend="", **how)
-
-
-# -- really trained ------------------------------------------------------------------------------
 
 
 def trained(rows: pd.DataFrame) -> pd.DataFrame:
@@ -340,36 +319,30 @@ def trained(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["network", "ranks", "algorithm", "messages"]
     names = {f"{part}_s": part for part in (*PARTS[:3], "update", "iteration")}
     names["exposed_communication_s"] = "exposed"
-    of_ranks = rows.groupby([*keys, "repeat", "iteration"], sort=False)
-    means = of_ranks[[*names]].mean().rename(columns=names)
-    rounds = means.groupby([*keys, "repeat"], sort=False)["iteration"].median()
-    ends = rounds.groupby(level=keys, sort=False).agg(least="min", most="max", rounds="size")
-    first = rounds == rounds.groupby(level=["network", "ranks", "repeat"]).transform("min")
-    ends["fastest"] = first.groupby(level=keys, sort=False).sum()
-    frame = (
-        means.groupby(keys, sort=False)[[*PLAYED, "iteration"]].median().join(ends).reset_index()
-    )
-    order = frame[["ranks", "network"]].assign(
-        tensors=-frame.groupby("network")["messages"].transform("max"),
-        place=frame["algorithm"].map({name: place for place, name in enumerate(PLANS)}),
-    )
-    places = order.sort_values(["ranks", "tensors", "network", "place"]).index
-    return frame.loc[places].reset_index(drop=True)
+    means = rows.groupby([*keys, "repeat", "iteration"])[[*names]].mean().rename(columns=names)
+    rounds = means.groupby([*keys, "repeat"])["iteration"].median()
+    frame = means.groupby(keys)[[*PLAYED, "iteration"]].median()
+    frame = frame.join(rounds.groupby(keys).agg(least="min", most="max", rounds="size"))
+    first = rounds == rounds.groupby(["network", "ranks", "repeat"]).transform("min")
+    frame = frame.assign(fastest=first.groupby(keys).sum()).reset_index()
+    frame["tensors"] = -frame.groupby("network")["messages"].transform("max")
+    frame["place"] = frame["algorithm"].map({name: place for place, name in enumerate(PLANS)})
+    frame = frame.sort_values(["ranks", "tensors", "network", "place"], ignore_index=True)
+    return frame.drop(columns=["tensors", "place"])
 
 
 def draw_training(frame: pd.DataFrame) -> Figure:
     """Draw parts of real iterations of `trained`, a panel a network; titles: LAGS over the fastest plan."""
     ranks, late = sorted(frame["ranks"].unique()), behind(frame)
     places = pd.MultiIndex.from_product([PLANS, ranks], names=["algorithm", "ranks"])
-    pairs = f"{ranks[0]} and {ranks[1]} ranks" if len(ranks) == 2 else ""
-    figure, axes = plots.canvas(columns=2, rows=-(-frame["network"].nunique() // 2), height=6.0)
-    for ax, (network, rows) in zip(axes.flat, frame.groupby("network", sort=False), strict=False):
-        rows = rows.set_index(["algorithm", "ranks"]).reindex(places)
-        spread = ("shortest to longest round", rows["least"], rows["most"])
-        _draw_parts(ax, rows, "ranks", pairs=pairs, spread=spread)
-        shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
-        plots.heading(ax, f"{store.network_title(str(network))}: LAGS {shares}")
-    plots.shared_legend(figure)
+    pairs, networks = " and ".join(map(str, ranks)), frame.groupby("network", sort=False)
+    with plots.sheet(columns=2, rows=-(-len(networks) // 2), height=6.0) as (figure, axes):
+        for ax, (network, rows) in zip(axes.flat, networks, strict=False):
+            rows = rows.set_index(places.names).reindex(places)
+            spread = ("shortest to longest round", rows["least"], rows["most"])
+            _draw_parts(ax, rows, pairs=f"{pairs} ranks", spread=spread)
+            shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
+            ax.set_title(f"{store.network_title(str(network))}: LAGS {shares}")
     return figure
 
 
@@ -389,27 +362,27 @@ def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
     return fastest
 
 
-# -- what was learned ----------------------------------------------------------------------------
-
-LABELS = {"dense": "dense", "topk": "TopK", "lags": "LAGS", "omgs": "OMGS"}
-LABELS |= {"exact": "exact merging"}
-"""Method as recorded -> as in figures, in their order; a schedule stands behind its method."""
+LABELS = {
+    "dense": "dense",
+    "topk": "TopK",
+    "lags": "LAGS",
+    "omgs": "OMGS",
+    "exact": "exact merging",
+}
 TEXT = "lstm_sentences"
 LEARNED = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
     "resnet20_half": "ResNet-20, half as wide",
     TEXT: "LSTM, 2 x 64 units",
 }
-"""Network as recorded -> as in figures, in their order."""
 SEEDS = 3  # with so many of every method a network is judged, and not before
-TEXT_FROM = 5  # first epoch of a text that is drawn: before, perplexity is far above what follows
 
 
 def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    trained : table ``sparse_convergence``, of every machine that has one by default. A training that serves
-        several methods, whose plans are the same, stands here once for each; one with a schedule is omgs's.
+    trained : table ``sparse_convergence``, by default of every machine; what serves several methods, whose
+        plans are the same, stands once for each
     value : what is drawn; sends : how often, so far, each element would have been sent if all were sent
         equally often; NaN with a schedule
     """
@@ -440,13 +413,10 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     }
     frame = pd.DataFrame(columns)
     schedules = sorted({*frame["method"]} - {*LABELS.values()})
-    for column, names in (
-        ("network", LEARNED.values()),
-        ("method", [*LABELS.values(), *schedules]),
-    ):
-        frame[column] = pd.Categorical(frame[column], [*names])
-    frame = frame.sort_values(["network", "method", "machine", "seed", "epoch"], ignore_index=True)
-    return frame.astype({"network": str, "method": str})
+    order = [*LEARNED.values(), *LABELS.values(), *schedules].index
+    frame["places"] = [*zip(frame["network"].map(order), frame["method"].map(order), strict=True)]
+    frame = frame.sort_values(["places", "machine", "seed", "epoch"], ignore_index=True)
+    return frame.drop(columns="places")
 
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:
@@ -472,27 +442,22 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
     """Return OMGS's score over that of dense training of the same network, machine and seed."""
     runs = ["network", "machine", "seed"]
     wide = _last(frame).pivot(index=runs, columns="method", values="score")
-    over_dense: Any = wide[LABELS["omgs"]] / wide[LABELS["dense"]]
-    return over_dense.dropna()
+    return (wide["OMGS"] / wide["dense"]).dropna()
 
 
 def draw_fig03(frame: pd.DataFrame) -> Figure:
-    """Draw omgs Fig 3 of what is `complete`: a panel a network; titles have OMGS-SGD's score over dense's.
-
-    After the last epoch, and each at its best epoch.
-    """
+    """Draw omgs Fig 3 of what is `complete`; titles have OMGS-SGD's score over dense's, last and best."""
     networks = [str(name) for name in frame["network"].unique()]
-    figure, axes = plots.canvas(columns=len(networks), height=3.4, squeeze=False)
     of_omgs = ratios(frame).groupby(level="network").mean()
     epochs = frame.groupby(["network", "method", "epoch"])["score"].mean()
     best = epochs.groupby(["network", "method"]).max().unstack()
-    peaks = best[LABELS["omgs"]] / best[LABELS["dense"]]
+    peaks = best["OMGS"] / best["dense"]
     how: dict[str, Any] = {"x": "epoch", "y": "value", "series": "method", "center": "mean"}
-    for ax, network in zip(axes[0], networks, strict=True):
-        rows = frame[frame["network"] == network]
-        shown = rows[rows["epoch"] >= TEXT_FROM] if network == LEARNED[TEXT] else rows
-        plots.samples(ax, shown, legend="", percent=100, **how)
-        ax.set_ylabel(str(rows["measure"].iloc[0]))
-        plots.heading(ax, f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
-    plots.shared_legend(figure)
+    with plots.sheet(columns=len(networks), height=3.4, squeeze=False) as (figure, axes):
+        for ax, network in zip(axes[0], networks, strict=True):
+            rows = frame[frame["network"] == network]
+            shown = rows[rows["epoch"] >= 5 * (network == LEARNED[TEXT])]  # before, far above
+            plots.samples(ax, shown, percent=100, **how)
+            ax.set_ylabel(str(rows["measure"].iloc[0]))
+            ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
     return figure

@@ -1,8 +1,7 @@
 """osf's figures as tables: measured in the lab, beside the cluster by model and what the paper prints.
 
 A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
-runs. Over the lab's link start-ups are cheap; in the *regime* they and bytes weigh against computing as in
-the setting that fits the paper's statements best (examples/campaign_regimes.yml).
+runs. In the *regime* start-ups and bytes weigh against compute as in the setting that fits the paper best.
 """
 
 from __future__ import annotations
@@ -33,11 +32,10 @@ from ddlkit.report import compare
 from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
 from ddlkit.report.figures import osf_scaling
-from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of
+from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of, printed_at, rows_of
 from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
 
-EQ7 = "alpha_beta:ends"
-"""osf Eq 7 as a form of cost: a line, its delta measured directly, on the smallest message."""
+EQ7 = "alpha_beta:ends"  # osf Eq 7: a line, its delta measured on the smallest message
 LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
@@ -45,23 +43,13 @@ MODELS = (
     *("ring_all_reduce", "alpha_beta:medians", "alpha_beta"),
     *("piecewise:BDP", "piecewise", "segments", "table"),
 )
-"""Ways to make a cost from samples, in the order of figures: osf Eq 7 from the two ends, a line by least
-squares through the medians, another by relative error, osf Eq 18 with its threshold at the bandwidth-delay
-product, the same where it fits best, linear pieces, a table."""
-LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
-"""The lab's two kinds of links by the look of their points: cheap start-ups, and such as on the cluster."""
-EXPENSIVE = ", dear start-ups"
-"""Behind a network's name in tables: over links with start-ups as expensive as on the cluster."""
+"""Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
+osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
+LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}  # by the look of their points
+EXPENSIVE = ", dear start-ups"  # behind a network's name in tables
 ADAFUSION = "adafusion:repaired"
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
 LINK = ["link", "ranks"]
-PAPER_CLASSES = 1000  # of ImageNet, on which the paper trains
-VARIANTS = {
-    "vgg16_eighth": "published",
-    "vgg16_eighth_replaced": "replaced",
-    "vgg16_eighth_no_dropout": "published, no dropout",
-}
-"""Network as recorded -> name in figures."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +77,7 @@ class Lab:
         """
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = [case for case in map(Case.from_row, rows) if case.negotiated == negotiated]
-        usual = (1, 1, 1)
-        return [c for c in cases if not plain or (c.density, c.straggler, c.in_flight) == usual]
+        return [c for c in cases if not plain or c.density == c.straggler == c.in_flight == 1]
 
     def workload(self, case: Case) -> Workload:
         """Return what a rank of usual speed computes."""
@@ -116,31 +103,20 @@ def _buffer(case: Case) -> tuple[str, int] | None:
     return osf_name(case.network), parse_bytes(size) if size else 0
 
 
-# -- scaling factors -----------------------------------------------------------------------------
-
-
 def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
-    """Return scaling factors measured without fusion, and the errors of the formulas against them.
+    """Return scaling factors measured without fusion, and the errors of FORMULAS against them.
 
     The formulas know osf Eq 7 through the smallest and the largest calibrated message.
     """
     rows = []
-    replays = [(lab, case) for lab in labs for case in lab.cases(plain=True)]
-    for lab, case in replays:
-        if case.plan != "none":
-            continue
-        measured = lab.rounds(case)["factor"].mean()
-        factors = osf_scaling.formulas(
-            lab.workload(case), lab.calibration.of_case(case).others[EQ7]
-        )
-        row = {"network": case.network, "workers": case.workers, "link": case.link}
-        rows.append(
-            {**row, "measured": measured, **{k: f / measured - 1 for k, f in factors.items()}}
-        )
-    frame = pd.DataFrame(
-        rows, columns=["network", "workers", "link", "measured", *osf_scaling.FORMULAS]
-    )
-    return frame.sort_values(["network", "workers", "link"], ignore_index=True)
+    for lab, case in [(each, case) for each in labs for case in each.cases(plain=True)]:
+        if case.plan == "none":
+            measured, cost = lab.rounds(case)["factor"].mean(), lab.calibration.of_case(case).others
+            factors = osf_scaling.formulas(lab.workload(case), cost[EQ7])
+            place = {"network": case.network, "workers": case.workers, "link": case.link}
+            errors = {name: factor / measured - 1 for name, factor in factors.items()}
+            rows.append({**place, "measured": measured, **errors})
+    return pd.DataFrame(rows).sort_values(["network", "workers", "link"], ignore_index=True)
 
 
 def fused(lab: Lab) -> pd.DataFrame:
@@ -171,44 +147,31 @@ def replaced(lab: Lab) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
 
 
-# -- where communication time goes ---------------------------------------------------------------
-
-
 def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
     """Return one row per case and phase, of rank 0: seconds, and shares of the communication time.
 
-    negotiated : of these cases; else of those in which a message leaves as soon as it is complete
-
-    Plans are a buffer's, or none. An agreement is taken to be as quick as the smallest message that was
-    calibrated: everyone must have heard from everyone.
+    negotiated : of these cases, where an agreement is taken to be as quick as the smallest message; else of
+        those in which a message leaves as soon as it is complete
     """
     tables = {}
     for case in lab.cases(negotiated=negotiated):
         if place := _buffer(case):
             messages, measured = lab.calibration.of_case(case), lab.phases(case)
-            agreed_s = float(messages.cost(KIB)) if negotiated else 0.0
-            how: dict[str, Any] = {
-                "slowest": case.straggler,
-                "negotiate_s": agreed_s,
-                "link": messages.link,
-            }
+            how: dict[str, Any] = {"slowest": case.straggler, "link": messages.link}
+            how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0
             model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)
             columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
-            columns["repeatability_s"] = measured.agg(mean_difference)
-            table = pd.DataFrame(columns)
+            table = pd.DataFrame(columns).assign(repeatability_s=measured.agg(mean_difference))
             for name in ("model", "measured"):
                 table[name] = table[f"{name}_s"] / table[f"{name}_s"].sum()
             tables[place[0], case.workers, place[1], case.straggler] = table
     return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
 
 
-# -- what planners gain --------------------------------------------------------------------------
-
-
 def gains_in_regime() -> pd.DataFrame:
-    """Return measured gains of figure 11's planners over the constant buffer, in the regime.
+    """Return measured gains of figure 11's planners over the constant buffer, in the regime, by rounds.
 
-    What a round's two iterations say, rounds apart. A planner whose plan is another case's counts as that.
+    A planner whose plan is another case's counts as that.
     """
     lab, rows = Lab.load(REGIMES), []
     cases = pd.Series(lab.cases(plain=True))
@@ -225,34 +188,32 @@ def gains_in_regime() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def gains_in_lab(runs: pd.DataFrame, over: str) -> pd.DataFrame:
-    """Return measured gains of planners over a constant buffer, with the 95% interval over the rounds."""
-    frames = []
-    for rule in (RIVAL, "exact"):
-        pairs = compare.paired(runs, rule).query("other == @over")
-        ranges = (pairs[["ratio", "lower", "upper"]] - 1).set_axis(
-            ["gain", "gain_low", "gain_high"], axis=1
-        )
-        frames.append(pairs[["network"]].assign(planner=rule, over=over).join(ranges))
-    return pd.concat(frames, ignore_index=True)
-
-
-# -- figures 9 and 10: real training, and each tensor's message ------------------------------------
+def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return measured gains of planners over a buffer of 25 MB, with the 95% interval over the rounds."""
+    pairs = pd.concat(
+        [compare.paired(runs, rule).assign(planner=rule) for rule in (RIVAL, "exact")]
+    )
+    pairs = pairs.query("other == 'buffer:25MB'").rename(columns={"other": "over"})
+    ends = {"gain": "ratio", "gain_low": "lower", "gain_high": "upper"}
+    gains = pairs.assign(**{name: pairs[end] - 1 for name, end in ends.items()})
+    return gains[["network", "planner", "over", *ends]].reset_index(drop=True)
 
 
 def fig09(trained: pd.DataFrame) -> pd.DataFrame:
-    """Return loss by epoch of each network, seed and set of images, also over ln(classes), a guess's.
+    """Return loss by epoch of each network, seed and set of images of the longest trainings.
 
-    trained : table ``convergence``; of trainings of several lengths the longest
+    share_of_guess : over ln(classes), the loss of a guess
     """
     trained = trained[trained["epochs"] == trained["epochs"].max()]
     frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
-    frame.insert(0, "network", trained["network"].map(VARIANTS))
+    names = {"": "published", "_replaced": "replaced", "_no_dropout": "published, no dropout"}
+    variants = trained["network"].str.removeprefix("vgg16_eighth").map(names)
+    frame.insert(0, "network", variants)
     frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
     printed = {"published": claimed("osf-fig09-before"), "replaced": claimed("osf-fig09-after")}
     last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")
     stated = frame["network"].map(printed).where(last)
-    return frame.assign(paper=stated / math.log(PAPER_CLASSES), paper_loss=stated)
+    return frame.assign(paper=stated / math.log(1000), paper_loss=stated)
 
 
 def fig10(
@@ -263,10 +224,10 @@ def fig10(
 ) -> pd.DataFrame:
     """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
 
-    collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost
-    has seen the size that it predicts. ``tensors`` of the result counts how many have that size;
-    ``repeated`` is the relative difference of the two runs at sizes that both have, else NaN.
-    Raises UserError when no link has both.
+    collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost has
+        seen the size that it predicts. Raises UserError when no link has both
+    ``tensors`` of the result counts how many have that size; ``repeated`` is the relative difference of the
+    two runs at sizes that both have, else NaN.
     """
     before = {place: rows for place, rows in _all_reduces(collectives)}
     frames = [
@@ -287,14 +248,13 @@ def _all_reduces(samples: pd.DataFrame) -> Any:
     return undisturbed(samples[samples["collective"] == "all_reduce"]).groupby(LINK)
 
 
-def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Return errors of every model made from ``known``, at the sizes of ``rows``."""
-    workers = int(known["ranks"].iloc[0])
-    samples, unseen = (
-        tuple(part[["bytes", "seconds"]].to_numpy(float).T) for part in (known, rows)
-    )
+def _errors(seen: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
+    """Return errors of every model made from ``seen``, at the sizes of ``rows``."""
+    workers, columns = int(seen["ranks"].iloc[0]), ["bytes", "seconds"]
+    samples, unseen = (tuple(part[columns].to_numpy(float).T) for part in (seen, rows))
     threshold = osf.bandwidth_delay_bytes(osf.ring_from_ends(samples[0], samples[1], workers))
-    before, measured = (part.groupby("bytes")["seconds"].median() for part in (known, rows))
+    before, measured = (part.groupby("bytes")["seconds"].median() for part in (seen, rows))
+    repeated = (before.reindex(measured.index) / measured - 1).to_numpy()
 
     def made(model: str, sizes: Any, seconds: Any) -> Any:
         if model == "ring_all_reduce":
@@ -305,18 +265,17 @@ def _errors(known: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> p
     frames = []
     for model in models:
         sizes, errors = unseen_errors(partial(made, model), samples, unseen)
-        columns = {"model": model, "bytes": sizes.astype(int), "measured_s": measured.to_numpy()}
-        columns |= {"model_s": (1 + errors) * measured.to_numpy(), "error": errors}
-        columns["repeated"] = (before.reindex(measured.index) / measured - 1).to_numpy()
-        frames.append(pd.DataFrame(columns).assign(bandwidth_delay_bytes=threshold))
-    return pd.concat(frames, ignore_index=True)
+        frame = pd.DataFrame({"model": model, "bytes": sizes.astype(int)})
+        frame["measured_s"] = measured.to_numpy()
+        frame["model_s"] = (1 + errors) * measured.to_numpy()
+        frames.append(frame.assign(error=errors, repeated=repeated))
+    return pd.concat(frames, ignore_index=True).assign(bandwidth_delay_bytes=threshold)
 
 
 def decided(frame: pd.DataFrame) -> pd.DataFrame:
     """Return per link and side of the bandwidth-delay product whether its tensors tell Eq 18 from a line.
 
-    That is, whether the median errors of the best line and the better of Eq 18's two differ by more than the
-    two runs do at sizes that both have. Elsewhere the machine changed between them: that shows nothing.
+    That is, whether median errors of the best line and of the better Eq 18 differ by more than the two runs.
     """
     small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map({True: "small", False: "large"})
     sides = frame.assign(side=small, error=frame["error"].abs(), apart=frame["repeated"].abs())
@@ -324,14 +283,8 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
     for (link, ranks, side), mine in sides.groupby([*LINK, "side"], sort=False):
         each = mine.loc[mine.index.repeat(mine["tensors"])].groupby("model")["error"].median()
         line, curve = (each[models].idxmin() for models in (LINE_MODELS, EQ18_MODELS))
-        row = {
-            "link": link,
-            "ranks": ranks,
-            "tensors": side,
-            "line": line,
-            "line_error": each[line],
-        }
-        row |= {"eq18": curve, "eq18_error": each[curve], "runs_differ": mine["apart"].median()}
+        row = {"link": link, "ranks": ranks, "tensors": side, "runs_differ": mine["apart"].median()}
+        row |= {"line": line, "line_error": each[line], "eq18": curve, "eq18_error": each[curve]}
         rows.append({**row, "decided": abs(each[line] - each[curve]) > row["runs_differ"]})
     return pd.DataFrame(rows)
 
@@ -341,9 +294,6 @@ def below(network: str, size: float) -> float:
     return float(np.mean(4 * np.array(networks.parameters(network)) < size))
 
 
-# -- figures: the cluster by model and the lab, beside what the paper prints ------------------------
-
-
 def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of the model and of the lab, each named by its grade, one below the other."""
     rows = [model.assign(grade="model"), *(lab.assign(grade="lab") for lab in labs)]
@@ -351,18 +301,9 @@ def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
 
 
 def buffer_name(size: float) -> str:
-    """Return a buffer as a label, decimal as the paper's seem to be, "none" without one.
-
-    >>> buffer_name(25_000_000), buffer_name(0)
-    ('25 MB', 'none')
-    """
+    """Return a buffer as a label, decimal as the paper's seem to be, "none" without one."""
     units = {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
     return next((f"{size / unit:g} {name}" for name, unit in units.items() if size >= unit), "none")
-
-
-def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Return the rows in which columns have these values."""
-    return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
 
 
 def _in_labs(of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES) -> list[pd.DataFrame]:
@@ -373,8 +314,10 @@ def _in_labs(of: Callable[[Lab], pd.DataFrame], regime: str = REGIMES) -> list[p
 
 def printed_errors() -> dict[str, tuple[float, float]]:
     """Return the least and largest error in % that osf states of each formula (Section 3.2)."""
-    ends = {name: f"osf-fig03-{name.lower()}" for name in ("CSF", "OSF")}
-    return {name: (claimed(f"{one}-min"), claimed(f"{one}-max")) for name, one in ends.items()}
+    return {
+        name: (claimed(f"osf-fig03-{name.lower()}-min"), claimed(f"osf-fig03-{name.lower()}-max"))
+        for name in ("CSF", "OSF")
+    }
 
 
 def fig03() -> pd.DataFrame:
@@ -383,8 +326,8 @@ def fig03() -> pd.DataFrame:
     plain = unfused([Lab.load("campaign"), Lab.load(LAB)])
     regime = unfused([Lab.load(REGIMES)])
     frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
-    first = (frame["network"] == "VGG16") & (frame["quantity"] == "simulated")
-    frame["paper"] = np.where(first, claimed("osf-fig08-before"), np.nan)
+    first = {"network": "VGG16", "quantity": "simulated"}
+    frame["paper"] = printed_at(frame, claimed("osf-fig08-before"), **first)
     for name, (low, high) in printed_errors().items():
         rows = frame["quantity"] == ("CSF" if name == "CSF" else "OSF printed")
         frame.loc[rows, ["paper_error_low", "paper_error_high"]] = [low / 100, high / 100]
@@ -431,8 +374,8 @@ def fig08() -> pd.DataFrame:
     """Return factors of VGG-16 as published and replaced, beside what two places of the text print."""
     labs = _in_labs(replaced, REGIMES_VGG)
     frame = graded(osf_scaling.fig08(osf_scaling.setting()), *labs)
-    stated = (frame["network"] == REPLACED) & frame["paper"].notna()
-    return frame.assign(paper_section_1=np.where(stated, claimed("osf-fig08-intro"), np.nan))
+    stated = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
+    return frame.assign(paper_section_1=stated.where(frame["paper"].notna()))
 
 
 def fig05(slow_rank: float) -> pd.DataFrame:
@@ -443,16 +386,14 @@ def fig05(slow_rank: float) -> pd.DataFrame:
 
 def fig07() -> pd.DataFrame:
     """Return communication time by phase and buffer, also over what it takes without, as printed."""
-    four = phases(Lab.load(LAB)).query("workers == 4")
     slow = [phases(Lab.load(name), negotiated=False) for name in (REGIMES, REGIMES_VGG)]
-    regime = pd.concat(slow).query("workers == 4")
+    regime = pd.concat(slow, ignore_index=True)
     regime = regime[regime["network"].isin(TWO)]
-    labs = {
-        "measured": four.sort_values("buffer_bytes", kind="stable"),
-        "regime": regime.sort_values(BUFFERED, kind="stable"),
-    }
+    labs = {"measured": phases(Lab.load(LAB)), "regime": regime}
     rows = [
-        lab.assign(buffer=lab["buffer_bytes"].map(buffer_name), look=mark)
+        lab[lab["workers"] == 4]
+        .sort_values("buffer_bytes" if mark == "measured" else BUFFERED, kind="stable")
+        .assign(buffer=lab["buffer_bytes"].map(buffer_name), look=mark)
         for mark, lab in labs.items()
     ]
     frame = graded(osf_scaling.fig07(osf_scaling.setting()), *rows)
@@ -460,20 +401,15 @@ def fig07() -> pd.DataFrame:
     for column in ("seconds", "model_s", "measured_s"):
         whole = frame[column].where(frame["buffer_bytes"] == 0).groupby(case).transform("sum")
         frame[f"{column.removesuffix('_s')}_over_unfused"] = frame[column] / whole
-    stated = (frame["network"] == "VGG16") & (frame["buffer_bytes"] == GB)
-    stated &= frame["look"] != "measured"
     grown = 1 + claimed("osf-fig07-vgg16") / 100
-    return frame.assign(paper_over_unfused=np.where(stated, grown, np.nan))
+    stated = printed_at(frame, grown, network="VGG16", buffer_bytes=GB)
+    return frame.assign(paper_over_unfused=stated.where(frame["look"] != "measured"))
 
 
 def fig11(campaign: Source) -> pd.DataFrame:
-    """Return rows of `osf_scaling.fig11`, then gains over all settings that fit, and replayed, by grade.
-
-    campaign : replays of plans of one network beside each other, over the lab's link
-    What the paper prints of adaFusion's gains stands in ``paper_gain_low`` and ``paper_gain_high``.
-    """
+    """Return rows of `osf_scaling.fig11`, then gains over all settings that fit, and replayed, by grade."""
     gains = osf_scaling.over(osf_scaling.gains, ["planner", "over", "network"], ["gain"])
-    labs = gains_in_lab(campaign.table("runs"), "buffer:25MB"), gains_in_regime()
+    labs = gains_in_lab(campaign.table("runs")), gains_in_regime()
     frame = osf_scaling.fig11(osf_scaling.setting())
     numbers = pd.concat([frame, graded(gains, *labs)], ignore_index=True)
     stated = (numbers["planner"] == ADAFUSION) & (numbers["grade"] == "model")

@@ -1,13 +1,11 @@
 """osf's figures by model: the paper's cluster in all settings that fit its statements equally well.
 
-One setting gives one curve; the paper's text leaves many open. A range goes from the least to the largest
-number over the *compatible* settings: VGG-16 at its 0.25, and of the other statements as many as hold
-together. What the text says stands in a column ``paper``; most of its figures are pictures without numbers.
+A range goes from the least to the largest number over the *compatible* settings: VGG-16 at its 0.25, and of
+the other statements as many as hold together. What the text says stands in a column ``paper``.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -35,9 +33,6 @@ TWO = ("ResNet101", "VGG16")
 WORKER_COUNTS = (1, 2, 4, 8, 16, 32)
 BUFFERS = tuple(m * u for u in (KB, MB) for m in (1, 3, 10, 30, 100, 300)) + (GB,)
 ANCHOR = "VGG-16: scaling factor"
-FIG02_BACKWARD_S = (2e-3, 2e-3, 9e-3, 5e-3)
-FIG02_OVERHEAD_S = 4e-3
-FIG02_PLANS = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
 FORMULAS = ("CSF", "OSF printed", "OSF repaired")
 FIG11_PLANNERS = (
     *("none", "buffer:100MB", "buffer:25MB", "ddp", "mg_wfbp"),
@@ -45,11 +40,17 @@ FIG11_PLANNERS = (
 )
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
 CONSTANT, RIVAL = "buffer:100MB", "mg_wfbp"
-SLOW_RANK = 1.1
-"""The unequal workers of the breakdown: one takes 10% longer to compute."""
+SLOW_RANK = 1.1  # of the unequal workers of the breakdown: one takes 10% longer to compute
 
 
-# -- settings ------------------------------------------------------------------------------------
+def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
+    """Return the rows in which columns have these values."""
+    return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
+
+
+def printed_at(frame: pd.DataFrame, number: float, **values: Any) -> pd.Series:
+    """Return a printed number in the rows in which columns have these values, else NaN."""
+    return pd.Series(number, rows_of(frame, **values).index, float).reindex(frame.index)
 
 
 def stated() -> tuple[Stated, ...]:
@@ -77,7 +78,7 @@ def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
     search = setting_search()
     mask = search.most(ANCHOR)
     order = np.argsort(search.miss[mask], kind="stable")
-    settings = [search.grid.setting(index) for index in np.argwhere(mask)[order]]
+    settings = map(search.grid.setting, np.argwhere(mask)[order])
     return tuple(setting for setting in settings if unit in ("", setting.unit))
 
 
@@ -111,9 +112,6 @@ def _tidy(
     return rows.reset_index(name=value)
 
 
-# -- scaling factors -----------------------------------------------------------------------------
-
-
 def csf_of(workload: Workload, cost: MessageCost) -> float:
     """Return the factor when everything is sent as one message after computation (osf Eq 2)."""
     return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
@@ -132,11 +130,11 @@ def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
     sent_s = cost(workload.bytes[::-1]).tolist()
     times = workload.forward_s, workload.backward_s[::-1].tolist(), sent_s
     alone_s = workload.compute_s - workload.update_s
-    overlapped = {
-        name: workload.compute_s / (alone_s / osf.osf(*times, first=first) + workload.update_s)
-        for name, first in (("OSF printed", 1), ("OSF repaired", 0))
-    }
-    return {"CSF": csf_of(workload, cost), **overlapped}
+    printed, repaired = (
+        workload.compute_s / (alone_s / osf.osf(*times, first=first) + workload.update_s)
+        for first in (1, 0)
+    )
+    return {"CSF": csf_of(workload, cost), "OSF printed": printed, "OSF repaired": repaired}
 
 
 def fig01(setting: PaperSetting) -> dict[str, Timeline]:
@@ -150,14 +148,15 @@ def fig01(setting: PaperSetting) -> dict[str, Timeline]:
 def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     """Return four equal tensors; waiting for the second pays, waiting for the last does not.
 
-    Numbers chosen here (the paper draws none): times in ``FIG02_BACKWARD_S``, 4 MB per tensor.
+    Numbers are chosen here; the paper draws none.
     """
-    workload = Workload.from_arrays(2e-3, FIG02_BACKWARD_S, [4 * MB] * len(FIG02_BACKWARD_S))
+    workload = Workload.from_arrays(2e-3, (2e-3, 2e-3, 9e-3, 5e-3), [4 * MB] * 4)
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
-    cost = AlphaBeta(FIG02_OVERHEAD_S, slope, workers=WORKERS, algorithm="ring")
-    plans = {name: make_plan(spec, workload, cost) for name, spec in FIG02_PLANS.items()}
-    timelines = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
-    return workload, cost, timelines
+    cost = AlphaBeta(4e-3, slope, workers=WORKERS, algorithm="ring")
+    specs = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
+    plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
+    drawn = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    return workload, cost, drawn
 
 
 def fig03(setting: PaperSetting) -> pd.DataFrame:
@@ -181,10 +180,12 @@ def fig04(setting: PaperSetting) -> pd.DataFrame:
         workload = setting.workload(network)
         tensors, backward_s = osf.of_workload(workload)
         case = workload.forward_s, tensors, backward_s, cost, size, setting.timeout_s
-        simulated = {"simulated": _fused(setting, network, size)["SF"]}
-        equations = {"OSF printed": True, "OSF repaired": False}
-        fused = {name: osf.osf_fused(*case, literal=printed) for name, printed in equations.items()}
-        return {**simulated, "CSF": csf_of(workload, cost), **fused}
+        return {
+            "simulated": _fused(setting, network, size)["SF"],
+            "CSF": csf_of(workload, cost),
+            "OSF printed": osf.osf_fused(*case, literal=True),
+            "OSF repaired": osf.osf_fused(*case, literal=False),
+        }
 
     return _tidy(factors, {"network": TWO, "buffer_bytes": BUFFERS})
 
@@ -196,15 +197,15 @@ def fig06(setting: PaperSetting) -> pd.DataFrame:
 
 def _with_buffer(setting: PaperSetting, network: str, capacity: int) -> Any:
     """Return workload, plan and waits with a fusion buffer (0: without)."""
-    free = setting.timeout_s, setting.unit
-    return cluster.fused(network, setting.compute_s(network), capacity, *free)
+    compute_s = setting.compute_s(network)
+    return cluster.fused(network, compute_s, capacity, setting.timeout_s, setting.unit)
 
 
 def _fused(setting: PaperSetting, network: str, capacity: int) -> dict[str, float]:
     """Return the number of messages, and the scaling factor, with a fusion buffer (0: without)."""
     (workload, plan, waited_s), cost = _with_buffer(setting, network, capacity), setting.cost()
-    links = np.array([cost.alpha_s]), cost.beta_s_per_byte
-    taken_s = cluster.fused_iteration_s(workload, plan, waited_s, *links)[0]
+    link = np.array([cost.alpha_s]), cost.beta_s_per_byte
+    taken_s = cluster.fused_iteration_s(workload, plan, waited_s, *link)[0]
     return {"all-reduces": float(len(plan.ends)), "SF": setting.compute_s(network) / taken_s}
 
 
@@ -227,20 +228,18 @@ def fig08(setting: PaperSetting) -> pd.DataFrame:
 
 def fig11(setting: PaperSetting) -> pd.DataFrame:
     """Return scaling factors of the five networks by planner, gains over 100 MB, and the most possible."""
-    rows: list[dict[str, Any]] = []
-    cost = setting.cost()
+    tables, cost = {}, setting.cost()
     for network in FIVE:
         workload = setting.workload(network)
         plans = {name: make_plan(name, workload, cost) for name in FIG11_PLANNERS}
         factors = {name: predict(workload, p, cost).scaling_factor for name, p in plans.items()}
-        constant = factors[CONSTANT]
-        saved = (len(plans[CONSTANT].ends) - 1) * cost.alpha_s / workload.compute_s
-        most = osf.largest_fusion_gain(constant, saved)
-        for name, factor in factors.items():
-            row = {"network": network, "planner": name, "messages": len(plans[name].ends)}
-            row |= {"model": factor, "gain_over_100MB": factor / constant - 1}
-            rows.append({**row, "most_possible_gain": most})
-    return pd.DataFrame(rows)
+        messages = {name: len(plan.ends) for name, plan in plans.items()}
+        table = pd.DataFrame({"messages": messages, "model": factors})
+        saved = (messages[CONSTANT] - 1) * cost.alpha_s / workload.compute_s
+        most = osf.largest_fusion_gain(factors[CONSTANT], saved)
+        gain = table["model"] / factors[CONSTANT] - 1
+        tables[network] = table.assign(gain_over_100MB=gain, most_possible_gain=most)
+    return pd.concat(tables, names=["network", "planner"]).reset_index()
 
 
 def gains(setting: PaperSetting) -> pd.DataFrame:
@@ -251,16 +250,12 @@ def gains(setting: PaperSetting) -> pd.DataFrame:
     return pd.concat(ratios, names=["planner", "over", "network"]).rename("gain").reset_index()
 
 
-# -- where communication time goes ---------------------------------------------------------------
-
-
-def fig05(setting: PaperSetting, slow_rank: float = SLOW_RANK) -> pd.DataFrame:
+def fig05(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
     """Return communication time by phase against workers without fusion, all equal and one slower."""
     case = {"network": TWO, "workers": WORKER_COUNTS[1:], "slowest": (1.0, slow_rank)}
     frame = _shares(lambda network, workers, slow: _phases(setting, network, slow, workers), case)
-    printed = frame[[*case, "phase"]] == ["ResNet101", WORKERS, 1.0, "ALLREDUCE"]
-    paper = claimed("osf-fig05-allreduce") / 100
-    return frame.assign(paper=np.where(printed.all(axis=1), paper, math.nan))
+    place = {"network": "ResNet101", "workers": WORKERS, "slowest": 1.0, "phase": "ALLREDUCE"}
+    return frame.assign(paper=printed_at(frame, claimed("osf-fig05-allreduce") / 100, **place))
 
 
 def fig07(setting: PaperSetting) -> pd.DataFrame:

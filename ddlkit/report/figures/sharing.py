@@ -1,9 +1,7 @@
 """The sharing paper's figures: what it prints or its model says, and what machines measured.
 
-A configuration is compared with the default of the same round, so that what drifts from round to round
-cancels; the median over rounds is shown, with its 95% interval. Links differ by what carried messages:
-threads of gloo on a processor, a stand-in on a GPU (`gpu_own`). A figure's CSV keeps names as they were
-recorded; `shown` spells them for readers.
+A configuration is compared with the default of the same round, so that drift cancels; shown is the median
+over rounds, with its 95% interval. A figure's CSV keeps names as they were recorded; `shown` spells them.
 """
 
 from __future__ import annotations
@@ -21,29 +19,32 @@ from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import gpu_own, sharing_model
 from ddlkit.report.figures.sharing_model import PARTS, RESNET
-from ddlkit.report.panels import ENDS, Panel
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
+from ddlkit.report.plots import Panel
 from ddlkit.report.source import open_sharing
 
-Tables = Mapping[str, pd.DataFrame]
-"""What was measured, by KINDS; what was not is missing."""
+Tables = Mapping[str, pd.DataFrame]  # by KINDS
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
 DEFAULTS = ("t2-free-normal", DEFAULT)  # of gloo, two threads; of the paper's NCCL, two blocks
 LARGE_BYTES = 25_000_000  # figure 2's message, which is sent in parts: every thread has some
 OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processor, small pictures
 SIMULATED = "V100S, simulated"
+ENDS = ["lower", "upper"]
 CELL = ["network", "batch", "plan", "link"]
-SEEN = {"threads": ["taken_threads"], "cores": ["taken_cores"]}  # where controls are read back
-SEEN |= {"priority": ["taken_policy", "taken_nice"]}
+SEEN = {  # where controls are read back
+    "threads": ["taken_threads"],
+    "cores": ["taken_cores"],
+    "priority": ["taken_policy", "taken_nice"],
+}
 
 
 def recorded(data: str = "") -> Tables:
     """Return what a machine measured, by its name or directory, else the first that has some, and a GPU."""
-    here, tables = open_sharing(data), {}
-    for kind in KINDS if here else ():
+    place, tables = open_sharing(data), {}
+    for kind in KINDS:
         name = kind if kind == "controls" else f"sharing_{kind}"
-        if here and here.has(name):
-            tables[kind] = here.rounds(name) if kind == "iterations" else here.table(name)
+        if place and place.has(name):
+            tables[kind] = place.rounds(name) if kind == "iterations" else place.table(name)
     for kind, rows in gpu_own.one_gpu(data).items():
         tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
     return tables
@@ -52,9 +53,6 @@ def recorded(data: str = "") -> Tables:
 def _links(tables: Tables, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
     for link, rows in tables[kind].groupby("link") if kind in tables else ():
         yield str(link), rows
-
-
-# -- rounds and grids ----------------------------------------------------------------------------
 
 
 def default_of(rows: pd.DataFrame) -> str:
@@ -88,10 +86,7 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return iterations or gains under DDP's own plan, of one computing thread a rank.
-
-    What more threads take from each other is not a message's doing.
-    """
+    """Return iterations or gains under DDP's own plan, of one computing thread a rank."""
     several = rows["configuration"].str.contains("-omp", regex=False)
     return rows[(rows["plan"] == "ddp") & ~several]
 
@@ -115,8 +110,7 @@ def least_first(name: str) -> tuple[int, ...]:
 def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
     """Return a heat map, a row a number: panel, row, column, value, lower, upper, default, order.
 
-    In rows is ``index``, in columns the configuration; without an index one of one group stands by its parts:
-    "2x256" in row 2, "t2-free-idle" in column "t2".
+    In rows is ``index``, in columns the configuration; without an index its parts: "2x256" in row 2.
     """
     rows = rows if index else one_group(rows)
     names = rows["configuration"]
@@ -126,9 +120,9 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
     elif not names.str.startswith("t").any():
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
     ends = {end: rows.get(end, np.nan) for end in ENDS}
-    of = {"panel": panel, "value": rows[value], **ends, "default": names == default_of(rows)}
-    place = pd.factorize(rows[index])[0] if index else 0
-    table = parts.assign(**of, place=place, order=names.map(least_first)).dropna(subset="value")
+    order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
+    table = parts.assign(panel=panel, value=rows[value], **ends, default=names == default_of(rows))
+    table = table.assign(place=place, order=order).dropna(subset="value")
     table = table.sort_values(["place", "order"], ignore_index=True)
     return table[["panel", "row", "column", "value", *ENDS, "default", "order"]]
 
@@ -138,23 +132,18 @@ def numbers(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=["default", "order"])
 
 
-# -- the figures ---------------------------------------------------------------------------------
-
-
 def figure1(tables: Tables) -> pd.DataFrame:
     """Return what limits a collective, at which level, whether it is offered, and what was read back."""
     columns = ["level", "control", "outcome", "reason"]
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
     table, rows = tables["controls"][columns], tables["control"].query("outcome == 'applied'")
-    said = {
+    words = {
         word: "; ".join(sorted(set(rows[seen].astype(str).agg(" ".join, axis=1)) - {"0"}))
         for word, seen in SEEN.items()
     }
-    read_back = [
-        next((said[word] for word in said if word in name), "") for name in table["control"]
-    ]
-    return table.assign(read_back=read_back)
+    control = table["control"].str.extract(f"({'|'.join(SEEN)})", expand=False)
+    return table.assign(read_back=control.map(words).fillna(""))
 
 
 def _paper(name: str) -> pd.DataFrame:
@@ -163,14 +152,12 @@ def _paper(name: str) -> pd.DataFrame:
 
 
 def _gains() -> pd.DataFrame:
-    """Return figure 8's gains over the default: configuration, gain, case ("AlexNet, 16"), network, batch."""
-    rows = (
-        sharing_model.gains(throughput())
-        .rename_axis("configuration", axis=1)
-        .stack()
-        .rename("gain")
-    )
-    rows = rows.reset_index()
+    """Return figure 8's gains over the default: configuration, gain, network, batch, case ("AlexNet, 16")."""
+    gains = sharing_model.gains(throughput()).rename_axis("configuration", axis=1)
+    return _named(gains.stack().rename("gain").reset_index())
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(case=rows["network"] + ", " + rows["batch"].astype(str))
 
 
@@ -190,9 +177,9 @@ def figure3(tables: Tables) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows = _paper("fig03").replace("_", " ", regex=True)
     paper = [cells(str(name), of, "slowdown") for name, of in rows.groupby("kernel", sort=False)]
     ours = []
-    for link, own in _links(tables, "kernels"):
-        own = own.assign(ratio=own["kernel_beside_s"] / own["kernel_alone_s"])
-        ratios = summed(own, ["kernel", "configuration"], "ratio")
+    for link, each in _links(tables, "kernels"):
+        each = each.assign(ratio=each["kernel_beside_s"] / each["kernel_alone_s"])
+        ratios = summed(each, ["kernel", "configuration"], "ratio")
         ours.append(cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
     drawn = pd.concat([cells("paper", rows, "slowdown", "kernel"), *ours], ignore_index=True)
     return pd.concat([*paper, *ours], ignore_index=True), drawn
@@ -200,16 +187,17 @@ def figure3(tables: Tables) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def figure4(tables: Tables) -> pd.DataFrame:
     """Return `cells` of ResNet-18's gain in throughput in per cent, at the batch with most rows."""
-    every = _gains()
-    again = every[(every["network"] == RESNET[0]) & (every["batch"] == RESNET[1])]
-    maps = [
-        cells("paper, fig 4", _paper("fig04"), "gain_percent"),
-        cells("paper, fig 8", again, "gain"),
-    ]
+    again = _gains().query("network == @RESNET[0] and batch == @RESNET[1]")
+    maps = [cells("paper, fig 4", _paper("fig04"), "gain_percent")]
+    maps.append(cells("paper, fig 8", again, "gain"))
     for link, rows in _links(tables, "iterations"):
         if len(gains := _of_resnet(rows)):
             maps.append(cells(link, gains, "gain"))
     return pd.concat(maps, ignore_index=True)
+
+
+def _of(rows: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
+    return rows[(rows[CELL] == [cell[key] for key in CELL]).all(axis=1)]
 
 
 def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
@@ -224,8 +212,7 @@ def figure8(tables: Tables) -> pd.DataFrame:
     """
     maps = [cells("paper", _gains(), "gain", "case")]
     for link, rows in _links(tables, "iterations"):
-        gains = throughputs(plain(rows))
-        gains = gains.assign(case=gains["network"] + ", " + gains["batch"].astype(str))
+        gains = _named(throughputs(plain(rows)))
         shares = gains.groupby("configuration")["case"].nunique() / gains["case"].nunique()
         if gains["network"].nunique() > 1:
             often = gains[gains["configuration"].map(shares) >= 0.5]
@@ -239,10 +226,9 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
     Their names are "where, role: configuration". The best is that of odd rounds, the timelines of even ones.
     """
     model, roles = sharing_model.fitted("both"), ("default", "best", "starved")
-    names = dict(zip(roles, (DEFAULT, "1x256", "1x64"), strict=True))
     simulated = {
         f"V100S, {role}: {name}": model.iteration(*RESNET, name).timeline()
-        for role, name in names.items()
+        for role, name in zip(roles, (DEFAULT, "1x256", "1x64"), strict=True)
     }
     groups = [simulated]
     for link, rows in _links(tables, "iterations") if "spans" in tables else ():
@@ -251,9 +237,10 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
             continue
         best = gains.loc[gains["gain"].idxmax(), "configuration"]
         ways = default_of(gains), best, min(gains["configuration"], key=least_first)
-        measured = tables["spans"]
-        own = measured[(measured[CELL] == gains.iloc[0][CELL].tolist()).all(axis=1)]
-        first = own.drop_duplicates([*CELL, "configuration", "task", "rank"])  # of several sessions
+        first = _of(tables["spans"], gains.iloc[0])
+        first = first.drop_duplicates(
+            [*CELL, "configuration", "task", "rank"]
+        )  # of several sessions
         spans = {
             name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
             for name, each in first.groupby("configuration")
@@ -266,8 +253,7 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
 
 def spans(groups: Sequence[Mapping[str, Timeline]]) -> pd.DataFrame:
     """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
-    every = [pair for group in groups for pair in group.items()]
-    each = [timeline.to_frame().assign(case=name) for name, timeline in every]
+    each = [line.to_frame().assign(case=name) for lines in groups for name, line in lines.items()]
     return pd.concat([*each, sharing_model.printed_parts()])
 
 
@@ -293,33 +279,25 @@ def figure7(tables: Tables) -> dict[str, pd.DataFrame]:
 def parts(link: str, iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
     """Return PARTS of default and best of each network and batch, by "here, link": means of rounds, in s.
 
-    Waiting counts as computation. The best is that of the odd rounds; shown are the even ones in which both
-    were trained. Nothing is returned of a single case.
+    The best is that of odd rounds; shown are even ones in which both were trained. Of a single case: nothing.
     """
     rows, bars = plain(iterations), [pd.DataFrame()]
-    gains, even = (
-        one_group(throughputs(rows[rows["repeat"] % 2 == 1])),
-        rows[rows["repeat"] % 2 == 0],
-    )
+    odd, default = rows["repeat"] % 2 == 1, default_of(rows)
+    gains, even = one_group(throughputs(rows[odd])), rows[~odd]
     best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(by)
-    for row in best.to_dict("records"):
-        default, chosen = default_of(rows), row["configuration"]
-        cell = even[(even[CELL] == [row[key] for key in CELL]).all(axis=1)]
+    for _, row in best.iterrows():
+        chosen = row["configuration"]
+        cell = _of(even, row)
         cell = cell[cell["configuration"].isin([default, chosen])]
-        both = cell.groupby("repeat")["configuration"].transform("nunique") == len(
-            {default, chosen}
-        )
+        count = cell.groupby("repeat")["configuration"].transform("nunique")
+        cell = cell[count == len({default, chosen})]
         alone_s = cell["iteration_s"] - cell["communication_s"]
         columns = alone_s, cell["overlap_s"], cell["exposed_communication_s"]
-        table = pd.concat(columns, axis=1, keys=PARTS)[both]
-        means = table.groupby(cell["configuration"][both]).mean()
+        means = pd.concat(columns, axis=1, keys=PARTS).groupby(cell["configuration"]).mean()
         if len(means):
             label = f"{row[by]}, best: {'default' if chosen == default else chosen}"
             bars.append(means.loc[[default, chosen]].set_axis([f"{row[by]}, default", label]))
     return {f"here, {link}": pd.concat(bars)} if len(bars) > 2 else {}
-
-
-# -- with what the text prints -------------------------------------------------------------------
 
 
 def with_saved(bars: Mapping[str, pd.DataFrame], saved_ms: pd.DataFrame) -> pd.DataFrame:
@@ -344,18 +322,14 @@ def with_printed(bars: Mapping[str, pd.DataFrame], printed: pd.DataFrame) -> pd.
     return pd.concat([table, wide.reindex(of_paper).reset_index(drop=True)], axis=1)
 
 
-# -- for readers ---------------------------------------------------------------------------------
-
-PAPER = {"V100S": "V100S, by the model", SIMULATED: "V100S, by the model"}
-PAPER |= {"relu": "ReLU", "paper": "Paper, two V100S", "paper, 25 MB": "Paper, 25 MB"}
+PAPER = {"V100S": "V100S, by the model", SIMULATED: "V100S, by the model", "relu": "ReLU"}
+PAPER |= {"paper": "Paper, two V100S", "paper, 25 MB": "Paper, 25 MB"}
 PAPER |= {f"paper, fig {n}": f"Paper, figure {n}" for n in (4, 8)}
 _LINK = re.compile(r"(?:lab|emulated):(\d+)([mg])bit(?:-delay(\d+)ms)?")
 
 
 def shown(name: Any) -> Any:
     """Return a link, a configuration, a network, a batch, both, or a kernel, as readers know it.
-
-    Threads of gloo are free on any core where nothing else is said.
 
     >>> shown("here, emulated:1gbit-delay2ms"), shown("t1-free-idle+t2-own-raised"), shown("resnet18_64, 8")
     ('Processor, 1 Gbit/s, 2 ms', 't1 idle + t2 own raised', 'ResNet-18, 64 px, 8')
@@ -371,7 +345,7 @@ def shown(name: Any) -> Any:
     return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Panel]:
+def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
     """Return heat maps of `cells` by heading, in the words of readers.
 
     between : in a heading between where gains are from and how many, or their intervals, are beyond no gain
@@ -385,23 +359,19 @@ def maps(table: pd.DataFrame, neutral: float, between: str = "") -> dict[str, Pa
         rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
         order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
         axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
-        wide = rows.pivot(index="row", columns="column", values=["value", *ENDS])
-        grids = [
-            wide[end].astype(float).loc[order].rename_axis(index=axes[0], columns=axes[1])
+        wide = rows.pivot(index="row", columns="column", values=["value", *ENDS]).astype(float)
+        grid, lower, upper = (
+            wide[end].loc[order].rename_axis(index=axes[0], columns=axes[1])
             for end in ("value", *ENDS)
-        ]
+        )
         default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
         framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
-        lower, upper = grids[1:] if rows["lower"].notna().any() else (None, None)
-        drawn[says] = Panel(grids[0], framed, lower, upper, neutral)
+        drawn[says] = Panel(grid, framed, (lower, upper))
     return drawn
 
 
 def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return for `plots.paired_bars` by heading the bars, both of a pair under one name, and which is which.
-
-    A heading says in how many cases what was chosen makes the iteration shorter than the default.
-    """
+    """Return for `plots.paired_bars` by heading, which counts wins, the bars and which of a pair is which."""
     drawn = {}
     for name, table in bars.items():
         cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
@@ -416,8 +386,6 @@ def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str
 
 def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
     """Return one group of `figure5`, named for readers."""
-    words = {name: re.split(r", (?=default|best|starved)|: ", name) for name in group}
-    return {
-        f"{shown(where)}, {role}: {shown(way)}": group[name]
-        for name, (where, role, way) in words.items()
-    }
+    words = [re.split(r", (?=default|best|starved)|: ", name) for name in group]
+    names = [f"{shown(where)}, {role}: {shown(way)}" for where, role, way in words]
+    return dict(zip(names, group.values(), strict=True))

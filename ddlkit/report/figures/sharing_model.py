@@ -1,10 +1,7 @@
 """The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3.
 
-Figure 2 says how long an all-reduce takes under each of 16 configurations, figure 3 how much longer kernels
-take beside it. In an iteration, what is computed beside messages takes longer (`core.link`). Unknown are what
-a network computes, the time of an all-reduce of 25 MB, and which share of figure 3's slowdown training
-feels: kernels there run beside messages without end. They are fitted on batches 16 and 64 of figure 8; its
-batches 32 and 128, and figure 4, are predicted.
+Unknown are what a network computes, the time of an all-reduce of 25 MB, and which share of figure 3's
+slowdown training feels: fitted on batches 16 and 64 of figure 8; its others, and figure 4, are predicted.
 """
 
 from __future__ import annotations
@@ -34,11 +31,7 @@ FITTED = (16, 64)  # batches of figure 8 that the unknowns are fitted on; the ot
 ALLREDUCE_BYTES = 25e6  # of figure 2; were they 25 MiB, one's fitted time alone would be longer
 RESNET = ("ResNet-18", 32)  # network and batch of figures 4 and 5
 PARTS = ["computation only", "overlap", "communication only"]
-FIT_MODELS = ["both", "none"]
-"""Slowdowns of compute and of messages; no slowdown."""
-
-
-# -- the paper's grid ----------------------------------------------------------------------------
+FIT_MODELS = ["both", "none"]  # slowdowns of compute and of messages; no slowdown
 
 
 def configurations(grid: pd.DataFrame) -> list[str]:
@@ -49,9 +42,9 @@ def configurations(grid: pd.DataFrame) -> list[str]:
 @cache
 def layers(network: str) -> Workload:
     """Return a network whose layers compute as long as their FLOP say, counted in the recorded profiles."""
-    wanted = f"network == {store.network_named(network).lower()!r}"
+    wanted = f"network == {store.network_named(network).lower()!r} and precision == 'fp32'"
     tables = (each.table("layers") for each in source.recordings("layers").values())
-    chosen = (rows.query(f"{wanted} and precision == 'fp32' and ranks == 1") for rows in tables)
+    chosen = (rows.query(f"{wanted} and ranks == 1") for rows in tables)
     rows = next(rows for rows in chosen if len(rows))
     parts = tuple(rows["tensor"]), rows["parameters"].to_numpy(), rows["flops"].to_numpy()
     counted = LayerProfile.from_flops(network, 1, *parts, peak_flops_per_s=1.0, utilisation=1.0)
@@ -85,8 +78,7 @@ def kernel_slowdowns() -> pd.Series:
 class Fitted:
     """The model of figure 8 with its unknowns.
 
-    allreduce_s : of 25 MB by the default; felt : share of figure 3's slowdown that training feels
-    messages : how much longer messages take beside compute
+    allreduce_s : of 25 MB by the default; felt : share of figure 3's slowdown; messages : their own slowdown
     start_s, image_s : by network: compute of an iteration, and of each image beyond
     """
 
@@ -135,13 +127,9 @@ def fitted(slowdowns: str) -> Fitted:
         return Fitted(float(np.exp(x[0])), felt, drag, start_s, image_s)
 
     def residuals(x: Floats) -> Floats:
-        tried = model(x)
-        apart = [
-            logs[name] - np.log(batches[:, None] / tried.iteration_s(name, batches))
-            for name in names
-        ]
-        joined = np.concatenate(apart, axis=None)
-        return joined[np.isfinite(joined)]
+        seconds = np.array([model(x).iteration_s(name, batches) for name in names])
+        apart = np.array([*logs.values()]) - np.log(batches[:, None] / seconds)
+        return apart[np.isfinite(apart)]
 
     slopes = [float(np.ptp(batches / np.exp(np.nanmax(logs[name], axis=1)))) / 48 for name in names]
     begin = [np.log(0.015), 0.1, 0.1, *np.full(n, np.log(1e-3)), *np.log(slopes)]
@@ -163,8 +151,7 @@ def errors(of_fitted: bool = False) -> pd.DataFrame:
     """Return by model: cases, median absolute error of figure 8's throughputs, and regret.
 
     Of configurations that are printed at both FITTED batches; at the other batches, or ``of_fitted``.
-    regret : how much slower, in the mean over networks and batches, the configuration is that the model would
-        choose, than the best measured one; also of who always keeps the "default"
+    regret : how much slower, in the mean, the model's choice is than the best; also of keeping the "default"
     """
     grid = throughput()
     fit = grid.index.isin(FITTED, level="batch")
@@ -191,9 +178,6 @@ def points_away() -> list[float]:
     printed = grid["gain_percent"].set_axis(configurations(grid)), gains(throughput()).loc[RESNET]
     model = gains(predicted("both")).loc[RESNET].drop(DEFAULT)
     return [float((model - each[model.index]).abs().median()) for each in printed]
-
-
-# -- parts of the paper's iterations, by its model and as its text prints them -------------------
 
 
 def best(network: str, batch: int) -> str:
@@ -226,33 +210,28 @@ def printed_parts() -> pd.DataFrame:
     begin_s = compute_s - both_s
     ends = [(0.0, compute_s), (begin_s, begin_s + sent_s), (begin_s, compute_s)]
     rows = pd.DataFrame(ends, index=words, columns=["start_s", "end_s"])
-    same = {"rank": 0, "iteration": 0, "group": -1, "origin": "printed"}
-    same |= {"bytes": 0, "case": "paper: 1x64"}
-    rows = rows.assign(task=rows.index, kind=rows.index, stream=rows.index, **same)
+    same = {"rank": 0, "iteration": 0, "group": -1, "origin": "printed", "bytes": 0}
+    rows = rows.assign(task=words, kind=words, stream=words, **same, case="paper: 1x64")
     return rows.assign(printed_s=rows["end_s"] - rows["start_s"])
 
 
 def saved() -> pd.DataFrame:
-    """Return by batch of ResNet-18 what the paper's best saves of an iteration, in milliseconds.
-
-    Columns: printed (in the text), figure 8 (from its throughputs), model (of that figure, by its model).
-    """
+    """Return by batch what the paper's best saves of ResNet-18's iteration, in ms: text, figure 8, model."""
     every = prose("sharing").items()
-    said = {int(key.rpartition("-")[2]): n for key, n in every if "fig06-saved" in key}
+    texts = {int(key.rpartition("-")[2]): n for key, n in every if "fig06-saved" in key}
     rows = {}
     for batch in BATCHES:
         images, took_s = throughput().loc["ResNet-18", batch], with_best({"": ("ResNet-18", batch)})
         figure8_s = batch / images[DEFAULT] - batch / images.max()
         rows[batch] = figure8_s, took_s.iloc[0].sum() - took_s.iloc[1].sum()
     saved_s = pd.DataFrame.from_dict(rows, orient="index", columns=["figure 8", "model"])
-    return pd.DataFrame({"printed": said}).join(1e3 * saved_s, how="outer").rename_axis("batch")
+    return pd.DataFrame({"printed": texts}).join(1e3 * saved_s, how="outer").rename_axis("batch")
 
 
 def printed() -> pd.DataFrame:
     """Return every time that the text gives of figure 7, in ms, beside the model of figure 8.
 
-    Columns: network, configuration, quantity, paper, model; AlexNet's computation only, which is one for both
-    configurations, first.
+    AlexNet's computation only, which is one for both configurations, comes first.
     """
     names = {"alexnet": "AlexNet", "vgg16": "VGG-16", "vgg19": "VGG-19", "vit": "ViT-Base/16"}
     names |= {f"resnet{depth}": f"ResNet-{depth}" for depth in (18, 50, 101)}

@@ -14,51 +14,35 @@ from functools import cache
 
 import pandas as pd
 
-from ddlkit.report.claims import (
-    CHECKS,
-    FIRM,
-    Claim,
-    Evidence,
-    Outcome,
-    Result,
-    load_claims,
-    waiting,
-)
+from ddlkit.report import claims
+from ddlkit.report.claims import Claim, Evidence, Outcome, Result
 from ddlkit.report.outputs import format_quantity
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def evaluate(claims: Sequence[Claim] | None = None) -> pd.DataFrame:
+def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
     """Return a row per claim, strongest evidence first: its columns, its Result's, outcome and notebook.
 
-    ``low``, ``high`` are NaN for an open claim, whose ``note`` is the reason and whose ``notebook`` will
-    decide it.
+    Of an open claim low and high are NaN, ``note`` is the reason, and ``notebook`` will decide it.
     """
-    why, rows = waiting(), []
-    for claim in load_claims() if claims is None else claims:
+    undecided = claims.waiting().rename(columns={"why": "note"}).to_dict("index")
+    nothing = {"evidence": Evidence.NONE, "low": math.nan, "high": math.nan, "grade": ""}
+    rows = []
+    for claim in claims.load_claims() if listed is None else listed:
         result = _result(claim.id)
-        row = {**asdict(claim), "evidence": Evidence.NONE, "low": math.nan, "high": math.nan}
-        if result:
-            row |= {**asdict(result), "notebook": ""}
-        else:
-            row |= {
-                "note": why["why"][claim.id],
-                "grade": "",
-                "notebook": why["notebook"][claim.id],
-            }
-        rows.append({**row, "outcome": claim.outcome(result)})
+        cells = {**asdict(result), "notebook": ""} if result else nothing | undecided[claim.id]
+        rows.append({**asdict(claim), **cells, "outcome": claim.outcome(result)})
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
-    place = {str(evidence): place for place, evidence in enumerate(Evidence)}
     return table.sort_values(
-        "evidence", key=lambda evidence: evidence.map(place), kind="stable", ignore_index=True
+        "evidence", key=lambda names: names.map([*Evidence].index), kind="stable", ignore_index=True
     )
 
 
 @cache
 def _result(claim: str) -> Result | None:
-    return CHECKS[claim]() if claim in CHECKS else None
+    return claims.CHECKS[claim]() if claim in claims.CHECKS else None
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -73,8 +57,8 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
     """Return `counts` by name, as evidence_outcome, then how many are open, and how many in all."""
     table, numbers = counts(verdicts), {}
     for evidence in [*Evidence][:-1]:
-        said = ("reproduced", "differs") if evidence in FIRM else ("compatible", "contradicted")
-        for outcome in said:
+        firm = evidence in claims.FIRM
+        for outcome in ("reproduced", "differs") if firm else ("compatible", "contradicted"):
             numbers[f"{evidence.name.lower()}_{outcome}"] = int(table.loc[str(evidence), outcome])
     return {**numbers, "open": int(table.loc["all", "open"]), "claims": len(verdicts)}
 
@@ -99,8 +83,6 @@ def computed(row: pd.Series) -> str:
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
     """Return the verdicts as cells for readers: ``printed`` and ``computed`` with their units."""
     sign = verdicts["relation"].map({"<=": "≤ ", ">=": "≥ ", "=": ""})
-    printed = [
-        format_quantity(*cells) for cells in zip(verdicts["value"], verdicts["unit"], strict=True)
-    ]
+    printed = [*map(format_quantity, verdicts["value"], verdicts["unit"])]
     table = verdicts.assign(printed=sign + printed, computed=verdicts.apply(computed, axis=1))
     return table.to_dict("records")

@@ -18,7 +18,11 @@ from ddlkit.report.figures import dag as figures
 from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
-# -- tables --------------------------------------------------------------------------------------
+OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
+"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
+CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}  # dag V-A: boost is off
+WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
+K80, V100 = CLUSTERS.values()
 
 
 def _millions(network: str) -> float:
@@ -26,21 +30,18 @@ def _millions(network: str) -> float:
 
 
 def table4() -> pd.DataFrame:
-    """Return dag Tab IV: three networks, counted from their architectures.
-
-    Added: gflop_computed, FLOP of a forward pass on one image (2 a multiply-add) / 1e9.
-    """
+    """Return dag Tab IV, counted from architectures, and GFLOP of a forward pass on one image."""
     frame = claims.paper_table("dag", "tab04")
     names = frame["network"]
+    gflop = [2 * networks.multiply_adds(name) / 1e9 for name in names]
     frame = claims.recomputed(frame, parameters_millions=map(_millions, names))
-    return frame.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
+    return frame.assign(gflop_computed=gflop)
 
 
 def table6() -> pd.DataFrame:
-    """Return dag Tab VI: one iteration of AlexNet, layer by layer.
+    """Return dag Tab VI: one iteration of Caffe's AlexNet in float32, layer by layer.
 
-    size_bytes: of Caffe's AlexNet in float32. Added for layers with parameters: forward FLOP of the
-    batch over the printed forward time, and bytes over the printed communication time.
+    Added: forward FLOP of the batch, and bytes, over the printed times of layers with parameters.
     """
     frame = claims.paper_table("dag", "tab06")
     layers = iter(networks.layers("AlexNet"))
@@ -52,14 +53,6 @@ def table6() -> pd.DataFrame:
         forward_flops_per_s_computed=1e6 * flops.where(flops > 0) / frame["forward_us"],
         communication_bytes_per_s_computed=1e6 * size / frame["communication_us"],
     )
-
-
-# -- counted, bounds, and the paper's own numbers ------------------------------------------------
-
-OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
-"""A cycle, by data sheets: of a GK210's 2496 lanes; of a V100's 640 Tensor Cores, 64 multiply-adds each."""
-CLOCK_HZ = {"K80": 562e6, "V100": 1370e6}
-"""Of dag V-A, with boost off."""
 
 
 @check("dag-k80-peak", "K80", 875e6)
@@ -75,8 +68,7 @@ def _peak(gpu: str, boost_hz: float) -> Result:
 def _least_backward(gpu: str) -> Result:
     flops = 4.0 * cluster.BATCH["ResNet-50"] * networks.multiply_adds("ResNet50")
     note = (
-        "twice forward's operations at the peak of the stated clock; whether K80 means the board or one "
-        "of its two GPUs, and the V100's precision, are not stated"
+        "twice forward's operations at the stated clock's peak; the V100's precision is not stated"
     )
     return at_least(flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu]), note)
 
@@ -89,23 +81,26 @@ def _wire_time(gpu: str) -> Result:
     return at_least(least_s, "four machines at wire speed; float32, precision is not stated")
 
 
-@check("dag-efficiency")
-def _efficiency() -> Result:
-    sent_s, rate = CLUSTERS["V100"].sent_s, CLUSTERS["V100"].network_bytes_per_s
-    used = [dag.communication_efficiency(4e6 * n, sent_s, rate) for n in (23.5, 24.5)]
-    note = "Table IV's 24 M parameters in float32, as rounded, over time and link rate: not defined"
-    return own([100 * share for share in used], note)
+def _link_use(millions: float) -> float:
+    return 100 * dag.communication_efficiency(4e6 * millions, V100.sent_s, V100.network_bytes_per_s)
 
 
-K80, V100 = CLUSTERS.values()
 CHECKS |= {
+    "dag-efficiency": lambda: own(
+        map(_link_use, (23.5, 24.5)),
+        "Table IV's 24 M in float32 over time and link rate: not defined",
+    ),
+    "dag-v100-speed": lambda: modelled(
+        (LIKE_RESNET, dag_clusters.compatible().alexnet_speedup.max()),
+        "ResNet-50's, by the printed backward times, to AlexNet's largest of the compatible settings",
+    ),
     "dag-fig01-tasks": lambda: counted(
         sum(dag.iteration_tasks(layers=3, gpus=4).values()), "of one iteration, kind by kind"
     ),
     "dag-tab4-resnet50": lambda: counted(_millions("ResNet50"), "of the published architecture"),
     "dag-tab4-googlenet": lambda: counted(
         _millions("GoogLeNet"),
-        "with the heads of training 13.4 M: the printed number fits their MB",
+        "13.4 M with the heads of training: the printed number fits their MB",
     ),
     "dag-tab4-alexnet": lambda: own(
         claims.paper_table("dag", "tab06")["size_bytes"].sum() / 4e6,
@@ -122,9 +117,6 @@ CHECKS |= {
 }
 
 
-# -- by model: clusters scanned ------------------------------------------------------------------
-
-
 def _by_model(statement: str, claim: str) -> Result:
     return claims.by_model(dag_clusters.setting_search(), statement, 1 / dag_clusters.unit(claim))
 
@@ -133,27 +125,12 @@ for _statement, _claim in dag_clusters.STATEMENTS.items():
     check(_claim, _statement, _claim)(_by_model)
 
 
-def _compatible_note() -> str:
-    return claims.over_compatible(dag_clusters.setting_search())
-
-
-@check("dag-v100-speed")
-def _v100_over_k80() -> Result:
-    alexnet = dag_clusters.compatible().alexnet_speedup
-    note = f"ResNet-50's, by the printed backward times, to AlexNet's largest, {_compatible_note()}"
-    return modelled((LIKE_RESNET, float(alexnet.max())), note)
-
-
-WHOLE = Gpus(cluster.MACHINES, cluster.PER_MACHINE)
-
-
 @check("dag-finding4")
 def _merged() -> Result:
-    """The same bytes in how much less time, 16 V100."""
     start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", WHOLE)
     sizes = cluster.layer_bytes("ResNet-50")
     each_s, sent_s = len(sizes) * start_s, sizes.sum() * per_byte
-    note = f"ResNet-50 in one message over one a layer, {_compatible_note()}"
+    note = "ResNet-50's layers one by one over all in one message, 16 V100, all compatible settings"
     return modelled((each_s + sent_s) / (start_s + sent_s), note)
 
 
@@ -184,19 +161,17 @@ def _copy_hidden() -> Result:
     for case in product(CLUSTERS, NETWORKS):
         periods = [_periods(name, *case) for name in dag.STRATEGIES]
         counts.append(sum(twice_s <= taken_s * (1 + 1e-9) for taken_s, _, _, twice_s in periods))
-    note = "of four graphs, scheduled: those that copies of twice the time do not delay; by network, cluster"
-    return modelled(counts, note)
-
-
-# -- measured ------------------------------------------------------------------------------------
+    return modelled(
+        counts, "of four scheduled graphs, those that copies of twice the time do not delay"
+    )
 
 
 @check("dag-finding2")
 def _hiding_pays() -> Result:
     runs = open_campaign().alone.table("runs")
-    plain = (runs["density"] == 1) & (runs["straggler"] == 1) & (runs["in_flight"] == 1)
+    plain = runs.query("density == 1 and straggler == 1 and in_flight == 1")
     case = ["network", "batch", "workers", "link", "dilation", "profile_sha256"]
-    means = runs[plain].groupby([*case, "plan"])["iteration_s"].mean().unstack()
+    means = plain.groupby([*case, "plan"])["iteration_s"].mean().unstack()
     ratios = (means["single"] / means["ddp"]).dropna()
     note = f"PyTorch's buckets in {len(ratios)} cases of the lab, 2 to 16 ranks, recorded times"
     return measured(ratios, note, "replayed")
@@ -207,19 +182,15 @@ def _hiding_pays() -> Result:
 @check("dag-fig04-resnet50-most", "ResNet-50")
 def _lab_error(network: str) -> Result:
     lab = dag_clusters.fig04_lab()
-    limited = lab["limited"][lab["network"] == network]
-    cases = f"{(~limited).sum()} of {len(limited)} cases of two emulated clusters"
-    note = f"average of {cases}, all that the processor cannot have slowed"
+    alone = ~lab["limited"][lab["network"] == network]
+    note = (
+        f"average of {alone.sum()} of {len(alone)} cases, all that the processor cannot have slowed"
+    )
     return measured(dag_clusters.lab_errors(lab)[network], note, "replayed")
 
 
 @check("dag-finding1")
 def _frameworks_described() -> Result:
-    """Of real training with each framework's switches: how many the graph predicts to MOST."""
     errors = figures.by_framework(figures.predictions(figures.parts()))
-    note = (
-        f"PyTorch with each one's switches; mean errors of {errors.min():.1%} to {errors.max():.1%}, where "
-        f"{figures.MOST:.1%}, the largest that the paper prints, was asked beforehand. No GPU, so that "
-        "nothing is copied, and Caffe-MPI and MXNet are alike"
-    )
+    note = f"PyTorch with each one's switches, on CPUs; mean errors {errors.min():.1%} to {errors.max():.1%}"
     return measured(float((errors <= figures.MOST).sum()), note, "measured")

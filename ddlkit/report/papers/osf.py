@@ -18,19 +18,16 @@ from ddlkit.report.figures import osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
 from ddlkit.store import network_named
 
-# -- tables --------------------------------------------------------------------------------------
-
 
 def _mib(tensors: Sequence[int]) -> float:
-    """Size in float32; osf's MB are MiB."""
+    """Return a size in float32; osf's MB are MiB."""
     return 4 * sum(tensors) / MIB
 
 
 def table2() -> pd.DataFrame:
-    """Return osf Tab 2: five networks, counted from their architectures.
+    """Return osf Tab 2, counted from architectures: gflops are multiply-adds of one image / 1e9.
 
-    gflops: multiply-adds of one image / 1e9; size_mb: float32 in MiB; layers: convolutions and dense
-    layers without a ResNet's projected shortcuts; tensors: parameter tensors.
+    layers: convolutions and dense layers, without a ResNet's projected shortcuts.
     """
     frame = claims.paper_table("osf", "tab02")
     names = frame["network"]
@@ -51,21 +48,14 @@ def table3() -> pd.DataFrame:
     return claims.recomputed(claims.paper_table("osf", "tab03"), size_mb=sizes)
 
 
-# -- counted, and the paper's own numbers --------------------------------------------------------
-
-
 @check("osf-fig03-reduction")
 def _osf_error_reduction() -> Result:
-    said = claims.prose("osf")
-    least, largest = said["fig03-csf-error-min"], said["fig03-csf-error-max"]
-    most = said["fig03-osf-error-max"]
+    errors = claims.prose("osf")
+    least, largest = errors["fig03-csf-error-min"], errors["fig03-csf-error-max"]
+    most = errors["fig03-osf-error-max"]
     ends = (most + 0.05) / (least - 0.5), (most - 0.05) / (largest + 0.05)
     note = f"OSF errs by {most}% somewhere, and CSF nowhere by more than {largest}%"
     return own([100 * (1 - end) for end in ends], note)
-
-
-def _vgg16_mib(layers: slice) -> float:
-    return _mib([size for layer in networks.layers("VGG16")[layers] for size in layer.tensors])
 
 
 def _tensors(network: str) -> Result:
@@ -74,22 +64,6 @@ def _tensors(network: str) -> Result:
 
 for _network in cluster.FIVE:
     check(f"osf-tab2-{_network.lower()}-tensors", _network)(_tensors)
-CHECKS |= {
-    "osf-tab2-resnet50-gflops": lambda: counted(
-        2 * networks.multiply_adds("ResNet50") / 1e9,
-        "two operations a multiply-add, of which there are half as many",
-    ),
-    "osf-tab2-vgg16-size": lambda: counted(_vgg16_mib(slice(None)), "float32; MB are MiB"),
-    "osf-tab3-dense1": lambda: counted(_vgg16_mib(slice(-3, -2)), "float32; MB are MiB"),
-    "osf-sf-example": lambda: own(osf.scaling_factor(9, 1.25, 8), "Eq 1"),
-    "osf-fig06-vgg16": lambda: at_most(
-        100 * osf.largest_scaling_loss(0.085),
-        "if communication time grows by 8% (Fig 7b), rounded up to 8.5%",
-    ),
-}
-
-
-# -- by model: settings of its cluster scanned ---------------------------------------------------
 
 
 @check("osf-fig03-csf-min", "five: smallest CSF error", 100)
@@ -107,13 +81,6 @@ def _by_model(statement: str, scale: float = 1, offset: float = 0) -> Result:
     return claims.by_model(osf_scaling.setting_search(), statement, scale, offset)
 
 
-@check("osf-fig05-allreduce")
-def _allreduce_share() -> Result:
-    share = _by_model("ResNet-101: ALLREDUCE share", 100)
-    note = f"at most, as the model has neither negotiation nor copies in memory; {share.note}"
-    return modelled((-math.inf, share.high), note)
-
-
 def _compatible_note() -> str:
     over = claims.over_compatible(osf_scaling.setting_search())
     return f"{over}; batch size, c, delta and timeout are not stated"
@@ -121,7 +88,7 @@ def _compatible_note() -> str:
 
 @cache
 def _fusion_gains() -> pd.DataFrame:
-    """`gains_over` all settings that agree with the most of osf's statements on its cluster."""
+    """Return `gains_over` all settings that agree with the most of osf's statements on its cluster."""
     search = osf_scaling.setting_search()
     return cluster.gains_over(search.grid, search.most())
 
@@ -139,16 +106,8 @@ def _fusion_gain(over: str, which: str) -> Result:
 
 @check("osf-fig11-best-buffer")
 def _best_buffer() -> Result:
-    best = _fusion_gains().eval("constant_over_others >= 0").groupby(_fusion_gains()["setting"])
-    return modelled(
-        best.sum(), f"against no fusion and the other buffers of Fig 4, {_compatible_note()}"
-    )
-
-
-@check("osf-fig06-grows")
-def _resnet101_grows() -> Result:
-    gain = _fusion_gains().query("network == 'ResNet101'")["constant_over_none"]
-    return modelled(1 + gain, _compatible_note())
+    best = _fusion_gains()["constant_over_others"].ge(0).groupby(_fusion_gains()["setting"]).sum()
+    return modelled(best, f"against no fusion and Fig 4's other buffers, {_compatible_note()}")
 
 
 @check("osf-vgg16-one-layer")
@@ -165,41 +124,27 @@ def _vgg_layer_share() -> Result:
 
 @check("osf-below-bdp")
 def _below_bdp() -> Result:
-    """Messages below 45 KB of all five networks, with any constant buffer: the text says with one."""
     shares = []
     for capacity in (0, *cluster.BUFFERS):
         sent = [cluster.fused(n, 1.0, capacity, math.inf, "tensor") for n in cluster.FIVE]
         sizes = np.concatenate([plan.group_bytes(work) for work, plan, _ in sent])
         shares.append(100 * float(np.mean(sizes < 45e3)))
-    note = "over buffers from none to 1 GB and all five networks: which are meant is not stated"
-    return modelled(shares, note)
+    return modelled(shares, "all five networks, buffers from none to 1 GB: neither is stated")
 
 
-# -- measured ------------------------------------------------------------------------------------
-
-HIGHER = 1.01
-"""What "higher" means of two bars: by 1% or more."""
 LAB = "in the lab at 1 Gbit/s, recorded layer times waited out, every message negotiated"
-
-
-@cache
-def _shares(phase: str) -> pd.DataFrame:
-    """The lab's shares of a phase of communication, of workers that are equally fast."""
-    return osf_lab.phases(Lab.load()).query("slowest == 1 and phase == @phase")
-
-
-@check("osf-fig05-negotiate")
-def _negotiate() -> Result:
-    note = f"2 to 8 equal workers, {LAB}, on a link of a 25th of the paper's rate"
-    return measured(100 * _shares("NEGOTIATE")["measured"], note, "replayed")
+OURS = [network_named(name) for name in cluster.FIVE]
 
 
 @check("osf-fig05-vgg16")
 def _busier_link() -> Result:
-    """Where ResNet-101's share leaves room above it: of nearly all the time no network has 1% more."""
-    unfused = _shares("ALLREDUCE").query("buffer_bytes == 0")
-    wide = unfused.pivot(index="workers", columns="network", values="measured").dropna()
-    full = wide["ResNet101"] > 1 / HIGHER
+    phases = osf_lab.phases(Lab.load()).query("phase == 'ALLREDUCE' and buffer_bytes == 0")
+    wide = (
+        phases.query("slowest == 1")
+        .pivot(index="workers", columns="network", values="measured")
+        .dropna()
+    )
+    full = wide["ResNet101"] > 1 / 1.01  # "higher" is by 1% or more, for which it leaves no room
     note = f"{len(wide) - full.sum()} of {len(wide)} numbers of workers, {LAB}"
     return measured((wide["VGG16"] / wide["ResNet101"])[~full], note, "replayed")
 
@@ -218,33 +163,20 @@ def _one_message() -> Result:
     for campaign in (source.REGIMES, osf_lab.LAB):
         factor = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
         gains.append(100 * (factor["ResNet101", GB] / factor["ResNet101", 0] - 1))
-    note = (
-        "4 workers over an emulated link, start-ups as expensive as in the setting that fits the paper's "
-        f"statements best, this one among them; in the lab without a delay it is {gains[1]:+.0f}%"
-    )
+    note = f"4 workers in the lab, start-ups as expensive as osf's; without that delay {gains[1]:+.0f}%"
     return measured(gains[0], note, "replayed")
-
-
-@cache
-def _errors_in_lab() -> pd.DataFrame:
-    """Per case of the lab: errors of osf and csf in %, both with Eq 7, without sign; what osf takes off."""
-    cases = osf_lab.unfused([Lab.load("campaign"), Lab.load()]).set_index("network")
-    sizes = 100 * cases[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
-    return sizes.assign(reduction=100 * (1 - sizes["osf"] / sizes["csf"]))
-
-
-OURS = [network_named(name) for name in cluster.FIVE]
 
 
 @check("osf-fig03-osf-most", "osf")
 @check("osf-fig03-csf-least", "csf")
-@check("osf-fig03-reduction-each", "reduction")
+@check("osf-fig03-reduction-each", "100 * (1 - osf / csf)")
 def _error_in_lab(what: str) -> Result:
-    cases = _errors_in_lab()[what]
-    ours = cases.index.isin(OURS)
-    names = ", ".join(sorted({*cases.index[ours]}))
-    note = f"{ours.sum()} cases of {names} in the lab, 2 to 8 workers at 0.5 and 1 Gbit/s"
-    return measured(cases[ours], note, "replayed")
+    """Errors in %, both with Eq 7 and without sign, or how much smaller osf's is."""
+    cases = osf_lab.unfused([Lab.load("campaign"), Lab.load()]).query("network in @OURS")
+    errors = 100 * cases[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
+    names = ", ".join(sorted({*cases["network"]}))
+    note = f"{len(cases)} cases of {names} in the lab, 2 to 8 workers at 0.5 and 1 Gbit/s"
+    return measured(errors.eval(what), note, "replayed")
 
 
 @check("osf-eq4-backward")
@@ -265,11 +197,9 @@ def _trained(what: str, where: str) -> Result:
     last = rows[(rows["epoch"] == rows["epochs"].max()) & (rows["measured_on"] == where)]
     wide = last.pivot(index=["machine", "seed"], columns="network", values=what)
     ratios = wide.div(wide["vgg16_eighth"], axis=0)
-    bare = ratios["vgg16_eighth_no_dropout"]
-    note = (
-        f"{len(ratios)} seeds, networks an eighth as wide, other images; without dropout, which the "
-        f"replacement drops too, {bare.min():.2g} to {bare.max():.2g}"
-    )
+    low, high = ratios["vgg16_eighth_no_dropout"].agg(["min", "max"])
+    each = f"{len(ratios)} seeds, networks an eighth as wide, other images"
+    note = f"{each}; {low:.2g} to {high:.2g} without dropout alone, which the replacement drops too"
     return measured(ratios["vgg16_eighth_replaced"], note, "recorded")
 
 
@@ -281,22 +211,48 @@ BENT = "piecewise:BDP"
 @check("osf-fig10-all", "bytes > 0")
 def _linear_over_piecewise(which: str) -> Result:
     """Median error per tensor, each size unseen: each of two honest lines over osf Eq 18's."""
-    ratios: dict[str, float] = {}
-    for link, errors in _cost_errors().query(which).groupby("link"):
-        medians = errors["error"].groupby(errors["model"]).median()
-        ratios |= {f"{link}, {name}": medians[line] / medians[BENT] for line, name in LINES.items()}
-    each = "; ".join(f"{case} {ratio:.2g}" for case, ratio in ratios.items())
-    return measured(ratios.values(), f"which line decides: {each}", "recorded")
+    medians = _cost_errors().query(which).groupby(["link", "model"])["error"].median().unstack()
+    ratios = medians[[*LINES]].div(medians[BENT], axis=0).rename(columns=LINES).stack()
+    each = "; ".join(f"{link}, {line} {ratio:.2g}" for (link, line), ratio in ratios.items())
+    return measured(ratios, f"which line decides: {each}", "recorded")
 
 
 @cache
 def _cost_errors() -> pd.DataFrame:
-    """Per link of the lab a row per tensor of ResNet-101 and cost, with its |error|; of the last machine."""
+    """Return, per lab link, a row per tensor of ResNet-101 and cost, with |error|; of the last machine."""
     of_link: dict[str, pd.DataFrame] = {}
     for recording in source.recordings("tensors").values():
         tensors = recording.table("tensors").query("link.str.startswith('lab:')")
         collectives = recording.table("collectives")
         rows = osf_lab.fig10(collectives, tensors, "ResNet101", (*LINES, BENT))
-        rows = rows.loc[rows.index.repeat(rows["tensors"])]
-        of_link |= dict([*rows.assign(error=rows["error"].abs()).groupby("link")])
+        rows = rows.loc[rows.index.repeat(rows["tensors"])].eval("error = abs(error)")
+        of_link |= dict([*rows.groupby("link")])
     return pd.concat(of_link.values())
+
+
+CHECKS |= {
+    "osf-tab2-resnet50-gflops": lambda: counted(
+        2 * networks.multiply_adds("ResNet50") / 1e9,
+        "two operations a multiply-add, of which there are half as many",
+    ),
+    "osf-tab2-vgg16-size": lambda: counted(_mib(networks.parameters("VGG16")), "as float32"),
+    "osf-tab3-dense1": lambda: counted(_mib(networks.layers("VGG16")[-3].tensors), "as float32"),
+    "osf-sf-example": lambda: own(osf.scaling_factor(9, 1.25, 8), "Eq 1"),
+    "osf-fig06-vgg16": lambda: at_most(
+        100 * osf.largest_scaling_loss(0.085),
+        "if communication time grows by 8% (Fig 7b), rounded up to 8.5%",
+    ),
+    "osf-fig05-allreduce": lambda: modelled(
+        (-math.inf, _by_model("ResNet-101: ALLREDUCE share", 100).high),
+        "at most, as the model has neither negotiation nor copies in memory",
+    ),
+    "osf-fig06-grows": lambda: modelled(
+        1 + _fusion_gains().query("network == 'ResNet101'")["constant_over_none"],
+        _compatible_note(),
+    ),
+    "osf-fig05-negotiate": lambda: measured(
+        100 * osf_lab.phases(Lab.load()).query("slowest == 1 and phase == 'NEGOTIATE'")["measured"],
+        f"2 to 8 equal workers, {LAB}",
+        "replayed",
+    ),
+}

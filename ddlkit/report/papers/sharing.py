@@ -10,25 +10,20 @@ import pandas as pd
 
 from ddlkit.papers import networks, sharing
 from ddlkit.report import claims, compare, source
-from ddlkit.report.claims import Result, at_least, at_most, check, counted, measured, own
+from ddlkit.report.claims import CHECKS, Result, at_least, at_most, check, counted, measured, own
 
 BATCHES = (16, 32, 64, 128)
 SHAPE = (64, 64, 224, 224)
 """Of every kernel's input; Tab 1 leaves batch norm's out, and flattens the last two for the linear layer."""
 DEFAULT = "2x256"
-HALF = 0.005
-"""Figures 2 and 3 print two decimals."""
-
-# -- printed figures and tables ------------------------------------------------------------------
+CASE = ["blocks", "threads"]
+ROUNDING = np.array([-0.005, 0.005])  # of figures 2 and 3, which print two decimals
 
 
 def throughput() -> pd.DataFrame:
     """Return images per second, sharing Fig 8: a row per network and batch, a column per configuration."""
-    return (
-        claims.paper_table("sharing", "fig08")
-        .set_index(["network", "batch"])
-        .filter(regex=r"^\d+x\d+$")
-    )
+    rows = claims.paper_table("sharing", "fig08").set_index(["network", "batch"])
+    return rows.filter(regex=r"^\d+x\d+$")
 
 
 def slowdowns(blocks: int, threads: int) -> pd.Series:
@@ -38,10 +33,9 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
 
 
 def table1() -> pd.DataFrame:
-    """Return five kernels: as printed, with the FLOP of matrix products (2 per multiply-add) and least bytes.
+    """Return five kernels, and FLOP of their matrix products (2 per multiply-add) and least bytes in float32.
 
-    Average pooling is not defined, so only the bytes that it reads are counted; what does no matrix
-    product has no FLOP here. float32 is assumed: the paper states no precision.
+    Average pooling is not defined: only the bytes that it reads are counted.
     """
     rows, channels, *sides = SHAPE
     elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
@@ -60,10 +54,7 @@ def table1() -> pd.DataFrame:
 
 
 def table2() -> pd.DataFrame:
-    """Return seven networks at four batch sizes: best configuration and gain, as printed and from Fig 8.
-
-    best_from_fig08 names all configurations that share the largest throughput.
-    """
+    """Return best configurations and gains by network and batch, as printed and from Fig 8 (all that tie)."""
     printed, rows, gains = claims.paper_table("sharing", "tab02"), [], []
     for stated, batch in product(printed.to_dict("records"), BATCHES):
         row = throughput().loc[(stated["network"], batch)]
@@ -73,14 +64,6 @@ def table2() -> pd.DataFrame:
         rows.append((stated["network"], batch, *cells))
     columns = ["network", "batch", "best", "best_from_fig08", "gain_percent"]
     return claims.recomputed(pd.DataFrame(rows, columns=columns), gain_percent=gains)
-
-
-# -- counted and measured ------------------------------------------------------------------------
-
-
-@check("sharing-tab2-vit-flops")
-def _vit_flops() -> Result:
-    return counted(sharing.vit_flops() / 1e9, "all matrix products; the printed value is 5/3 of it")
 
 
 @check("sharing-backward-flop")
@@ -102,24 +85,14 @@ def _slower_kernels() -> Result:
     return measured(busy["slowdown"], note, "recorded")
 
 
-# -- from its Figures 2 and 3 --------------------------------------------------------------------
-
-CASE = ["blocks", "threads"]
-
-
 def _relative_time(configuration: str) -> float:
-    """Time of the all-reduce over the default's, sharing Fig 2."""
+    """Return the time of the all-reduce over the default's, sharing Fig 2."""
     times = claims.paper_table("sharing", "fig02").set_index(CASE)["relative_time"]
     return float(times[tuple(map(int, configuration.split("x")))])
 
 
-def _rounded(value: float) -> tuple[float, float]:
-    return value - HALF, value + HALF
-
-
-def _more(value: float, note: str) -> Result:
-    """By how many per cent a printed ratio is above 1."""
-    return own([100 * (end - 1) for end in _rounded(value)], note)
+def _above_1(ratio: float, note: str) -> Result:
+    return own(100 * (ratio + ROUNDING - 1), note)
 
 
 @check("sharing-fig02-speedup", "1x256")
@@ -127,32 +100,21 @@ def _more(value: float, note: str) -> Result:
 def _allreduce_speedup(configuration: str) -> Result:
     ratio = _relative_time(configuration)
     note = f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
-    return own([100 * sharing.speedup(time) for time in _rounded(ratio)], note)
-
-
-@check("sharing-fig02-slowest")
-def _allreduce_slowest() -> Result:
-    return _more(_relative_time("4x512"), "from Fig 2; more resources take longer here")
-
-
-@check("sharing-fig02-1x64")
-def _allreduce_least() -> Result:
-    ratios = [_relative_time("1x64") / _relative_time(other) for other in ("2x64", "1x128")]
-    return own([100 * (ratio - 1) for ratio in ratios], "from Fig 2: against 2x64, against 1x128")
+    return own([100 * sharing.speedup(time) for time in ratio + ROUNDING], note)
 
 
 @check("sharing-fig03-default-min", 0)
 @check("sharing-fig03-default-max", -1)
 def _kernel_extreme(place: int) -> Result:
     grid = slowdowns(2, 256).sort_values()
-    return own(_rounded(grid.iloc[place]), f"from the cells of Fig 3: {grid.index[place]}")
+    return own(grid.iloc[place] + ROUNDING, f"from the cells of Fig 3: {grid.index[place]}")
 
 
 @check("sharing-fig03-least", "convolution", "average_pooling", "linear", "relu", "batch_norm")
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
     grid = slowdowns(1, 64)[list(kernels)]
-    return _more(grid.max(), f"the largest, {grid.idxmax()}, prints {grid.max():.2f}")
+    return _above_1(grid.max(), f"the largest, {grid.idxmax()}, prints {grid.max():.2f}")
 
 
 @check("sharing-fig04-like-fig03")
@@ -161,9 +123,6 @@ def _alike() -> Result:
     slower = claims.paper_table("sharing", "fig03").groupby(CASE)["slowdown"].mean()
     alike = -float(gain.rank().corr(slower.reindex(gain.index).rank()))
     return own(alike, f"Spearman's, over {len(gain)} configurations, of the kernels' mean")
-
-
-# -- from its Figure 8 and Table 2 ---------------------------------------------------------------
 
 
 @check("sharing-fig04-best", "ResNet-18", 32, "1x256")
@@ -176,16 +135,12 @@ def _gain(network: str, batch: int, configuration: str = "") -> Result:
     return own(ends, f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
 
 
-@check("sharing-best-gain")
-def _best_gain() -> Result:
-    return _gain(*(throughput().max(axis=1) / throughput()[DEFAULT]).idxmax())
-
-
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
     first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
-    ends = last.low / first.high, last.high / first.low
-    return own(ends, "from Fig 8 within its rounding, batch 128 over batch 16")
+    return own(
+        [last.low / first.high, last.high / first.low], "from Fig 8: batch 128 over batch 16"
+    )
 
 
 @check("sharing-fig06-batch16")
@@ -195,16 +150,8 @@ def _saved_time() -> Result:
     return own(ends, "from Fig 8 within its rounding")
 
 
-@check("sharing-fig06-constant")
-def _constant_saving() -> Result:
-    large_ms, small_ms = (claims.prose("sharing")[f"fig06-saved-{batch}"] for batch in (256, 16))
-    return own(
-        large_ms / small_ms, f"{large_ms} ms over {small_ms} ms, both printed beside the claim"
-    )
-
-
 def _longest_ms(network: str, batch: int, configuration: str) -> float:
-    """An iteration by Fig 8's images per second, half of one fewer."""
+    """Return an iteration by Fig 8's images per second, half of one fewer."""
     images = throughput().loc[(network, batch)][configuration]
     return 1e3 * sharing.iteration_s(batch, images - 0.5)
 
@@ -220,24 +167,18 @@ def _alexnet_communication(configuration: str) -> Result:
 
 @check("sharing-fig05c-overlap")
 def _overlap_of_starved() -> Result:
-    said, longest_ms = claims.prose("sharing"), _longest_ms("ResNet-18", 32, "1x64")
-    both_ms = said["fig05c-computation"] + said["fig05c-communication"]
-    sum_ms = both_ms - said["fig05c-overlap"]
+    printed, longest_ms = claims.prose("sharing"), _longest_ms("ResNet-18", 32, "1x64")
+    both_ms = printed["fig05c-computation"] + printed["fig05c-communication"]
+    sum_ms = both_ms - printed["fig05c-overlap"]
     note = f"an iteration takes {longest_ms:.1f} ms by Fig 8, {sum_ms:.0f} ms by Fig 5c's own sum"
     return at_least(both_ms - 1 - longest_ms, note)
 
 
 def _best_threads() -> pd.DataFrame:
-    """Threads in all of the best configuration of Table 2, by network and batch; one column a batch."""
+    """Return threads in all of Table 2's best configurations, by network; one column a batch."""
     table = claims.paper_table("sharing", "tab02").set_index("network")
     best = table[[f"best_{batch}" for batch in BATCHES]]
     return best.map(lambda name: math.prod(map(int, name.split("x"))))
-
-
-@check("sharing-threads-fall")
-def _threads_fall() -> Result:
-    falling = (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1)
-    return own(int(falling.sum()), "from the configurations of Table 2")
 
 
 @check("sharing-intensity-order")
@@ -249,3 +190,27 @@ def _intensity_order() -> Result:
     late = reached > np.minimum.accumulate(reached)
     note = f"from Table 2; later than one of lower intensity: {', '.join(least.index[late])}"
     return own(int((~late).sum()), note)
+
+
+CHECKS |= {
+    "sharing-fig02-1x64": lambda: own(
+        [100 * (_relative_time("1x64") / _relative_time(n) - 1) for n in ("2x64", "1x128")],
+        "from Fig 2: against 2x64, against 1x128",
+    ),
+    "sharing-tab2-vit-flops": lambda: counted(
+        sharing.vit_flops() / 1e9, "all matrix products; the printed value is 5/3 of it"
+    ),
+    "sharing-fig02-slowest": lambda: _above_1(
+        _relative_time("4x512"), "from Fig 2; more resources take longer here"
+    ),
+    "sharing-best-gain": lambda: _gain(
+        *(throughput().max(axis=1) / throughput()[DEFAULT]).idxmax()
+    ),
+    "sharing-fig06-constant": lambda: own(
+        claims.prose("sharing")["fig06-saved-256"] / claims.prose("sharing")["fig06-saved-16"],
+        "milliseconds at batch 256 over those at 16, both printed beside the claim",
+    ),
+    "sharing-threads-fall": lambda: own(
+        (_best_threads().diff(axis=1).iloc[:, 1:] <= 0).all(axis=1).sum(), "from Table 2"
+    ),
+}

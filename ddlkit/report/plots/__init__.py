@@ -1,17 +1,16 @@
-"""Plots: functions that draw data on given axes, in one theme, with one look for each role.
+"""Plots: functions that draw tables on given axes, in one theme, with one look for each role.
 
-Every function takes an Axes and numbers in base units (seconds, bytes) and puts units on the axes. What a
-figure consists of is a table: its index the cases, sizes or workers, a column per series.
-
-    style       what a role, plan, cost form or span kind looks like; units, legends
-    shown       the files of figures and tables, and what a notebook shows of them
+Numbers come in base units (seconds, bytes). A table's index has the cases, sizes or workers, a column is a
+series. ``style`` says what a name looks like, ``shown`` writes files and shows them in a notebook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -20,30 +19,24 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
-from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit
 from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
-from ddlkit.report.panels import Panel
-from ddlkit.report.plots.shown import canvas as canvas
-from ddlkit.report.plots.shown import heading as heading
 from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.shown import save_figure as save_figure
-from ddlkit.report.plots.shown import shared_legend as shared_legend
-from ddlkit.report.plots.shown import sheet as sheet
 from ddlkit.report.plots.shown import table as table
-from ddlkit.report.plots.shown import title as title
 from ddlkit.report.plots.shown import write_png as write_png
 from ddlkit.report.plots.style import (
     FAINT,
     INK,
     SOFT,
     WIDTH,
+    Style,
     add_legend,
     case_rows,
-    draw_markers,
     known,
     looks,
     name_bars,
@@ -55,10 +48,45 @@ from ddlkit.report.plots.style import (
 from ddlkit.report.plots.style import look as look
 
 LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
-PAIRED = 0.12  # by which the two bars of a pair move towards each other
-FEW = 30  # points of a line that are marked one by one
-NUMBERED = 12  # messages that carry the number of their group
-Ends = tuple[pd.DataFrame, pd.DataFrame]
+
+
+@theme()
+def canvas(
+    columns: int = 1, rows: int = 1, height: float = 3.2, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a themed figure so many inches high, and its axes as ``plt.subplots`` gives them."""
+    return plt.subplots(rows, columns, figsize=(WIDTH, height), **options)
+
+
+@theme()
+def heading(ax: Axes, text: str) -> None:
+    """Set the bold title of a panel, at its left."""
+    ax.set_title(text)
+
+
+@theme()
+def title(figure: Figure, text: str) -> None:
+    """Set what a figure of several panels shows, above them all, in lines as wide as it."""
+    lines = textwrap.fill(text, int(figure.get_figwidth() / 0.082))  # inches of a letter
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
+
+
+@contextmanager
+def sheet(said: str = "", **shape: Any) -> Iterator[tuple[Figure, Any]]:
+    """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
+    with theme():
+        figure, axes = canvas(**shape)
+        yield figure, axes
+        _shared_legend(figure)
+        if said:
+            title(figure, said)
+
+
+def _shared_legend(figure: Figure) -> None:
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(named.values(), named, loc="outside lower left", ncols=4)
 
 
 @theme()
@@ -73,7 +101,7 @@ def bars(
     spread: tuple[str, ArrayLike, ArrayLike] | None = None,
     pairs: str = "",
 ) -> None:
-    """Draw a group of bars per row (its index names it), a bar per column, beside or upon each other.
+    """Draw a group of bars per row, a bar per column, beside or upon each other.
 
     Times in ``seconds`` are drawn in the unit that reads best, which then follows ``label``.
 
@@ -82,15 +110,15 @@ def bars(
     """
     factor, unit = time_unit(table.to_numpy()) if seconds else (1.0, "")
     step, (rows, columns) = 2 if pairs else 1, table.shape
-    middles = np.arange(rows) + (PAIRED * (-1) ** np.arange(rows) if pairs else 0)
+    middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns
     heights = np.nan_to_num(factor * table.to_numpy(dtype=float))
     bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
     for k, style in enumerate(looks([str(name) for name in table.columns])):
         at = middles if stacked else middles + width * (k - (columns - 1) / 2)
         drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
-        look = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
-        plt.setp(drawn.patches, linewidth=0.3, **look)
+        filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
+        plt.setp(drawn.patches, linewidth=0.3, **filled)
     if spread is not None:
         least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
         ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
@@ -115,11 +143,24 @@ def paired_bars(
     heights = [2.2] * (len(rows) - 1) + [3.8 if wide else 2.2]
     figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
     axes = figure.subplot_mosaic(rows, height_ratios=heights)
-    for name, (parts, said) in panels.items():
-        bars(axes[name], parts, label=label, seconds=True, stacked=True, pairs=said, legend="")
+    for name, (parts, which) in panels.items():
+        bars(axes[name], parts, label=label, seconds=True, stacked=True, pairs=which, legend="")
         heading(axes[name], name)
-    shared_legend(figure, axes[first])
+    _shared_legend(figure)
     return figure, axes[""]
+
+
+@theme()
+def points(
+    ax: Axes, x: ArrayLike, y: ArrayLike, role: str | Style, *, label: str = "", size: float = 7
+) -> None:
+    """Draw a role's markers at (n,) places, in a white rim that tells them from bars of their colour."""
+    style = look(role) if isinstance(role, str) else role
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
+    line.set(markerfacecolor=style.face, label=label or style.label)
+    if size > 3:  # smaller ones are many
+        line.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
 @theme()
@@ -142,7 +183,7 @@ def dots(
         half = np.abs(np.asarray(band[1], dtype=float))
         ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=band[0])
     for style, name in zip(looks([*map(str, values)]), values, strict=True):
-        draw_markers(ax, values[name], rows, style, 4.5)
+        points(ax, values[name], rows, style, size=4.5)
     ax.set_xlabel(label)
     add_legend(ax, legend)
 
@@ -163,73 +204,13 @@ def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
     by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
-    rows, style = by_group.ngroup(), look("model")
-    case_rows(ax, list(by_group.median().index), 0.0)
-    ax.plot(by_group.obj, rows, style.marker, markersize=4, color=style.color, alpha=0.4)
-    medians = by_group.median()
+    medians, style = by_group.median(), look("model")
+    case_rows(ax, [*medians.index], 0.0)
+    ax.plot(
+        by_group.obj, by_group.ngroup(), style.marker, markersize=4, color=style.color, alpha=0.4
+    )
     ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)
     ax.set_xlabel(label)
-
-
-@theme()
-def heat_maps(
-    panels: Mapping[str, Panel],
-    *,
-    label: str,
-    form: str = "{:.2f}",
-    columns: int = 0,
-    height: float = 2.5,
-    log: bool = False,
-    headings: Mapping[str, str] | None = None,
-) -> Figure:
-    """Draw heat maps by name, in so many ``columns``, on one colour scale: white is no difference, red worse.
-
-    A number that may well be no difference stands in parentheses, and the default is framed.
-    log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
-    """
-    columns = columns or len(panels)
-    lengths = [len(panel.grid) for panel in panels.values()]
-    ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
-    shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
-    figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
-    numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
-    low, high = numbers.min(), numbers.max()
-    far = max(high, 1 / low, 1.01) if log else max(abs(low), abs(high)) or 1.0
-    scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
-    for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
-        _heat_map(ax, panel, scale, form, "RdBu_r" if log else "RdBu")
-        heading(ax, (headings or {}).get(name, name))
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    bar = figure.colorbar(axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30)
-    if low < high:
-        bar.ax.set_ylim(low, high)
-    if log:
-        plain_log_ticks(bar.ax.yaxis)
-    bar.outline.set(visible=False)
-    return figure
-
-
-def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str, colors: str) -> None:
-    """Draw one panel of `heat_maps`; a cell without a number stays empty."""
-    import seaborn as sns  # takes longer to import than all else here
-
-    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    said = grid.map(form.format).mask(panel.unsure(), lambda text: "(" + text + ")")
-    shape = {"annot": said, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
-    sns.heatmap(grid, ax=ax, norm=scale, cmap=colors, xticklabels=True, yticklabels=True, **shape)
-    if panel.default is not None:
-        row, column = panel.default
-        first, count = (0, len(grid)) if row is None else (panel.grid.index.get_loc(row), 1)
-        corner = panel.grid.columns.get_loc(column), first
-        ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
-    inches = ax.bbox.width / ax.figure.dpi / grid.shape[1]
-    side = (30, "right") if max(map(len, grid)) > 13 * inches else (0, "center")
-    plt.setp(ax.get_xticklabels(), rotation=side[0], ha=side[1], rotation_mode="anchor")
-    plt.setp(ax.get_yticklabels(), rotation=0)
-    ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
 
 
 @theme()
@@ -242,7 +223,6 @@ def intervals(
     printed: Mapping[str, tuple[float, float]] | None = None,
     mirrored: bool = False,
     reference: float = 0.0,
-    legend: str = "above",
 ) -> None:
     """Draw a row per case, a thick line per series: (n,) lows and highs; markers at both, or at a third.
 
@@ -259,17 +239,80 @@ def intervals(
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
         ax.hlines(row, places[0], places[1], color=style.color, linewidth=3)
         for place, named in zip(places[2:] or places, (style.label, "_"), strict=False):
-            draw_markers(ax, place, row, replace(style, label=named), 4)
+            points(ax, place, row, replace(style, label=named), size=4)
     ax.set_xlabel(label)
-    add_legend(ax, legend)
+
+
+class Panel(NamedTuple):
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
+
+    default : row and column that are framed, the whole column where the row is None
+    """
+
+    grid: pd.DataFrame
+    default: tuple[Any, Any] | None
+    ends: tuple[pd.DataFrame, pd.DataFrame]
 
 
 @theme()
-def points(
-    ax: Axes, x: ArrayLike, y: ArrayLike, role: str, *, label: str = "", size: float = 7
-) -> None:
-    """Draw a role's markers at (n,) places, as what a paper prints or what was measured, upon lines."""
-    draw_markers(ax, x, y, look(role), size, label)
+def heat_maps(
+    panels: Mapping[str, Panel],
+    *,
+    label: str,
+    form: str = "{:.2f}",
+    columns: int = 0,
+    height: float = 2.5,
+    log: bool = False,
+) -> Figure:
+    """Draw heat maps by heading on one colour scale: white is no difference, red worse.
+
+    A number that may well be no difference stands in parentheses, and the default is framed.
+    log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
+    """
+    columns = columns or len(panels)
+    lengths = [len(panel.grid) for panel in panels.values()]
+    ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
+    shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
+    figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
+    numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
+    low, high = numbers.min(), numbers.max()
+    far = max(high, 1 / low) if log else max(abs(low), abs(high))
+    scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
+    for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
+        _heat_map(ax, panel, scale, form)
+        heading(ax, name)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    bar = figure.colorbar(axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30)
+    bar.ax.set_ylim(low, high)
+    if log:
+        plain_log_ticks(bar.ax.yaxis)
+    bar.outline.set(visible=False)
+    return figure
+
+
+def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
+    import seaborn as sns  # takes longer to import than all else here
+
+    log = isinstance(scale, LogNorm)
+    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
+    unsure = ((panel.ends[0] < log) & (panel.ends[1] > log)).to_numpy()
+    text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
+    shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
+    colors = "RdBu_r" if log else "RdBu"
+    sns.heatmap(grid, ax=ax, norm=scale, cmap=colors, xticklabels=True, yticklabels=True, **shape)
+    if panel.default is not None:
+        row, column = panel.default
+        first, count = (0, len(grid)) if row is None else (grid.index.get_loc(row), 1)
+        corner = panel.grid.columns.get_loc(column), first
+        ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
+    inches = ax.bbox.width / ax.figure.dpi / grid.shape[1]
+    side = (30, "right") if max(map(len, grid)) > 13 * inches else (0, "center")
+    plt.setp(ax.get_xticklabels(), rotation=side[0], ha=side[1], rotation_mode="anchor")
+    plt.setp(ax.get_yticklabels(), rotation=0)
+    ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
 
 
 @theme()
@@ -281,7 +324,7 @@ def lines(
     ylabel: str,
     log: str = "",
     legend: str = "above",
-    ends: Ends | None = None,
+    ends: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> None:
     """Draw a line per column against the index, with markers if points are few; NaN breaks a line.
 
@@ -291,7 +334,7 @@ def lines(
     x = table.index.to_numpy(dtype=float)
     for place, style in enumerate(looks([str(name) for name in table.columns])):
         y = table.iloc[:, place].to_numpy(dtype=float)
-        marker = style.marker if len(x) <= FEW else ""
+        marker = style.marker if len(x) <= 30 else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
         if ends is not None and place < ends[0].shape[1]:
@@ -302,7 +345,6 @@ def lines(
     add_legend(ax, legend)
 
 
-@theme()
 def samples(
     ax: Axes,
     frame: pd.DataFrame,
@@ -312,42 +354,37 @@ def samples(
     series: str,
     center: str = "median",
     percent: float = 95,
-    legend: str = "inside",
 ) -> None:
     """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them.
 
-    ``x``, ``y`` and ``series`` are columns. Times have logarithmic axes, in the unit that reads best.
+    ``x``, ``y`` and ``series`` are columns. Times stand over bytes, both logarithmic, in the unit that reads
+    best.
     """
     timed = y == "seconds"
     factor, unit = time_unit(frame[y]) if timed else (1.0, "")
-    names = frame[series].unique()
+    names, half = frame[series].unique(), percent / 200
     by_place = (factor * frame[y]).groupby([frame[x], frame[series]])
-    half = percent / 200
-    wide = [by_place.agg(center), by_place.quantile(0.5 - half), by_place.quantile(0.5 + half)]
-    middle, *ends = (numbers.unstack()[names] for numbers in wide)
-    xlabel = "message size" if x == "bytes" else x
-    ylabel = f"time [{unit}]" if timed else y.replace("_", " ")
-    log = ("by" if x == "bytes" else "xy") if timed else ""
-    words: dict[str, Any] = {"xlabel": xlabel, "ylabel": ylabel, "log": log, "legend": legend}
-    lines(ax, middle, ends=(ends[0], ends[1]), **words)
+    low, high = (by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half))
+    words = {"xlabel": x, "ylabel": y}
+    if timed:
+        words = {"xlabel": "message size", "ylabel": f"time [{unit}]", "log": "by"}
+    lines(ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words)
 
 
 @theme()
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = None) -> None:
     """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals.
 
-    density : of selections; one that was not measured is a UserError
+    density : of selections, one that was measured
     """
     first, *_ = fits.values()
     (sizes, *rest), seconds = first.at, first.seconds
     if density is not None:
         chosen = np.isclose(rest[0], density)
-        if not chosen.any():
-            raise UserError(f"density {density:g} was not measured: use one of the table's")
         sizes, seconds = sizes[chosen], seconds[chosen]
     medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
     scale, unit = time_unit(medians)
-    draw_markers(ax, medians.index, scale * medians, look("measured"), 4, "measured, median")
+    points(ax, medians.index, scale * medians, "measured", size=4, label="measured, median")
     ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     place = [grid] if density is None else [grid, np.full_like(grid, density)]
@@ -370,9 +407,9 @@ def cost_forms(
     off: Mapping[str, tuple[ArrayLike, ArrayLike]],
     chosen: str,
 ) -> Figure:
-    """Draw forms fitted to the same messages: their times, and below their errors at held-out sizes.
+    """Draw times of forms fitted to the same messages and, below, their errors at held-out sizes.
 
-    off : by form (k,) sizes left out and signed relative errors
+    off : by form (k,) held-out sizes and signed relative errors
     """
     figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
     cost_fit(above, fits)
@@ -387,15 +424,25 @@ def cost_forms(
     return figure
 
 
-@theme()
-def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline], *, rank: int = 0) -> None:
-    """Draw one rank's spans as bars, a row per stream; timelines (by heading) on one time axis.
+def timelines(
+    drawn: Mapping[str, Timeline], column: str, said: str = "", height: float = 1.5
+) -> tuple[Figure, pd.DataFrame]:
+    """Return a `gantt` of timelines, each so many inches high, and their spans, named in a column."""
+    figure, axes = canvas(rows=len(drawn), height=height * len(drawn))
+    gantt(axes, drawn)
+    if said:
+        title(figure, said)
+    spans = [timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()]
+    return figure, pd.concat(spans)
 
-    Above each stands how long it is. Raises UserError when there is no span of that rank.
+
+@theme()
+def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
+    """Draw rank 0's spans as bars, a row per stream; timelines (by heading) on one time axis.
+
+    Above each stands how long it is.
     """
-    chosen = {name: spans.select(spans.rank == rank) for name, spans in timelines.items()}
-    if not all(spans.n for spans in chosen.values()):
-        raise UserError(f"no span of rank {rank} to draw")
+    chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
     longest_s = max(spans.duration_s for spans in chosen.values())
     scale, unit = time_unit(longest_s)
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
@@ -431,7 +478,7 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
     wide = messages[messages["width"] > 0.03 * spans.duration_s * scale]
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
     how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
-    for message in wide.itertuples() if len(messages) <= NUMBERED else ():
+    for message in wide.itertuples() if len(messages) <= 12 else ():
         middle = message.left + message.width / 2
         ax.text(middle, streams.index(message.stream), str(message.group), **how)
     ax.set_yticks(range(len(streams)), streams)

@@ -1,9 +1,4 @@
-"""The files of figures and typeset tables, and what a notebook shows of them, in JupyterLab and on the site.
-
-A figure has its caption, its grade of truth and its numbers under it, and its caption for those who cannot
-see it. A table says its units in its head and has up to four significant digits; a wide or long one is
-folded.
-"""
+"""The files of figures and typeset tables, and what a notebook and the site show of them."""
 
 from __future__ import annotations
 
@@ -12,10 +7,7 @@ import math
 import os
 import re
 import sys
-import textwrap
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from html import escape
 from pathlib import Path
@@ -25,60 +17,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import PIL.Image
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
-from ddlkit.report.plots.style import WIDTH, known, theme
+from ddlkit.report.plots.style import known, theme
 from ddlkit.report.source import Source
 from ddlkit.store.files import atomic_write, own_yaml
 
-MOST_COLUMNS, MOST_ROWS = 10, 30  # a larger table is folded
-TITLE_LETTER = 0.082  # inches of a letter of a title
-LEGEND_COLUMNS = 4  # names beside each other below a figure
-QUALIFIERS = ("computed", "difference", "least", "most")  # behind the unit in a column's name
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
-
-
-@theme()
-def canvas(
-    columns: int = 1, rows: int = 1, width: float = WIDTH, height: float = 3.2, **options: Any
-) -> tuple[Figure, Any]:
-    """Return a themed figure and its axes (as ``plt.subplots`` gives them); sizes in inches."""
-    return plt.subplots(rows, columns, figsize=(width, height), **options)
-
-
-@theme()
-def heading(ax: Axes, text: str) -> None:
-    """Set the bold title of a panel, at its left."""
-    ax.set_title(text)
-
-
-@theme()
-def title(figure: Figure, text: str) -> None:
-    """Set what a figure of several panels shows, above them all, in lines as wide as it."""
-    lines = textwrap.fill(text, int(figure.get_figwidth() / TITLE_LETTER))
-    figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
-
-
-@theme()
-def shared_legend(figure: Figure, *axes: Axes) -> None:
-    """Name what stands on some panels, by default all, once and below them; above them stands the title."""
-    named: dict[str, Any] = {}
-    for ax in axes or figure.axes:
-        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(named.values(), named, loc="outside lower left", ncols=LEGEND_COLUMNS)
-
-
-@contextmanager
-def sheet(said: str, **shape: Any) -> Iterator[tuple[Figure, Any]]:
-    """Give a `canvas` of that shape to draw on; on leaving, what it shows above it, and one legend below."""
-    with theme():
-        figure, axes = canvas(**shape)
-        yield figure, axes
-        shared_legend(figure)
-        title(figure, said)
 
 
 def save_figure(
@@ -94,28 +41,23 @@ def save_figure(
 
 
 def write_png(figure: Figure, path: Path, **options: Any) -> Path:
-    """Write a figure as a file whose bytes depend on nothing but the figure. Returns the path.
+    """Write a figure as a file whose bytes depend on nothing but the figure; return its path.
 
-    An image that is there already, and that nobody could tell from it, stays: processors that differ in a
-    number's last digit shade a dozen pixels otherwise.
+    An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
     """
     buffer = io.BytesIO()
     with theme():
         figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
-    if _looks_like(path, buffer):
+    try:
+        old, new = (np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer))
+        alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
+    except OSError:  # none there, or damaged
+        alike = False
+    if alike:
         path.touch()
     else:
         atomic_write(path, buffer.getvalue())
     return path
-
-
-def _looks_like(path: Path, image: io.BytesIO) -> bool:
-    """Return whether the PNG there differs from ``image`` in no pixel by more than one of 255 shades."""
-    try:
-        old, new = (np.asarray(PIL.Image.open(file), dtype=int) for file in (path, image))
-    except OSError:  # none there, or damaged
-        return False
-    return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
 def _shell() -> Any:
@@ -146,19 +88,15 @@ def show_tables() -> None:
 def table(
     frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
 ) -> Figure:
-    """Typeset a table as ``figures/<name>.png`` and ``.csv``; in a notebook show it, as text. Returns it.
+    """Typeset a table as ``figures/<name>.png`` and ``.csv``; show it in a notebook, as text; return it.
 
-    Up to four significant digits stand in print, all of them in the CSV.
     numbers : what the CSV has, where that is more than is shown
     """
-    heads = [column(str(label)) for label in frame.columns]
-    rows = frame.to_numpy(object)
-    cells = [
-        [number(cell, unit) for cell, (_, unit) in zip(row, heads, strict=True)] for row in rows
-    ]
+    heads, units = zip(*(column(str(label)) for label in frame), strict=True)
+    cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
     figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")  # the table's extent is kept
     ax.axis("off")
-    names = [head.replace(" [", "\n[") for head, _ in heads]
+    names = [head.replace(" [", "\n[") for head in heads]
     drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
     drawn.auto_set_font_size(False)
     drawn.set_fontsize(7.5)
@@ -166,21 +104,20 @@ def table(
     for place in range(frame.shape[1]):
         drawn[0, place].set_text_props(weight="bold")
         drawn[0, place].set_height(2 * drawn[1, place].get_height())
-    kept = frame if numbers is None else numbers
-    path = save_figure(figure, name, kept, reports, bbox_inches="tight")
+    numbers = frame if numbers is None else numbers
+    path = save_figure(figure, name, numbers, reports, bbox_inches="tight")
     show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
     return figure
 
 
 @cache
-def _entries() -> dict[str, catalog.Entry]:
-    """Return the catalog by id."""
-    return {entry.id: entry for entry in catalog.load()}
+def _entry(name: str) -> catalog.Entry | None:
+    return next((entry for entry in catalog.load() if entry.id == name), None)
 
 
 def caption(name: str, numbers: Path) -> str:
     """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
-    entry = _entries().get(name)
+    entry = _entry(name)
     words = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
     link = escape(Path(os.path.relpath(numbers)).as_posix())
     return f'{words}<a href="{link}">numbers</a>'
@@ -188,7 +125,7 @@ def caption(name: str, numbers: Path) -> str:
 
 def figure_html(image: Path, width: int) -> str:
     """Return HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
-    entry = _entries().get(image.stem)
+    entry = _entry(image.stem)
     alt = escape(entry.caption if entry else f"figure {image.stem}")
     data = b64encode(image.read_bytes()).decode()
     return (
@@ -198,9 +135,7 @@ def figure_html(image: Path, width: int) -> str:
 
 
 def column(name: str) -> tuple[str, str]:
-    """Return what the head of a table calls a column, and its unit by its name.
-
-    The unit is "share" of what is shown in per cent, and "" where nothing is known.
+    """Return what the head of a table calls a column, and its unit; "share" of what is shown in per cent.
 
     >>> column("iteration_s"), column("size_mb_computed"), column("size_mb_difference")
     (('iteration [s]', 's'), ('size computed [MB]', 'MB'), ('size difference', 'share'))
@@ -212,7 +147,11 @@ def column(name: str) -> tuple[str, str]:
     if known(name):
         return name, ""
     words = _COLUMNS["names"].get(name, name).replace("_", " ").split(" ")
-    qualifier = words.pop() if words[-1] in QUALIFIERS and len(words) > 1 else ""
+    qualifier = (
+        words.pop()
+        if words[-1] in ("computed", "difference", "least", "most") and len(words) > 1
+        else ""
+    )
     plain, unit = " ".join(words), ""
     for ending, spelled in _COLUMNS["units"].items():
         if (" " + plain).endswith(" " + ending.replace("_", " ")):
@@ -241,9 +180,9 @@ def number(value: Any, unit: str = "") -> str:
 
 
 def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
-    """Return HTML of a table: units in its head, numbers right; folded if it is wide or long.
+    """Return HTML of a table, folded if it is wide or long, under a caption if it has ``numbers``.
 
-    What the notebook has given a form of its own, as "+3.1%", stays. A table with ``numbers`` has a caption.
+    Its head says units, numbers stand right, and what has a form of its own, as "+3.1%", keeps it.
     """
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}
@@ -261,7 +200,7 @@ def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | Non
         styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
     page = (styler.set_caption(caption(name, numbers)) if numbers else styler).to_html()
     rows, columns = data.shape
-    if rows <= MOST_ROWS and columns <= MOST_COLUMNS:
+    if rows <= 30 and columns <= 10:
         return page
     summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
     return f"<details><summary>{summary}</summary>{page}</details>"

@@ -17,7 +17,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
 
@@ -28,9 +27,6 @@ from ddlkit.model.predictor import planners
 from ddlkit.store.files import own_yaml
 
 WIDTH = 7.2  # inches of a figure
-LETTER = 0.06  # inches of a letter under bars
-RIMMED = 3  # size of a marker that has a white rim; smaller ones are many
-EMULATED = "emulated:"  # before the names of links, which are known by their delay
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _FOLDER = Path(__file__).parent
 _RC = mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False)
@@ -83,10 +79,7 @@ def known(name: str) -> bool:
 
 
 def look(name: str) -> Style:
-    """Return the style of a role, plan ("buffer:25MB" looks like "buffer"), cost form or span kind.
-
-    A name with its argument may have a look of its own ("alpha_beta:ends").
-    Raises UserError for an unknown name.
+    """Return the style of a role, plan, cost form or span kind; with its argument it may have its own.
 
     >>> look("buffer:25MB").label, look("buffer:25MB").color == look("buffer").color
     ('buffer 25MB', True)
@@ -142,10 +135,7 @@ def set_log(ax: Axes, log: str) -> None:
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers: evenly spaced if it is short, else 1, 2, 5, 10 ...
-
-    Over more than three decades only one tick per decade fits.
-    """
+    """Label a logarithmic axis with plain numbers: evenly spaced if it is short, else 1, 2, 5, or decades."""
     low, high = axis.get_view_interval()
     many = LogLocator() if high > 1e3 * low else LogLocator(subs=(1.0, 2.0, 5.0))
     axis.set_major_locator(MaxNLocator(6) if 0 < high < 6 * low else many)
@@ -165,21 +155,10 @@ def add_legend(ax: Axes, place: str) -> None:
         ax.legend(**places[place])
 
 
-def draw_markers(
-    ax: Axes, x: ArrayLike, y: ArrayLike, style: Style, size: float, label: str = ""
-) -> None:
-    """Draw markers at (n,) places, in a white rim that tells them from bars of their colour."""
-    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
-    line.set(markerfacecolor=style.face, label=label or style.label)
-    if size > RIMMED:
-        line.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
-
-
 def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
     """Name one row per case, the first on top, and draw a line where values are as the reference."""
     ax.axvline(reference, color=SOFT, linewidth=0.8)
-    ax.set_yticks(range(len(names)), [name.replace(EMULATED, "") for name in names])
+    ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
@@ -187,7 +166,7 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
 
 def name_bars(ax: Axes, places: Sequence[float], names: Sequence[str], share: float) -> None:
     """Name groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
-    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / LETTER))
+    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / 0.06))  # inches
     if any(len(word) > letters for name in names for word in name.split()):
         ax.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
     else:

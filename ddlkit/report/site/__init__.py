@@ -1,10 +1,7 @@
-"""What readers see: the site, and REPRODUCTION.md.
+"""What readers see: the site, and REPRODUCTION.md, from the templates beside this module.
 
-The site has a start page, a gallery of figures, the executed notebooks, the papers' equations and the verdict
-on every claim.
-Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML,
-styles are one file, and only the page of buckets has a script, its own. The pages work from file://.
-Templates lie beside this module.
+Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML, styles
+are one file, and only the page of buckets has a script, its own. The pages work from file://.
 """
 
 from __future__ import annotations
@@ -45,6 +42,8 @@ _REMOTE = re.compile(
 _NUMBERS = re.compile(r'(<a href=")[^"]*(figures/[a-z0-9_-]+\.csv">)')
 """A link from where a notebook works to what was plotted, which lies beside the pages too."""
 
+COMMENT = r"\A\s*#+ *(.+)$"
+"""What a folded cell is called by: its leading comment."""
 FOLD = '<details class="answer"><summary>Your prediction is written down? What came out</summary>'
 
 
@@ -54,10 +53,10 @@ def write(
     reports: Path,
     entries: Sequence[catalog.Entry] | None = None,
 ) -> Path:
-    """Write one page per notebook, equations, verdicts, the start page and the figures in ``reports``.
+    """Write the pages, and the figures of ``reports`` beside them; return the start page.
 
-    Returns the start page. Raises UserError naming the notebook for a formula that cannot be shown
-    offline and for output that would load something from a network.
+    Raises UserError naming the notebook for a formula that cannot be shown offline and for output that would
+    load something from a network.
     """
     entries = catalog.load() if entries is None else entries
     pages = [Page(path) for path in executed]
@@ -65,22 +64,21 @@ def write(
     for entry in figures:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
-    listed, evaluated = equations.index(), papers.evaluate()
-    known: dict[str, Any] = {
+    listed = equations.index()
+    coded, total = equations.counts(listed)
+    values = {
+        **_outcomes(reports),
         "pages": pages,
         "entries": entries,
         "figures": figures,
         "planned": [entry for entry in entries if entry not in figures],
-        "summaries": outputs.read_summaries(reports),
         "papers": cited_papers(),
         "equations": listed.to_dict("records"),
-        "coded": equations.coded(listed),
-        "total": equations.count(listed),
-        "verdicts": papers.shown(evaluated),
-        "counts": papers.counts(evaluated),
+        "coded": coded,
+        "total": total,
     }
     names = ("index.html", "gallery.html", "equations.html", "verdicts.html", "style.css")
-    texts = {name: _render(name, **known) for name in names}
+    texts = {name: _render(name, **values) for name in names}
     texts |= {"buckets.html": bucket_page(), "glossary.html": glossary_page()}
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
@@ -104,18 +102,17 @@ def glossary_page() -> str:
 
 def reproduction(reports: Path) -> str:
     """Return REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
+    made = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
+    frames = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in made]
+    figures = [(e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)]
+    return _render("reproduction.md", figures=figures, **_outcomes(reports))
+
+
+def _outcomes(reports: Path) -> dict[str, Any]:
+    """Return the key numbers by notebook, every claim's verdict, and their counts."""
     evaluated = papers.evaluate()
-    return _render(
-        "reproduction.md",
-        summaries=outputs.read_summaries(reports),
-        figures=[
-            (e, catalog.deviations(e, pd.read_csv(outputs.figure_files(e.id, reports)[1])))
-            for e in catalog.load()
-            if outputs.is_made(e.id, reports)
-        ],
-        counts=papers.counts(evaluated),
-        verdicts=papers.shown(evaluated),
-    )
+    verdicts, counts = papers.shown(evaluated), papers.counts(evaluated)
+    return {"summaries": outputs.read_summaries(reports), "verdicts": verdicts, "counts": counts}
 
 
 def cited_papers() -> list[dict[str, Any]]:
@@ -132,7 +129,7 @@ def cited_papers() -> list[dict[str, Any]]:
 
 
 def _render(template: str, **values: Any) -> str:
-    """Return a rendered template; in a page every value is escaped that it does not mark safe."""
+    """Return a rendered template; a page escapes every value that it does not mark safe."""
     environment = jinja2.Environment(
         loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
     )
@@ -161,10 +158,9 @@ def format_minutes(minutes: int) -> str:
 
 
 class Page:
-    """One executed notebook: its name, title, what its opening table says of it, and its HTML.
+    """One executed notebook: name, title, its opening list's objective (``line``), its minutes, its HTML.
 
-    line : the opening list's objective; minutes, working : its time to read, and with the exercises. Empty
-        and 0 where a notebook has no such line. core : whether its title says that it is of the core path.
+    minutes, working : to read, and with the exercises, 0 where it does not say; core : on the core path
     """
 
     def __init__(self, path: Path) -> None:
@@ -178,8 +174,7 @@ class Page:
         self.working = int(_first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0)
 
     def body(self) -> str:
-        """Return the cells; in place of an exercise's cell stand its hint and its solution. These are folded,
-        and what answers a prediction, which JupyterLab hides by the same metadata.
+        """Return the cells; exercises are hint and solution, folded as what answers a prediction.
 
         Raises UserError for a formula that cannot be shown offline and for what would load from a network.
         """
@@ -198,7 +193,9 @@ class Page:
             exclude_input_prompt=True,
             exclude_output_prompt=True,
         )
-        exporter.register_filter("first_comment", _first_comment)
+        exporter.register_filter(
+            "first_comment", lambda source: escape(_first(COMMENT, source) or "code")
+        )
         exporter.register_filter("markdown2html", self._markdown)
         body = _NUMBERS.sub(r"\1\2", str(exporter.from_notebook_node(self.notebook)[0]))
         if remote := _REMOTE.search(body):
@@ -236,11 +233,6 @@ def _first(pattern: str, text: str) -> str:
     """Return the first match's group, "" where there is none."""
     match = re.search(pattern, text, re.MULTILINE)
     return match[1].strip() if match else ""
-
-
-def _first_comment(source: str) -> str:
-    """Return what a folded cell is called: its leading comment, else "code"."""
-    return escape(_first(r"\A\s*#+ *(.+)$", source) or "code")
 
 
 class _MathML(IPythonRenderer):

@@ -1,7 +1,6 @@
 """The page on which a reader moves the ends of buckets: what it is given, as JSON.
 
-A toy that can be worked out on paper, and recorded networks beside a line laid through recorded messages. The
-page itself is one file with its styles and its script, which needs neither a server nor a network.
+A toy that can be worked out on paper, and recorded networks beside a line laid through recorded messages.
 """
 
 from __future__ import annotations
@@ -17,28 +16,25 @@ from ddlkit.report import source
 
 NETWORKS = ("googlenet", "resnet18", "resnet50")
 LINK, WORKERS = "lab:1gbit", 4
-MOVED = "all_reduce"
 COLOURED = ("forward", "backward", "update", "all_reduce", "all_gather")
 """Whose colours the page needs: neighbouring buckets have those of the two collectives."""
 
 
-def toy() -> tuple[Workload, AlphaBeta]:
-    """Three equal layers and the line of notebook 00, with 100 MiB for its 100 bytes."""
-    workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
-    return workload, AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
-
-
 def cases() -> dict[str, dict[str, Any]]:
-    """By name: a network's layers in ready order, a line for its messages, and a plan to begin with.
+    """Return by name a network's layers in ready order, a line for its messages, and a plan to begin with.
 
     Keys: forward_s, backward_s, bytes, names, update_s, wire (alpha_s, beta_s_per_byte), ends, about.
     """
-    workload, wire = toy()
+    # Notebook 00's three layers and line, with 100 MiB for its 100 bytes.
+    workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
+    wire = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
     about = "Three equal layers: forward takes 3 s, backward 2 s a layer, one gradient 0.5 s + 2 s to send."
-    told = {"toy": _case(workload, wire, none(workload).ends, about)}
+    given = {"toy": _case(workload, wire, none(workload).ends, about)}
     machine = source.default_recording().name
     recording = source.open_source(machine)
-    wire = _line(recording)
+    rows = recording.table("collectives")
+    rows = rows[(rows.link == LINK) & (rows.ranks == WORKERS) & (rows.collective == "all_reduce")]
+    wire = fit("alpha_beta:ends", rows["bytes"], rows["seconds"], draws=0).cost
     for name in NETWORKS:
         profile = recording.profile(name)
         workload = profile.workload()
@@ -46,16 +42,8 @@ def cases() -> dict[str, dict[str, Any]]:
             f"Layers of {name} at batch {profile.batch} as recorded on {machine}, messages as there "
             f"among {WORKERS} workers over 1 Gbit/s. Make computing shorter for what a GPU would see."
         )
-        told[name] = _case(workload, wire, ddp(workload).ends, about)
-    return told
-
-
-def _line(recording: source.Source) -> AlphaBeta:
-    """A line through the smallest and the largest recorded message."""
-    rows = recording.table("collectives")
-    chosen = rows[(rows.link == LINK) & (rows.ranks == WORKERS) & (rows.collective == MOVED)]
-    line = fit("alpha_beta:ends", chosen["bytes"], chosen["seconds"], draws=0).cost
-    return AlphaBeta(line.alpha_s, line.beta_s_per_byte)
+        given[name] = _case(workload, wire, ddp(workload).ends, about)
+    return given
 
 
 def _case(workload: Workload, wire: AlphaBeta, ends: tuple[int, ...], about: str) -> dict[str, Any]:

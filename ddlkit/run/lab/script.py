@@ -24,7 +24,7 @@ from ddlkit.core.sparse import (
     ELEMENT_BYTES,
     Selecting,
     SparseGather,
-    group_elements,
+    elements_of,
     group_selection_s,
     selected,
 )
@@ -119,7 +119,7 @@ class Script:
         if case.negotiated:
             raise UserError(f"replay: case {case.key}: v0.2-studies could replay negotiated cases")
         slow = planned.workload.scaled(case.dilation)
-        elements = group_elements(slow, plan)
+        elements = elements_of(plan.group_bytes(slow)).astype(int).tolist()
         sparse: dict[str, Sequence[Any]] = {}
         if case.collective == "all_gather":
             if selection is None:

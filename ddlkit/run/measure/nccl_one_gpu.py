@@ -254,7 +254,9 @@ def read_trace(trace: Mapping[str, Any]) -> dict[str, Any]:
     if not (messages and computed):
         seen_both = f"{len(messages)} messages and {len(computed)} computations"
         raise UserError(f"the profiler saw {seen_both}: that they ran together is not proven")
-    message, compute = (np.array([event.at_s for event in of]) for of in (messages, computed))
+    message, compute = (
+        np.array([(event.start_s, event.end_s) for event in of]) for of in (messages, computed)
+    )
     union = np.concatenate([message, compute])
     sent_s, computed_s, either_s = (np.diff(merge(of)).sum() for of in (message, compute, union))
     how = messages[0].args

@@ -51,8 +51,8 @@ from ddlkit.run.sessions import (
 )
 from ddlkit.run.sessions.grammar import Suite, read
 from ddlkit.store import files
-from ddlkit.store.pack import pack as pack_tables
 from ddlkit.store.tables import machines_in
+from ddlkit.store.tables import pack as pack_tables
 
 PARTS = ("layers", "collectives", "training", CAMPAIGN, "convergence", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""

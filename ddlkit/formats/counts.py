@@ -1,11 +1,9 @@
-"""A GPT-like decoder by its shape: its tensors and the FLOP that stand before each gradient, by count.
+"""FLOP counts by tensor, from a table or by the shape of a GPT-like decoder; times in proportion to them.
 
-Parameters and FLOP follow from the matrices alone, as in Kaplan et al. 2020, Scaling laws for neural language
-models (arXiv 2001.08361), Tab 1: a matrix of P elements costs 2 P FLOP a token in the forward pass and twice
-that in the backward one. Attention of T tokens has two more products in each head, T x T x (d_model / heads)
-multiply-adds each: 4 T d_model FLOP a token, of the whole square and not of its lower half, as in Chowdhery
-et al. 2022, PaLM (arXiv 2204.02311), App B. Norms, biases, activations, softmax and looking up a token are no
-products and count nothing.
+Those of a shape follow from the matrices alone, as in Kaplan et al. 2020 (arXiv 2001.08361), Tab 1: a matrix
+of P elements costs 2 P FLOP a token in the forward pass and twice that in the backward one. Attention of T
+tokens has two more products in each head, together 4 T d_model FLOP a token, of the whole square and not of
+its lower half, as in Chowdhery et al. 2022 (arXiv 2204.02311), App B. All else counts nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +12,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+import numpy as np
+
 from ddlkit.core.errors import UserError
+from ddlkit.core.workload import LayerProfile
 from ddlkit.store.sheet import Column, Schema, Sheet
 
 MOST_LAYERS, MOST_SIZE = 1_000, 10_000_000
 """Of a transformer: the largest have some hundred layers, and less than a million of anything else."""
 REQUIRED = ("layers", "d_model", "heads", "d_ff", "vocabulary")
+FLOPS = Schema(
+    "FLOP counts",
+    (
+        Column("tensor", "str", "named"),
+        Column("layer", "str", default=""),
+        Column("parameters", "int", "positive"),
+        Column("flops", "float", "non_negative"),
+        Column("batch", "int", "positive", default="1"),  # whose FLOP are counted
+    ),
+    key=("tensor",),
+)
 SHAPES = Schema(
     "shapes of transformers",
     (
@@ -31,8 +43,7 @@ SHAPES = Schema(
         Column("norm_tensors", "int", "positive", default="2"),
         Column("biased", "bool", default="True"),
         Column("tied", "bool", default="True"),
-        # What its authors print; 0: nothing.
-        Column("parameters", "int", "non_negative", default="0"),
+        Column("parameters", "int", "non_negative", default="0"),  # as printed; 0: not
         Column("source", "str", default=""),
     ),
     key=("name",),
@@ -40,7 +51,7 @@ SHAPES = Schema(
 
 
 class Tensor(NamedTuple):
-    """Elements of a tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
+    """A tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
 
     name: str
     layer: str
@@ -48,18 +59,51 @@ class Tensor(NamedTuple):
     flops: float
 
 
+def counted(
+    network: str, batch: int, tensors: list[Tensor], rate: tuple[float, float] | float
+) -> LayerProfile:
+    """Return a profile whose times are in proportion to FLOP.
+
+    rate : peak FLOP/s and the share of it that is reached, or seconds of forward and backward of the batch
+    """
+    name, layer, elements, flops = zip(*tensors, strict=True)
+    peak, share = rate if isinstance(rate, tuple) else (3 * batch * sum(flops) / rate, 1.0)
+    of = (network, batch, name, np.array(elements), np.array(flops))
+    return LayerProfile.from_flops(*of, layer=layer, peak_flops_per_s=peak, utilisation=share)
+
+
+def read_flops(sheet: Sheet) -> list[Tensor]:
+    """Return the tensors of a table of FLOP counts, a row each."""
+    return [
+        Tensor(row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch)
+        for row in FLOPS.frame(sheet, exact=False).itertuples()
+    ]
+
+
+def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
+    """Return shapes by name, each with the parameters that the table says, where it does."""
+    shapes = {}
+    for row in SHAPES.frame(sheet, exact=False).itertuples():
+        try:
+            shape = Decoder(**{field.name: getattr(row, field.name) for field in fields(Decoder)})
+        except UserError as error:
+            raise UserError(f"{sheet.file}: {row.name}: {error}") from error
+        parameters = sum(tensor.elements for tensor in shape.tensors(1))
+        if row.parameters not in (0, parameters):
+            counts = f"{parameters} parameters by its shape, {row.parameters} in the table"
+            raise UserError(f"{sheet.file}: {row.name}: {counts}: correct one of the two")
+        shapes[str(row.name)] = shape
+    return shapes
+
+
 @dataclass(frozen=True)
 class Decoder:
     """A stack of ``layers`` blocks of attention and feed-forward between an embedding and a head.
 
-    d_model, heads, d_ff, vocabulary : as usual; the head has a matrix of its own unless ``tied``
-    positions : learned positions, each a row of an embedding; 0: none, or rotary ones, which learn nothing
+    positions : learned positions, each a row of an embedding
     attention_matrices : 2: of query, key and value together and of the output; 4: of each
-    ff_matrices : 2, or 3 of a gated one (SwiGLU)
-    norm_tensors : 2: scale and shift; 1: scale (RMSNorm)
-    biased : whether matrices have a bias, the head's aside
-
-    Raises UserError for sizes below 1 or beyond all models, and heads that do not share d_model alike.
+    ff_matrices, norm_tensors : 3 of a gated one (SwiGLU), 1 of a scale alone (RMSNorm)
+    biased : whether matrices have a bias, the head's aside, which has a matrix unless ``tied``
     """
 
     layers: int
@@ -76,35 +120,26 @@ class Decoder:
 
     def __post_init__(self) -> None:
         sizes = tuple(getattr(self, name) for name in REQUIRED)
-        most = max(*sizes, self.positions)
-        if min(sizes) < 1 or self.layers > MOST_LAYERS or most > MOST_SIZE or self.positions < 0:
+        if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
             limits = f"1 to {MOST_LAYERS} layers, and to {MOST_SIZE} of all else"
             raise UserError(f"a transformer of {sizes}, {self.positions} positions: {limits}")
         if self.d_model % self.heads:
-            problem = f"{self.heads} heads do not share d_model {self.d_model}"
-            raise UserError(f"{problem}: choose others")
-        counts = (self.attention_matrices, self.ff_matrices, self.norm_tensors)
-        if counts not in [(a, f, n) for a in (2, 4) for f in (2, 3) for n in (1, 2)]:
-            what = "matrices of attention and of feed-forward, and tensors of a norm"
-            raise UserError(f"a transformer with {counts} {what}: 2 or 4, 2 or 3, 1 or 2")
+            raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
+        allowed = {"attention_matrices": (2, 4), "ff_matrices": (2, 3), "norm_tensors": (1, 2)}
+        for name, counts in allowed.items():
+            if getattr(self, name) not in counts:
+                raise UserError(f"{name} {getattr(self, name)}: must be one of {counts}")
 
     def tensors(self, tokens: int) -> list[Tensor]:
         """Return every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
 
-        A matrix's FLOP stand with its bias, if any: both gradients are ready after them. Attention's stand
-        with the last matrix that feeds it, a tied head's with the norm before it: whose gradients wait.
-
-        Raises UserError for no token, and for more than there are learned positions.
+        A matrix's stand with its bias, if any; attention's with the last matrix that feeds it, a tied head's
+        with the norm before it: whose gradients wait.
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
             raise UserError(f"a sequence of {tokens} tokens: from 1 to {most} of them")
         return list(self._tensors(tokens))
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all tensors."""
-        return sum(tensor.elements for tensor in self.tensors(1))
 
     def _tensors(self, tokens: int) -> Iterator[Tensor]:
         width, head = self.d_model, 2.0 * self.d_model * self.vocabulary * tokens
@@ -129,9 +164,9 @@ class Decoder:
             yield Tensor("head.weight", "head", width * self.vocabulary, head)
 
     def _matrix(
-        self, layer: str, inputs: int, outputs: int, tokens: int, others: float = 0.0
+        self, layer: str, inputs: int, outputs: int, tokens: int, attended: float = 0.0
     ) -> Iterator[Tensor]:
-        flops = 2.0 * inputs * outputs * tokens + others
+        flops = 2.0 * inputs * outputs * tokens + attended
         yield Tensor(f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops)
         if self.biased:
             yield Tensor(f"{layer}.bias", layer, outputs, flops)
@@ -140,31 +175,3 @@ class Decoder:
         *others, last = ("scale", "shift")[: self.norm_tensors]
         yield from (Tensor(f"{layer}.{name}", layer, self.d_model, 0.0) for name in others)
         yield Tensor(f"{layer}.{last}", layer, self.d_model, flops)
-
-
-def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
-    """Return shapes by name.
-
-    Raises UserError naming file, row and column, and for a shape that has not the parameters that it names.
-    """
-    shapes = {}
-    for row in SHAPES.frame(sheet, exact=False).itertuples():
-        try:
-            shape = Decoder(**{field.name: getattr(row, field.name) for field in fields(Decoder)})
-        except UserError as error:
-            raise UserError(f"{sheet.file}: {row.name}: {error}") from error
-        if row.parameters not in (0, shape.parameters):
-            counts = f"{shape.parameters} parameters by its shape, {row.parameters} in the table"
-            raise UserError(f"{sheet.file}: {row.name}: {counts}: correct one of the two")
-        shapes[str(row.name)] = shape
-    return shapes
-
-
-def choose(shapes: dict[str, Decoder], name: str | None, source: str) -> tuple[str, Decoder]:
-    """Return the shape of that name, or the only one. Raises UserError where neither is."""
-    if name is None and len(shapes) == 1:
-        return next(iter(shapes.items()))
-    if name not in shapes:
-        what = "several transformers" if name is None else f"no transformer {name!r}"
-        raise UserError(f"{source}: {what}: choose one by --network: {', '.join(shapes)}")
-    return name, shapes[name]
