@@ -206,10 +206,10 @@ def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture
         (["fit", "absent.csv"], "absent.csv"),
         (["lab", "up", "--rate", "1GB"], "use bit, kbit, mbit or gbit"),
         (["lab", "down", "--label", "nosuchlab"], "nosuchlab"),
-        (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
-        (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
-        (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, s"),
+        (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, smoke, or a file "),
+        (["measure", "sharing"], "sharing on processors was recorded at v0.2-studies"),
         (["measure", "nosuch.json"], "cannot read"),
+        (["measure", "gpu", "--dry-run"], "no GPU here"),
         (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
     ],
 )

@@ -19,11 +19,9 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import accuracy
-from ddlkit.report.source import Source
 from ddlkit.run.lab import network
 from ddlkit.run.sessions import Point, campaigns, grammar
-from ddlkit.run.sessions.campaigns import AFTER, BEFORE, DIGITS, LabPoints
+from ddlkit.run.sessions.campaigns import AFTER, BEFORE, LabPoints
 from ddlkit.run.sessions.engine import measure
 from ddlkit.run.sessions.grammar import SUITES, read
 from places import ROOT, alive, ranks_below, wait_for
@@ -51,7 +49,7 @@ def points(file: Path, out: Path, **how: Any) -> list[Point]:
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
     """Every lab of a campaign, as its points are made of it."""
     made: list[LabPoints] = []
-    monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.__iadd__(labs) and [])
+    monkeypatch.setattr(campaigns, "campaign", lambda labs: made.__iadd__(labs) and [])
     points(file, out)
     return made
 
@@ -88,17 +86,15 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
     [
         ({"round": 3}, r"points\[0\]: round: unknown key"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
-        ({"repeat": {"cases": 20}}, "repeat: unknown key: give a grid of its own more rounds"),
         ({"points": []}, r"points: \[\]: an empty list"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
         ({"plans": ["best"]}, "plans: 'best': must be a plan"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
-        ({"density": 2}, "density: 2: must be a number from"),
-        ({"startups": "2ms"}, "startups: unknown key: computing lasts as long as"),
+        ({"engines": "emulated", "jitters": "1ms"}, "jitter is at most the delay"),
+        ({"density": 2}, "density: 2: must be above 0"),
         ({"delays": ["1ms"] * 20_000, "engines": "emulated"}, "40000 cases, the product of its"),
         ({"networks": "lenet"}, r"points\[0\]: unknown network 'lenet'"),
-        ({"plans": "random:1:99"}, "plans: lenet5: random plan of 99 groups"),
     ],
 )
 def test_a_wrong_value_is_one_line_before_anything_is_measured(
@@ -115,9 +111,9 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
     ("text", "told"),
     [
         ("networks: [a", "is not YAML: line"),
-        ("- a", "must be a mapping"),
+        ("- a", "must be a mapping with points"),
         ("", "is empty"),
-        ("grids: [{workers: 2}]", "write points, and measure: campaign above them"),
+        ("grids: [{workers: 2}]", "must be a mapping with points"),
         ("a: !!python/object:os.system {}", "is not YAML"),
     ],
 )
@@ -136,17 +132,12 @@ def test_without_pyyaml_one_line_says_what_to_do_and_suites_need_none(
     assert all(read(path.stem).points for path in SUITES.glob("*.json"))
 
 
-def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them(
-    tmp_path: Path,
-) -> None:
+def test_runs_lie_between_two_calibrations_of_their_lab(tmp_path: Path) -> None:
     file = written(tmp_path, {**WHOLE, "points": [{"workers": [2, 3], "rates": "1gbit"}]})
     played = [point.key for point in points(file, tmp_path) if point.what != "layers"]
-    one = [f"collectives/p2-1gbit-all_reduce {when}" for when in ("before", "after")]
-    assert played[:3] == [one[0], "replay/p2-1gbit", one[1]]
-    predicted = [point.key for point in points(file, tmp_path, predict=True)]
-    assert predicted[-1] == "predicted/cases"
-    assert not [key for key in predicted if key.startswith("replay")]
-    assert predicted.index(one[1]) > predicted.index("collectives/p3-1gbit-all_reduce before")
+    for n, name in enumerate(("p2-1gbit", "p3-1gbit")):
+        before, after = (f"collectives/{name}-all_reduce {when}" for when in ("before", "after"))
+        assert played[3 * n : 3 * n + 3] == [before, f"replay/{name}", after]
 
 
 @pytest.mark.parametrize("name", ["campaign", "campaign_links_fourth"])
@@ -238,26 +229,10 @@ class TestLab:
         measure(str(file), out=out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
 
-    def test_predictions_come_before_their_runs_and_runs_say_which(self, tmp_path: Path) -> None:
+    def test_a_campaign_can_be_judged_by_its_own_calibrations(self, tmp_path: Path) -> None:
         file, out = written(tmp_path, {**WHOLE, "rounds": 1}), tmp_path / "out"
-        measure(str(file), out=out, predict=True)
-        said = store.load_table(out / "predicted-cases.csv", "predicted")
-        assert not [*out.glob("runs-*")]
-        calibrated = {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
-        sessions = pd.concat(map(store.load_table, calibrated))["session"]
-        assert set(sessions) == {BEFORE, AFTER}
         measure(str(file), out=out)
+        calibrated = pd.concat(map(store.load_table, out.glob("collectives-*.csv")))
+        assert set(calibrated["session"]) == {BEFORE, AFTER}
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
-        digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
-        assert set(runs["predicted"]) == {digest[:DIGITS]}
-        assert set(runs["case"]) == set(said["case"])
-        assert calibrated == {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
-        found = accuracy.joined(Source((out,)))
-        assert found["model_error"].notna().all() and (found["runs"] == 1).all()
-        more = written(tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]})
-        with pytest.raises(UserError, match="buffer:64KB.*: name another file, and predict before"):
-            measure(str(more), out=out)
-        assert len(store.load_table(out / "runs-p2-1gbit.csv")) == len(runs)
-        (out / "predicted-cases.csv").unlink()
-        with pytest.raises(UserError, match="a prediction comes before its runs"):
-            measure(str(file), out=out, predict=True)
+        assert runs["case"].nunique() == 2 and (runs["iteration_s"] > 0).all()

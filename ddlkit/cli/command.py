@@ -88,8 +88,8 @@ def is_numbers(value: Any) -> bool:
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
-layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
-which take minutes and say more of single networks)"""
+layers, collectives, training, campaign, convergence, input, all (without the last two, which take
+minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
@@ -117,14 +117,10 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     "measure this machine and record what it shows; goes on where it stopped",
     arg("what", metavar="NAME|FILE", help=_MEASURE),
     arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
-    arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
-    flag("--predict", "of a campaign: calibrate its labs, write down what models say; no runs"),
     *_SESSION,
 )
 def measure(arguments: argparse.Namespace) -> None:
-    networks = arguments.networks.split(",") if arguments.networks else ()
-    chosen = {"networks": networks, "predict": arguments.predict}
-    _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
+    _measured(arguments, arguments.what, profile=arguments.profile)
 
 
 @command(
@@ -139,7 +135,7 @@ def record(arguments: argparse.Namespace) -> int | None:
     if arguments.preflight:
         from ddlkit.run.sessions.preflight import preflight
 
-        return preflight(device, arguments.out)
+        return preflight(device)
     name = arguments.suite if arguments.profile == "standard" else arguments.profile
     _measured(arguments, name, device=device)
     return None
@@ -151,7 +147,7 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.run.sessions.packing import with_tables
+    from ddlkit.run.sessions.engine import with_tables
     from ddlkit.store.tables import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED
