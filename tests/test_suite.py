@@ -74,6 +74,8 @@ def test_a_damaged_table_is_told_not_measured_over(
         (["layers"], "points: 'layers': must be a mapping"),
         ([{"measure": "speed"}], "points[0]: measure: 'speed': must be"),
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
+        ([{"measure": "facts"}], "(stamps say what the machine is)"),
+        ([{"measure": "training_by_share"}], "(sharing on processors was recorded at v0.2"),
         ([{"measure": "layers", "networks": "lenet5"}], "points[0]: budget: missing"),
         (
             [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],

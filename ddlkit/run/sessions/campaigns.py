@@ -34,7 +34,7 @@ from ddlkit.run.lab import ENGINES, Conditions
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
 from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
-from ddlkit.run.measure.collectives import messages_at
+from ddlkit.run.measure.collectives import CollectivesSettings, messages_at
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
@@ -235,12 +235,11 @@ class LabPoints:
                 each = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
             samples_s = [messages_at(size, each) * float(cost(size)) for size in sizes]
             estimate_s = LAUNCH_S + sum(max(3 * seconds, max_s) for seconds in samples_s)
-            how = {"budget": budget, "messages_per_sample": each, "tries": vitals.TRIES}
-            how["timeout_s"] = 120 + 3 * vitals.TRIES * estimate_s
+            settings = CollectivesSettings([collective], sizes, budget, each, vitals.TRIES)
             yield Point(
                 "collectives",
                 f"{self.shape.name}-{collective}",
-                partial(self._calibrate, session, sizes, collective, how),
+                partial(self._calibrate, session, settings, estimate_s),
                 estimate_s,
                 folder=self.folder,
                 moment=MOMENTS[session],
@@ -248,10 +247,11 @@ class LabPoints:
             )
 
     def _calibrate(
-        self, session: int, sizes: Sequence[int], collective: str, how: dict[str, Any]
+        self, session: int, settings: CollectivesSettings, estimate_s: float
     ) -> pd.DataFrame:
         with Lab(self.shape) as lab:
-            return calibrate(lab, sizes, [collective], **how).assign(session=session)
+            rows = calibrate(lab, settings, 120 + 3 * vitals.TRIES * estimate_s)
+        return rows.assign(session=session)
 
     def _calibrated(self, session: int, collective: str) -> bool:
         rows = self.rows("collectives", f"{self.shape.name}-{collective}")

@@ -29,7 +29,33 @@ EXTENTS = ("quick", "dense", "full")
 DEFAULT_BATCH = 4
 MOST = 10**12
 """Of what is counted: bytes, samples of a batch, seeds, elements."""
-GONE = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
+_SHARES = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
+GONE = {
+    "facts": "stamps say what the machine is",
+    "efficiency": "peaks and layers are what it was made of",
+    "throughput": "measure layers at several batches",
+    "disk_copies": "measure input_alone, which reads cold files",
+    "nccl_channels": "measure two_ranks_on_one_gpu",
+    "planning_again": "measure replays under two plans",
+    "layers_by_ranks": "measure layers with ranks",
+    "collectives_in_lab": "measure collectives with ranks and rate",
+    "training_in_lab": "measure trainings with ranks, rate and plans",
+    "sparse_training_in_lab": "measure a campaign with density",
+    "ranks_per_node": "nodes that share a link were measured with v0.2-studies",
+    "grids": "write points, and measure: campaign above them, as in examples/campaign.yml",
+    "repeat": "give a grid of its own more rounds",
+    "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
+    "changes": "links no longer change: have a lab of each kind",
+    "straggler_spreads": "a straggler is as slow in every iteration: give stragglers",
+    **dict.fromkeys(("compute_s", "startups"), "compute lasts as long as one message of all"),
+    "negotiated": "measured negotiations are those recorded at v0.2-studies",
+    "congestions": "TCP's control is reno",
+    "pipelines": "measure input_alone, and predict by what-if --inputs",
+    "selections_beside_backward": "measure selections",
+    **dict.fromkeys(("sharing", "messages_by_share", "kernels_by_share"), _SHARES),
+    **dict.fromkeys(("training_by_share", "copies_by_share", "buckets_by_share"), _SHARES),
+}
+"""Suites, kinds and keys of earlier versions, and what to do instead."""
 
 Check = Callable[[Any], Any]
 """Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
@@ -49,7 +75,8 @@ def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: val
 
     def check(value: Any) -> Any:
         if not fits(value):
-            raise ValueError(f"must be {what}")
+            instead = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
+            raise ValueError(f"must be {what}{instead}")
         return make(value)
 
     return check
@@ -147,7 +174,7 @@ KEYS: dict[str, Check | Many] = {
     **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
     **dict.fromkeys(("repeats", "iterations", "rounds"), _count),
-    **dict.fromkeys(("ranks", "workers", "ranks_per_node", "sides"), Many(_count)),
+    **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
     **dict.fromkeys(("size", "sizes"), sizes),
     "networks": Many(network_of),
     "seeds": Many(whole(0)),
@@ -156,7 +183,7 @@ KEYS: dict[str, Check | Many] = {
     "collectives": Many(one_of(tuple(COLLECTIVES))),
     "budget": budget,
     # of labs, and of the cases of a campaign
-    **dict.fromkeys(("rate", "rates", "intra_rates"), _rates),
+    **dict.fromkeys(("rate", "rates"), _rates),
     **dict.fromkeys(("delay", "delays", "jitters"), _times),
     **dict.fromkeys(("losses", "backgrounds"), _shares),
     "calibration": one_of(EXTENTS),
@@ -175,7 +202,8 @@ def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, sk
     keys, read = dict([*signature(make).parameters.items()][skip:]), {}
     for name in given:
         if name not in keys:
-            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}")
+            advice = GONE.get(str(name)) or f"use {', '.join(sorted(keys))}"
+            raise UserError(f"{where}: {name}: unknown key: {advice}")
     for name, key in keys.items():
         if name in given:
             try:
@@ -222,8 +250,8 @@ def read(name: str | Path) -> Suite:
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        names = f"use {', '.join(sorted(suites))}, or a file .yml or .json"
-        raise UserError(f"{name}: no such suite: {GONE if name == 'sharing' else names}")
+        advice = GONE.get(str(name)) or f"use {', '.join(sorted(suites))}, or a file .yml or .json"
+        raise UserError(f"{name}: no such suite: {advice}")
     given, keys = _parsed(file), signature(Suite).parameters
     shared = {key: value for key, value in given.items() if key not in keys}
     stated = {key: value for key, value in given.items() if key in keys}

@@ -133,9 +133,9 @@ def stand_in(device: str) -> str:
     standin.beside(None, lambda: a @ a)
     share, tries = 0.0, iter(range(OVERLAP_TRIES))  # the first one loads the kernel
     while share <= OVERLAP and next(tries, None) is not None:
-        passage = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
+        _, read = standin.beside(Footprint(blocks=8, threads=512), lambda: a @ a)
         torch.cuda.synchronize()
-        share = passage.traffic().overlap_share
+        share = read().overlap_share
     line = f"{size} for {architecture}, runs beside {share:.1%} of a product"
     if share <= OVERLAP:
         raise UserError(f"{line}: kernels take turns here")
