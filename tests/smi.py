@@ -1,4 +1,4 @@
-"""An nvidia-smi to put on the PATH: a program that plays a scene and notes what it is asked."""
+"""An nvidia-smi to put on the PATH: a program that plays a scene, and notes its pid where it stays."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from pathlib import Path
 home = Path(__file__).parent
 scene = json.loads((home / "scene.json").read_text())
 words = sys.argv[1:]
-with open(home / "asked", "a") as asked:
-    asked.write(json.dumps(words) + "\\n")
 query = next(word for word in words if word.startswith("--query-"))
 about, fields = query.removeprefix("--query-").split("=")
 rows = scene["gpus"] if about == "gpu" else scene["processes"]
@@ -65,21 +63,10 @@ IDLE = {
 }
 
 
-class Smi:
-    """One that is installed: what it was asked, and the pid of the last that stayed."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-
-    def asked(self) -> list[list[str]]:
-        """The arguments of each call."""
-        path = self._home / "asked"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def resident(self) -> int:
-        """Its pid; 0 if none has been started."""
-        path = self._home / "resident"
-        return int(path.read_text() or 0) if path.exists() else 0
+def resident(home: Path) -> int:
+    """Return the pid of the last that stayed; 0 if none has been started."""
+    path = home / "resident"
+    return int(path.read_text() or 0) if path.exists() else 0
 
 
 def install(
@@ -88,10 +75,10 @@ def install(
     *gpus: dict[str, str],
     processes: Sequence[dict[str, str]] = (),
     starts: bool = False,
-) -> Smi:
+) -> None:
     """Put it on the PATH; as `write`."""
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
-    return write(home, gpus, processes, starts)
+    write(home, gpus, processes, starts)
 
 
 def write(
@@ -99,7 +86,7 @@ def write(
     gpus: Sequence[dict[str, str]],
     processes: Sequence[dict[str, str]] = (),
     starts: bool = False,
-) -> Smi:
+) -> None:
     """Write it into a directory.
 
     gpus : what differs from IDLE; starts : without a resident the driver starts each time, and looks busy
@@ -111,4 +98,3 @@ def write(
     program = home / "nvidia-smi"
     program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return Smi(home)

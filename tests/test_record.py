@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.report.source import Source as Reader
 from ddlkit.run import sessions, vitals
 from ddlkit.run.sessions import Point, PointList, Source, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
@@ -44,7 +43,7 @@ def outcomes_in(out: Path) -> dict[str, str]:
 
 
 def valid_tables(out: Path) -> dict[str, str]:
-    """Every table in there, loaded and checked, with its hash."""
+    """Every table in there, checked, with its hash."""
     paths = sorted(out.glob("*.csv*"))
     for path in paths:
         store.load_table(path)
@@ -60,7 +59,7 @@ def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, 
     here = engine._Here(source, out, 1, origin)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
-        session._take_all(here)
+        session.take_all(here)
     return session.rows
 
 
@@ -80,13 +79,8 @@ def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
 def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
     rows = work(faulty_points.faults(tmp_path, 1), tmp_path)
     ends = {name: (rows[f"test/{name}"].outcome, rows[f"test/{name}"].reason) for name in FAULTS}
-    for name, start in {
-        "torch-memory": "",
-        "numpy-memory": "Unable to allocate",
-        "profile-memory": "out of memory: lenet5 at batch 1000000000000 on cpu",
-    }.items():
-        assert ends[name][0] == sessions.OUT_OF_MEMORY
-        assert ends[name][1].startswith(start)
+    assert ends["torch-memory"][0] == ends["numpy-memory"][0] == sessions.OUT_OF_MEMORY
+    assert ends["numpy-memory"][1].startswith("Unable to allocate")
     assert ends["lacking"] == (sessions.UNAVAILABLE, "needs 2 GPUs, here are 0")
     assert ends["half"] == (sessions.PARTIAL, "out of memory: the other half")
     assert ends["bug"] == (sessions.FAILED, "KeyError: 'drift'")
@@ -140,7 +134,7 @@ class Clock:
             self.now_s += seconds
             return {}
 
-        return Point("test", name, measure, estimate_s, is_done=lambda: False)
+        return Point("test", name, measure, estimate_s, left=lambda: [1])
 
 
 @settings(max_examples=20, deadline=None)
@@ -165,9 +159,8 @@ def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
 
 
 def test_time_for_the_closing_points_is_set_aside_twice(tmp_path: Path) -> None:
-    clock = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "time", clock)
+        patch.setattr(engine, "time", Clock())
         plan = PointList([fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)])
         rows = work(plan, tmp_path, 500.0)
     ends = {row.point: row.outcome for row in rows.values()}
@@ -195,17 +188,12 @@ def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
 # -- suites --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Points of a GPU can be made here, too."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_point_has_a_place_of_its_own(device: str, any_device: None) -> None:
+def test_every_point_has_a_place_of_its_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("cpu" if device == "cpu" else "gpu", "smoke", "quick", "full"):
         points = grammar.points(out=Path(), session=1, name=name, device=device)
-        everything = [*points.opening, *points.body, *points.closing]
+        everything = [point for section in points for point in section]
         tables = [(point, schema) for point in everything for schema in point.schemas]
         places = {(point.path(Path(), schema), point.moment) for point, schema in tables}
         assert len(places) == len({(point.key, schema) for point, schema in tables})
@@ -215,34 +203,28 @@ def test_every_point_has_a_place_of_its_own(device: str, any_device: None) -> No
         assert drifts == ([] if name in ("quick", "full") else ["s1-start", "s1-end"])
 
 
-def code_paths(name: str, device: str) -> set[tuple[str, str, str]]:
-    """(kind, link, precision) of all that a suite measures on a device."""
-    return {
-        (described["measure"], described.get("link", ""), precision)
-        for described in grammar.read(name).points
-        if described.get("device", "") in ("", device)
-        for precision in described.get("precisions", ["fp32"])
-    }
-
-
 @pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
 def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device: str) -> None:
     """Alone points too: what is first met in the standard run is met too late."""
-    assert code_paths(name, device) <= code_paths("smoke", device)
+    long, smoke = (
+        {
+            (described["measure"], described.get("link", ""), precision)
+            for described in grammar.read(suite).points
+            if described.get("device", "") in ("", device)
+            for precision in described.get("precisions", ["fp32"])
+        }
+        for suite in (name, "smoke")
+    )
+    assert long <= smoke
 
 
-def test_eight_minutes_on_a_gpu_hold_what_matters_most(any_device: None) -> None:
-    ends_s: dict[str, float] = {}
-    spent_s = 0.0
-    for each in grammar.points(out=Path(), session=1, name="gpu").body:
-        spent_s += each.estimate_s
-        ends_s[each.key] = spent_s
-    first = [
-        f"layers/{name}-{precision}"
-        for precision in ("fp32", "bf16")
-        for name in ("resnet50-b32", "resnet101-b32", "vgg16-b32", "alexnet-b128")
-    ]
-    assert max(ends_s[key] for key in first) < 90
+def test_eight_minutes_on_a_gpu_hold_what_matters_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    body = grammar.points(out=Path(), session=1, name="gpu").body
+    ends_s = pd.Series({each.key: each.estimate_s for each in body}).cumsum()
+    for precision in ("fp32", "bf16"):
+        for name in ("resnet50-b32", "resnet101-b32", "vgg16-b32", "alexnet-b128"):
+            assert ends_s[f"layers/{name}-{precision}"] < 90
     for what in ("selection/", "contention/", "copies/"):
         assert max(end_s for key, end_s in ends_s.items() if key.startswith(what)) < 400
 
@@ -287,10 +269,10 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.sessions import Source, engine, packing
+from ddlkit.run.sessions import Source, engine
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
-packing.EVERY_S = 0.1
+engine.EVERY_S = 0.1
 out, points, *files = sys.argv[1:]
 file = Path(files[0]) if files else None
 engine.run_session(Source(f"faulty_points:{points}"), Path(out), isolate=True, pack=file)
@@ -338,28 +320,19 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
 
-def test_a_process_that_cannot_start_after_another_died_is_tried_again(
+def test_a_process_that_cannot_start_after_another_died_costs_points_until_one_can(
     tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "PAUSE_S", 0.0)
     record("recovering", tmp_path)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
-    assert table["outcome"].to_dict() == {"killed": sessions.KILLED, "next": sessions.MEASURED}
-    assert len((tmp_path / "starts").read_text()) == 4
-    (tmp_path / "drift-next.csv").unlink()
-    with pytest.raises(UserError, match="^the GPU is not back yet$"):
-        record("recovering", tmp_path)
-
-
-@pytest.mark.skipif(bool(machine.describe()["gpus"]), reason="there is a GPU")
-def test_no_gpu_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^no GPU here: .*use --suite cpu$"):
-        measure("gpu", out=tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+    ends = [sessions.KILLED, sessions.FAILED, sessions.MEASURED]
+    assert table["outcome"].tolist() == ends
+    assert table["reason"].iloc[1] == "the GPU is not back yet"
 
 
 def test_a_load_that_is_ignored_is_told_in_every_stamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, pair = "gpu0 is in use by others", Source("faulty_points:pair")
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
@@ -367,10 +340,8 @@ def test_a_load_that_is_ignored_is_told_in_every_stamp(
         run_session(pair, tmp_path, gpu=True)
     assert not valid_tables(tmp_path)
     run_session(pair, tmp_path, gpu=True, ignore_load=True)
-    assert f"{busy}; measured all the same" in capsys.readouterr().err
     names = [*valid_tables(tmp_path)]
     assert {store.load_stamp(tmp_path / name)["remark"] for name in names} == {busy}
-    assert Reader((tmp_path,)).label("drift").endswith(f" ({busy})")
     # Afterwards the GPU is free: what is there stays what it was.
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: "")
     (tmp_path / "drift-b.csv").unlink()
@@ -395,13 +366,3 @@ def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Pat
         pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
     ):
         measure("cpu", out=tmp_path)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_every_code_path_on_a_gpu(tmp_path: Path) -> None:
-    measure("smoke", device="cuda", out=tmp_path)
-    ends = outcomes_in(tmp_path)
-    assert set(ends.values()) <= {sessions.MEASURED, sessions.UNAVAILABLE}, ends
-    valid_tables(tmp_path)
-    assert ends["layers/lenet5-b4-tf32"] == sessions.MEASURED

@@ -72,9 +72,7 @@ def test_a_run_is_marked_late_as_its_link_says_it_was(
 
 
 def test_units_are_those_of_the_names() -> None:
-    numbers: dict[str, int] = {}
-    samples = [row for line in TWO_GPUS.splitlines() for row in vitals.parse_vitals(line, numbers)]
-    assert samples == vitals.parse_vitals(TWO_GPUS, {})
+    samples = vitals.parse_vitals(TWO_GPUS, {})
     assert samples[:6] == [
         ("gpu0", "sm_clock_hz", 1980e6),
         ("gpu0", "memory_clock_hz", 3201e6),
@@ -118,10 +116,10 @@ def test_a_driver_that_starts_anew_for_each_question_is_not_in_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process that asks by itself finds it busy, and with the memory of what starts it."""
-    played = smi.install(tmp_path, monkeypatch, FULL, starts=True)
+    smi.install(tmp_path, monkeypatch, FULL, starts=True)
     assert [x for _, what, x in vitals.gpu_vitals() if what == "utilisation"] == [1.0]
     assert vitals.gpu_in_use() == ""
-    assert not psutil.pid_exists(played.resident())
+    assert not psutil.pid_exists(smi.resident(tmp_path))
 
 
 def test_without_nvidia_smi_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +136,14 @@ def test_without_nvidia_smi_nobody_is_seen(tmp_path: Path, monkeypatch: pytest.M
 def test_the_gpus_are_sampled_by_one_process_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = smi.install(tmp_path, monkeypatch, {}, BUSY)
+    smi.install(tmp_path, monkeypatch, {}, BUSY)
     with vitals.Sampler(gpu=True, period_s=0.05) as sampler:
+        assert wait_for(lambda: smi.resident(tmp_path) > 0)
+        resident = smi.resident(tmp_path)
         assert wait_for(lambda: (sampler.frame()["device"] == "gpu1").sum() >= 9)
         assert wait_for(lambda: "cpu" in set(sampler.frame()["device"]))
     frame = sampler.frame()
-    assert len(played.asked()) == 1 and not psutil.pid_exists(played.resident())
+    assert smi.resident(tmp_path) == resident and not psutil.pid_exists(resident)
     assert frame["time_s"].is_monotonic_increasing
     loads = frame[frame["quantity"] == "utilisation"].groupby("device")["value"].agg(set)
     assert loads.to_dict() == {"gpu0": {0.0}, "gpu1": {0.98}}
@@ -152,14 +152,14 @@ def test_the_gpus_are_sampled_by_one_process_that_stays(
 def test_it_does_not_outlive_one_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = smi.install(tmp_path, monkeypatch)
+    smi.install(tmp_path, monkeypatch)
     sampling = "from ddlkit.run import vitals as v; v.Sampler(gpu=True).__enter__(); "
     with subprocess.Popen(
         [sys.executable, "-c", sampling + "input()"], stdin=subprocess.PIPE
     ) as owner:
-        assert wait_for(lambda: played.resident() > 0)
+        assert wait_for(lambda: smi.resident(tmp_path) > 0)
         owner.send_signal(signal.SIGKILL)
-    assert wait_for(lambda: not psutil.pid_exists(played.resident()))
+    assert wait_for(lambda: not psutil.pid_exists(smi.resident(tmp_path)))
 
 
 @pytest.mark.gpu

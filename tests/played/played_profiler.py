@@ -1,34 +1,22 @@
 """torch.profiler played: the processor's own trace, in which operators have launched kernels.
 
-Each operator that calls no other one becomes a kernel at the same time on stream 7, and gloo's messages, and
-those of the played NCCL in their streams, become NCCL's kernels; each has a launch of the same correlation.
-What real kernels would be called is not played, nor that they run later than their launch.
+Each operator that calls no other one becomes a kernel at the same time on stream 7, with a launch of the same
+correlation. What real kernels would be called is not played, nor that they run later than their launch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
-_KINDS = {"all_reduce": "AllReduce_Sum_f32", "reduce_scatter": "ReduceScatter_Sum_f32"}
 _SHAPE = {"grid": [1, 1, 1], "block": [64, 1, 1], "registers per thread": 32, "shared memory": 0}
-_NCCL = {"grid": [2, 1, 1], "block": [160, 1, 1], "registers per thread": 96}
-
-USUAL_BLOCKS = 2
-BLOCKS = USUAL_BLOCKS  # of NCCL's kernels from now on
-_NCCL_SPAN = "played nccl:"
 
 Span = dict[str, Any]
-Ends = tuple[ctypes.c_double, ctypes.c_double]  # by the host's monotonic clock
-
-_messages: list[tuple[float, list[Ends]]] = []  # with the time when each group was noted
 
 
 def install() -> None:
@@ -39,88 +27,38 @@ def install() -> None:
     @functools.wraps(start)
     def on_host(self: Any, *, activities: Any = (), **how: Any) -> None:
         self.played = ProfilerActivity.CUDA in activities
-        start(
-            self, activities=[one for one in activities if one is not ProfilerActivity.CUDA], **how
-        )
+        start(self, activities={*activities} - {ProfilerActivity.CUDA}, **how)
 
     @functools.wraps(export)
     def with_kernels(self: Any, path: str) -> None:
         export(self, path)
         if self.played:
             trace = json.loads(Path(path).read_text())
-            trace["traceEvents"] = as_on_gpu(trace["traceEvents"])
+            trace["traceEvents"] += kernels(trace["traceEvents"])
             Path(path).write_text(json.dumps(trace))
 
     profile.__init__, profile.export_chrome_trace = on_host, with_kernels
 
 
-def note_messages(ends: list[Ends]) -> None:
-    """Messages that are under way from now on: a trace shows each when it began and ended in its stream."""
-    now_s = time.perf_counter()
-    with torch.profiler.record_function(f"{_NCCL_SPAN}{len(_messages)}"):
-        _messages.append((now_s, ends))
-
-
-def _in_streams(span: Span) -> list[Span]:
-    """The spans of the messages that were noted by that one."""
-    noted_s, ends = _messages[int(str(span["name"]).rpartition(":")[2])]
-    return [
-        {
-            **span,
-            "ts": span["ts"] + 1e6 * (begin.value - noted_s),
-            "dur": 1e6 * (end.value - begin.value),
-        }
-        for begin, end in ends
-    ]
-
-
-def _begin_when_posted(spans: list[Span]) -> None:
-    """As NCCL's kernel does, once the one before it is over; gloo's thread begins when it gets a core."""
-    posts = sorted(span["ts"] for span in spans if str(span.get("name")).startswith("c10d::"))
-    messages = [span for span in spans if str(span.get("name")).startswith("gloo:")]
-    messages.sort(key=lambda span: float(span["ts"]))
-    free = 0.0
-    for span, post in zip(messages, posts, strict=False):
-        end = span["ts"] + span["dur"]
-        begin = min(span["ts"], max(free, post))
-        span["ts"], span["dur"], free = begin, end - begin, end
-
-
-def as_on_gpu(events: list[Span]) -> list[Span]:
-    """The events of a processor's trace with launches and kernels; messages become NCCL's kernels."""
-    found: list[Span] = []
-    spans = [event for event in events if event.get("ph") == "X"]
-    _begin_when_posted(spans)
-    home = next((s for s in spans if s.get("cat") == "cpu_op"), {})
-    inner = {id(span) for span in _leaves([s for s in spans if s.get("cat") == "cpu_op"])}
-    for event in events:
-        name = str(event.get("name"))
-        noted = event.get("ph") == "X" and name.startswith(_NCCL_SPAN)
-        message = noted or (event.get("ph") == "X" and name.startswith("gloo:"))
-        found += [] if message else [event]
-        kind = "all_reduce" if noted else name.rpartition(":")[2]
-        called = f"ncclDevKernel_{_KINDS.get(kind, kind)}_RING_LL" if message else f"played_{name}"
-        shape = _SHAPE | (_NCCL | {"grid": [BLOCKS, 1, 1]} if message else {})
-        for span in _in_streams(event) if noted else [event] * (message or id(event) in inner):
-            number = len(found)
-            launch = {**(home if message else event), "ts": event["ts"], "dur": 0}
-            found.append(_kernel(launch, "cudaLaunchKernel", "cuda_runtime", number, {}))
-            kernel = {**span, "pid": 0, "tid": 20 if message else 7}
-            found.append(_kernel(kernel, called, "kernel", number, shape))
-    return found
-
-
-def _kernel(span: Span, name: str, category: str, number: int, shape: Span) -> Span:
-    return {**span, "name": name, "cat": category, "args": {**shape, "correlation": 10**6 + number}}
+def kernels(events: list[Span]) -> list[Span]:
+    """The launches and kernels of a processor's trace."""
+    made: list[Span] = []
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    for number, event in enumerate(_leaves(operators), 10**6):
+        launched: Span = {"name": "cudaLaunchKernel", "cat": "cuda_runtime", "dur": 0}
+        made.append({**event, **launched, "args": {"correlation": number}})
+        kernel: Span = {"name": f"played_{event['name']}", "cat": "kernel", "pid": 0, "tid": 7}
+        made.append({**event, **kernel, "args": {**_SHAPE, "correlation": number}})
+    return made
 
 
 def _leaves(spans: list[Span]) -> list[Span]:
     """Those that no other of their thread lies in."""
-    found: dict[Any, Span] = {}
+    last: dict[Any, Span] = {}
     leaves = []
-    for span in sorted(spans, key=lambda one: (one["ts"], -one["dur"])):
-        before = found.get(span["tid"])
+    for span in sorted(spans, key=lambda each: (each["ts"], -each["dur"])):
+        before = last.get(span["tid"])
         if before is not None and before["ts"] + before["dur"] <= span["ts"]:
             leaves.append(before)
-        found[span["tid"]] = span
-    return leaves + list(found.values())
+        last[span["tid"]] = span
+    return leaves + list(last.values())

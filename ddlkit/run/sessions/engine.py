@@ -1,11 +1,13 @@
-"""The engine that measures: a session of points, in this process or in one whose death costs one point.
+"""The engine: a session of points, measured in this process or in one whose death costs one point.
 
-This process keeps the list of outcomes, samples the machine's vitals and says how things go; the other one
+This one keeps the list of outcomes, samples vitals, says how things go, and packs what there is; the other
 measures the points that it names. No torch here: nothing must disturb what is measured.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import re
@@ -13,10 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,14 +50,11 @@ from ddlkit.run.sessions import (
     this_machine,
 )
 from ddlkit.run.sessions.grammar import Suite, read
-from ddlkit.run.sessions.packing import packing, with_tables
 from ddlkit.store import files
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
-POINTS = "ddlkit.run.sessions.grammar:points"
-PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
-PARTS = (*PARTS, "convergence", "tensors", "input", "all")
+PARTS = ("layers", "collectives", "training", CAMPAIGN, "convergence", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
@@ -65,10 +64,11 @@ RESERVE = 2.0  # times what the closing points are expected to take is kept free
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
-STARTS = 3  # processes in a row that may end before a point: after a death a GPU needs a while,
-PAUSE_S = 5.0  # and is given this long
+PAUSE_S = 5.0  # after a death a GPU needs a while, until which no process can start
 POLL_S = 0.2
-LISTED = 8
+EVERY_S = 20.0  # between two packs
+KEPT = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+"""Ends of the names of tables and stamps; not of a lock or half a file."""
 
 
 def measure(
@@ -81,17 +81,16 @@ def measure(
     dry_run: bool = False,
     pack: Path | None = None,
     ignore_load: bool = False,
-    **chosen: Any,
+    networks: Sequence[str] = (),
+    predict: bool = False,
 ) -> Path | str:
-    """Measure a suite, or a part of one; returns the directory, or of a dry run what is missing.
+    """Measure a suite, or one of PARTS of ``profile``; returns where, or of a dry run what is missing.
 
-    what : name or file of a suite, or one of PARTS, of the suite ``profile``
-    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `grammar.points`
+    networks, predict : as `grammar.points` takes them
 
-    Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
-    needs one.
+    Raises UserError as `run_session` does, for a wrong file, and where a lab or GPU is needed and lacking.
     """
-    start_s = time.monotonic()
+    deadline_s = time.monotonic() + budget_s
     name, part = (profile, what) if what in PARTS else (what, "all")
     suite, gpus = read(name), bool(machine.describe()["gpus"])
     if suite.isolate:
@@ -99,17 +98,23 @@ def measure(
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     out = out or _default_out(suite, device)
-    arguments = {"name": str(suite.file), "part": part, "device": device, **chosen}
-    source = Source(POINTS, {key: value for key, value in arguments.items() if value})
-    if full := suite.file == read("full").file:
-        _refuse_short(out)
+    wanted: dict[str, Any] = {"name": str(suite.file), "part": part, "device": device}
+    wanted |= {"networks": networks, "predict": predict}
+    source = Source("ddlkit.run.sessions.grammar:points", wanted)
+    full = suite.file == read("full").file
+    if full and (short := _not_full(out)):
+        advice = "choose another directory by --out, or remove them"
+        raise UserError(
+            f"{out} holds tables that profile full did not measure, as {short}: {advice}"
+        )
     if dry_run:
         return estimate(source, out)
     if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
-    how: dict[str, Any] = {"budget_s": budget_s - (time.monotonic() - start_s), "pack": pack}
-    how |= {"isolate": suite.isolate, "gpu": device == "cuda", "ignore_load": ignore_load}
-    return run_session(source, out, remark=LONG if full else "", **how)
+    how: dict[str, Any] = {"isolate": suite.isolate, "gpu": device == "cuda", "pack": pack}
+    how |= {"budget_s": deadline_s - time.monotonic(), "ignore_load": ignore_load}
+    how["remark"] = LONG if full else ""
+    return run_session(source, out, **how)
 
 
 def _default_out(suite: Suite, device: str) -> Path:
@@ -122,14 +127,11 @@ def _default_out(suite: Suite, device: str) -> Path:
     return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
 
 
-def _refuse_short(out: Path) -> None:
-    """Raise UserError where tables of another profile than full would be taken for its own."""
-    for path in store.list_tables(out):
-        if is_stamped(path) and LONG not in store.load_stamp(path).get("remark", ""):
-            raise UserError(
-                f"{out} holds tables that were not measured by the profile full, such as {path.name}: "
-                "choose another directory by --out, or remove them"
-            )
+def _not_full(out: Path) -> str:
+    """Return the name of a table that the suite full would take for its own, "" without."""
+    tables = (path for path in store.list_tables(out) if is_stamped(path))
+    short = (path for path in tables if LONG not in store.load_stamp(path).get("remark", ""))
+    return next((path.name for path in short), "")
 
 
 def run_session(
@@ -143,16 +145,14 @@ def run_session(
     pack: Path | None = None,
     remark: str = "",
 ) -> Path:
-    """Measure what of the points is not in ``out`` yet; returns the directory.
+    """Measure what of the points is not in ``out`` yet; returns the directory. What was measured stays.
 
     budget_s : seconds from now after which nothing new is started; one that runs far over is ended
-    isolate : whether points run in a child process, and what becomes of each is kept in ``outcomes.csv``:
-        what is missing is tried again by the next call. If not, the first that fails ends the session
+    isolate : whether points run in a child process, and ``outcomes.csv`` keeps what becomes of each;
+        otherwise the first that fails ends the session
     gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
-    ignore_load : measure although others use the GPU; stamps say so, as they do the ``remark``
     pack : file that holds the whole recording at any time, and from which it goes on
-
-    Whatever ends this call, what was measured stays. At the end, tables of a recording are packed.
+    remark : of all stamps, which also say whether others use the GPU
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, and when the directory holds another machine's tables or is written elsewhere.
@@ -164,11 +164,11 @@ def run_session(
         if in_use and not ignore_load:
             advice = "wait, choose another GPU, or measure all the same with --ignore-load"
             raise UserError(f"nothing is measured: {in_use}; {advice}")
-        if in_use:
-            say(f"{in_use}; measured all the same, and every stamp says so")
         name = machine.name("" if gpu or not isolate else "cpu")
-        remark = "; ".join(filter(None, (remark, in_use)))
-        origin = Origin(machine={**this_machine(), "name": name}, remark=remark)
+        origin = Origin(
+            machine={**this_machine(), "name": name},
+            remark="; ".join(filter(None, (remark, in_use))),
+        )
         with packing(out, pack) as keep:
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
@@ -181,18 +181,14 @@ def run_session(
 
 
 def estimate(source: Source, out: Path) -> str:
-    """Return what is not in ``out`` yet, point by point, and about how long each will take.
-
-    Raises UserError for a table there that is damaged.
-    """
-    points, out = source.points(out.resolve(), 1), out.resolve()
-    everything = [*points.opening, *points.body, *points.closing]
-    missing = [point for point in everything if not point.done(out)]
+    """Return what is not in ``out`` yet, and how long it takes. Raises UserError for a damaged table."""
+    out = out.resolve()
+    points = [point for section in source.points(out, 1) for point in section]
+    missing = [point for point in points if not point.done(out)]
     lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
-    there = f"{len(everything) - len(missing)} of {len(everything)} points are there"
-    total_s = sum(point.estimate_s for point in missing)
-    lines.append(f"{there}; the rest takes about {total_s / 60:.1f} min")
-    return "\n".join(line.rstrip() for line in lines)
+    rest_min = sum(point.estimate_s for point in missing) / 60
+    there = f"{len(points) - len(missing)} of {len(points)} points are there"
+    return "\n".join(map(str.rstrip, [*lines, f"{there}; the rest takes about {rest_min:.1f} min"]))
 
 
 # -- one call ------------------------------------------------------------------------------------
@@ -200,12 +196,7 @@ def estimate(source: Source, out: Path) -> str:
 
 @dataclass
 class _Session:
-    """One call of `run_session`; ``keep`` is called now and then, to pack what there is.
-
-    rows : of every point, by its key; running : the one being measured
-    number : of this call: tables of its own, such as drift's, are named by it
-    gpus : environment in which points see GPUs only if they are measured
-    """
+    """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
 
     source: Source
     out: Path
@@ -220,30 +211,31 @@ class _Session:
 
     def __post_init__(self) -> None:
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
+        # Of this call: tables of its own, such as drift's, are named by it.
         self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
-        self.gpus = {} if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}
 
     def run(self) -> None:
         """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
         start_s = time.monotonic()
         here = _Here(self.source, self.out, self.number, self.origin)
         if not self.isolate:
-            self._take_all(here)
+            self.take_all(here)
         else:
-            with vitals.Sampler(gpu=self.gpu) as self.sampler, _Child(here, self) as child:
+            child = _Child(here, self)
+            with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
                 try:
-                    self._take_all(child)
+                    self.take_all(child)
                 finally:
                     if self.running:  # we are ended, through no fault of it
                         self.rows[self.running.key] = self.running
                     self._save()
         self._report(time.monotonic() - start_s)
 
-    def _take_all(self, worker: _Here | _Child) -> None:
+    def take_all(self, worker: _Here | _Child) -> None:
         """Have the worker take what is missing, most valuable first."""
-        opening, body, closing = self._missing(*worker.listed())
+        body, opening, closing = self._missing(*worker.listed())
         reserved_s = RESERVE * sum(row.estimate_s for row in closing)
-        # After a first point, closing ones are worth the overtime: what lies before is told by their times.
+        # After a first point, closing ones are worth the overtime: drift shows only by their times.
         begun = False
         for row in (*opening, *body, *closing):
             spare_s = OVERTIME_S * begun if row in closing else -reserved_s
@@ -259,9 +251,10 @@ class _Session:
                 self._save()  # whatever happens to us, this point was begun
                 self._close(worker.take(row))
 
-    def _missing(self, *lists: list[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    def _missing(
+        self, body: list[Row], opening: list[Row], closing: list[Row]
+    ) -> tuple[list[Row], list[Row], list[Row]]:
         """Return what is to be tried, and take in what an earlier call left of all points."""
-        opening, body, closing = lists
         path = self.out / "outcomes.csv"
         frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
         earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
@@ -274,13 +267,13 @@ class _Session:
             self.rows[row.key] = replace(was, estimate_s=row.estimate_s) if partly else row
         self._save()
         missing = [row for row in body if row.outcome not in THERE]
-        if there := [row for row in body if row.outcome in THERE]:
-            say(f"already measured: {_listed(there)}")
+        if there := [row.key for row in body if row not in missing]:
+            say(f"already measured: {', '.join(there)}")
         if to_go := [*opening, *missing, *closing]:
             to_go_s = sum(row.estimate_s for row in to_go)
             say(f"{len(to_go)} points to measure, about {to_go_s / 60:.1f} min")
         faulty = {key for key, row in earlier.items() if row.outcome in FAULTS}
-        return opening, sorted(missing, key=lambda row: row.key in faulty), closing
+        return sorted(missing, key=lambda row: row.key in faulty), opening, closing
 
     def _close(self, row: Row) -> None:
         """Take in that a point has come to an end. Raises UserError where that ends the session."""
@@ -313,19 +306,10 @@ class _Session:
         there = len(self.rows) - sum(map(len, missing.values()))
         say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
         for outcome, rows in missing.items():
-            say(f"missing, {outcome}: {_listed(rows)}")
+            say(f"missing, {outcome}: {', '.join(row.key for row in rows)}")
         if self.rows and not there:
             row = next(iter(self.rows.values()))
             raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
-
-
-def _listed(rows: Iterable[Row]) -> str:
-    """Return which points, or if they are many, how many of each kind."""
-    listed = list(rows)
-    if len(listed) <= LISTED:
-        return ", ".join(row.key for row in listed)
-    kinds = Counter(row.what for row in listed)
-    return ", ".join(f"{count} of {what}" for what, count in kinds.items())
 
 
 # -- who measures --------------------------------------------------------------------------------
@@ -342,13 +326,10 @@ class _Here:
     points: dict[str, Point] = field(default_factory=dict)
 
     def listed(self) -> list[list[Row]]:
-        """Return the rows of what opens, is and closes the session, as they are."""
-        points = self.source.points(self.out, self.number)
-        lists = []
-        for section in (points.opening, points.body, points.closing):
-            lists.append([point.looked(self.out) for point in section])
-            self.points |= {point.key: point for point in section}
-        return lists
+        """Return the rows of a `PointList`, as they are."""
+        sections = self.source.points(self.out, self.number)
+        self.points = {point.key: point for section in sections for point in section}
+        return [[point.looked(self.out) for point in section] for section in sections]
 
     def take(self, row: Row) -> Row:
         """Return what became of a point."""
@@ -362,49 +343,43 @@ class _Child:
         self._here, self._session = here, session
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """End the process, if there is one."""
         if self._process:
             end([self._process])
             self._process = None
 
     def listed(self) -> list[list[Row]]:
         """Return what `_Here` does, of a new process. Raises UserError where it cannot."""
+        hidden = {} if self._session.gpu else {"CUDA_VISIBLE_DEVICES": ""}
         ours, theirs = socket.socketpair()
         self._pipe = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
-                env=child_environment() | self._session.gpus,
+                env={**child_environment(), **hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
         try:
-            lists: list[list[Row]] | str = self._answer(self._here, START_S, "go on")
+            sections: list[list[Row]] | str = self._answer(self._here, START_S, "go on")
         except _Lost as error:
-            lists = f"nothing is measured: {error} before its first point"
-        if isinstance(lists, str):
-            self.__exit__()
-            raise UserError(lists)
-        return lists
+            sections = f"nothing is measured: {error} before its first point"
+        if isinstance(sections, str):
+            self.close()
+            raise UserError(sections)
+        return sections
 
     def take(self, row: Row) -> Row:
-        """Return what became of a point, be it that it killed its process, or hung."""
-        for left in reversed(range(STARTS)):
-            if self._process:
-                break
-            say("a new process goes on with the rest")
+        """Return what became of a point, be it that it killed its process, or hung, or none could start."""
+        if not self._process:
             try:
                 self.listed()
             except UserError as error:
-                if not left:
-                    raise
-                say(str(error))
                 time.sleep(PAUSE_S)
+                return replace(row, outcome=FAILED, reason=str(error))
         try:
             allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
             taken, usable = self._answer(row, allowed_s, "end")
@@ -412,14 +387,14 @@ class _Child:
             files.remove_unfinished(self._session.out)
             taken, usable = replace(row, outcome=error.outcome, reason=str(error)), False
         if not usable:
-            self.__exit__()
+            self.close()
         return taken
 
     def _answer(self, question: object, allowed_s: float, what: str) -> Any:
         """Return what the process answers. Raises _Lost where it dies, or takes too long to ``what``."""
         assert self._process
         give_up_s, late_s = time.monotonic() + allowed_s, self._session.deadline_s + OVERTIME_S
-        with suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError):
             self._pipe.send(question)
             # A process that is gone may have left children who still hold the pipe.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
@@ -447,7 +422,7 @@ def serve(pipe: int) -> None:
     trap(signal.SIGTERM)
     parent = Connection(pipe)
     here: _Here = parent.recv()
-    with suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError):
         try:
             parent.send(here.listed())
         except UserError as error:
@@ -458,15 +433,94 @@ def serve(pipe: int) -> None:
 
 
 def _gpu_is_usable() -> bool:
-    """Return False after a fault, after which CUDA refuses all work, and after the capture of a graph that
-    failed: torch leaves its stream the current one, and random numbers as they are within a capture.
-    """
+    """Return False after a fault, when CUDA refuses all work, and after a failed capture of a graph."""
     torch = sys.modules.get("torch")  # no point may have needed it at all
     if torch is None or not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # A capture that fails leaves its stream the current one, and random numbers as within it.
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
+
+
+# -- the recording as one file, whole at any moment: tar xzf FILE -C data/recorded restores it ------------
+
+
+@contextlib.contextmanager
+def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
+    """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
+
+    Gives what packs if EVERY_S have passed. Raises UserError as `restore`, and as `pack_into` at either end.
+    """
+    if file is None:
+        yield lambda: None
+        return
+    files.remove_unfinished(file.parent, file.name)
+    restore(out, file)
+    pack_into(out, file)  # that the file cannot be written is better known now
+    due_s = time.monotonic() + EVERY_S
+
+    def keep() -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + EVERY_S
+            try:
+                pack_into(out, file)
+            except UserError as error:
+                say(f"not packed: {error}")
+
+    try:
+        yield keep
+    finally:
+        pack_into(out, file)
+
+
+def pack_into(out: Path, file: Path) -> None:
+    """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
+    nobody: dict[str, Any] = {"uid": 0, "gid": 0, "uname": "", "gname": "", "deep": False}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+        for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
+            with files.writing_in(directory):  # a table with its own stamp, not with the next one
+                for path in sorted(filter(_is_kept, directory.iterdir())):
+                    name = str(path.relative_to(out.parent))
+                    archive.add(path, name, filter=lambda member: member.replace(**nobody))
+    files.atomic_write(file, packed.getvalue())
+
+
+def restore(out: Path, file: Path) -> None:
+    """Unpack ``file``, if there is one, where ``out`` holds nothing yet.
+
+    Raises UserError where it is damaged, another's, or holds what ``out`` lacks and packing would lose.
+    """
+    if not file.exists():
+        return
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            members = [Path(name) for name in archive.getnames()]
+            if names := {path.parts[0] for path in members} - {out.name}:
+                theirs = f"{', '.join(sorted(names))}, not of {out.name}"
+                raise UserError(f"{file} holds a recording of {theirs}: name another file")
+            if not any(map(_is_kept, out.iterdir())):
+                archive.extractall(out.parent, filter="data")
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{file}: no whole archive ({error}): name another file") from error
+    tables = [path for path in members if ".csv" in path.name]
+    if lost := [path for path in tables if not store.has_table(out.parent / path)]:
+        raise UserError(
+            f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
+            "unpack it, or name another file"
+        )
+
+
+def with_tables(folder: Path) -> list[Path]:
+    """Return the directory and those below it that hold tables, each to be packed by itself."""
+    parents = {path.parent for path in folder.rglob("*.csv*")}
+    return sorted(path for path in parents if not path.name.startswith("."))
+
+
+def _is_kept(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(KEPT)
