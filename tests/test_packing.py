@@ -16,7 +16,7 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Origin, Source, engine
+from ddlkit.run.sessions import Origin, engine
 from ddlkit.run.sessions.engine import pack_into, packing, restore
 from places import PATIENCE_S, alive, family, wait_for
 from test_record import begin
@@ -162,7 +162,7 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
 ) -> None:
     """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
     monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
-    pair = Source("faulty_points:pair")
+    pair = faulty_points.pair
     for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
         engine.run_session(pair, out)
         packed = out.parent.name == "recorded"

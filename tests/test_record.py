@@ -23,7 +23,7 @@ import faulty_points
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.run import sessions, vitals
-from ddlkit.run.sessions import Point, PointList, Source, Tables, engine, grammar
+from ddlkit.run.sessions import Point, PointList, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
 from faulty_points import FAULTS, fine, point
 from places import PATIENCE_S, ROOT, alive, family, wait_for
@@ -52,11 +52,11 @@ def valid_tables(out: Path) -> dict[str, str]:
 
 def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, sessions.Row]:
     """What became of each point of a recording that is made in this process."""
-    source: Any = SimpleNamespace(points=lambda out, session: points)
     deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
     origin = sessions.Origin(machine={"name": "here"})
-    session = engine._Session(source, out, deadline_s, origin, True, False, lambda: None)
-    here = engine._Here(source, out, 1, origin)
+    make: Any = lambda out, session: points  # noqa: E731
+    session = engine._Session(make, out, deadline_s, origin, True, False, lambda: None)
+    here = engine._Here(make, out, 1, origin)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
         session.take_all(here)
@@ -64,8 +64,7 @@ def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, 
 
 
 def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
-    source = Source(f"faulty_points:{points}")
-    return run_session(source, out, budget_s=budget_s, isolate=True)
+    return run_session(getattr(faulty_points, points), out, budget_s=budget_s, isolate=True)
 
 
 # -- points --------------------------------------------------------------------------------------
@@ -269,13 +268,14 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 SCRIPT = """
 import signal, sys
 from pathlib import Path
-from ddlkit.run.sessions import Source, engine
+import faulty_points
+from ddlkit.run.sessions import engine
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
 engine.EVERY_S = 0.1
 out, points, *files = sys.argv[1:]
 file = Path(files[0]) if files else None
-engine.run_session(Source(f"faulty_points:{points}"), Path(out), isolate=True, pack=file)
+engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
 """
 
 
@@ -334,7 +334,7 @@ def test_a_process_that_cannot_start_after_another_died_costs_points_until_one_c
 def test_a_load_that_is_ignored_is_told_in_every_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy, pair = "gpu0 is in use by others", Source("faulty_points:pair")
+    busy, pair = "gpu0 is in use by others", faulty_points.pair
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
     with pytest.raises(UserError, match=f"^nothing is measured: {busy}; wait, .* --ignore-load$"):
         run_session(pair, tmp_path, gpu=True)

@@ -162,6 +162,6 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
 
 
 def test_networks_that_are_chosen_take_the_place_of_the_suites_own(tmp_path: Path) -> None:
-    listed = str(measure("layers", networks=["lenet5:2", "vgg11"], out=tmp_path, dry_run=True))
+    listed = str(measure("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True))
     keys = [line.split()[0] for line in listed.splitlines()[:-1]]
-    assert keys == ["layers/lenet5-b2-r1", "layers/vgg11-b4-r1"]
+    assert keys == ["layers/lenet5-b2-r1", "layers/vgg16-b4-r1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import pkgutil
 import sys
 import time
 import traceback
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ddlkit import machine, store
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 
 Tables = Mapping[str, pd.DataFrame]
 """Schema -> rows."""
@@ -71,12 +70,6 @@ def say(line: str) -> None:
     """Print a line of progress on standard error; that nobody reads it there ends no measurement."""
     with suppress(OSError):
         print(f"ddlkit: {line}", file=sys.stderr, flush=True)
-
-
-def one_line(error: BaseException, most: int = 300) -> str:
-    """Return what an exception says, fit for a cell of a table."""
-    text = " ".join(str(error).split())
-    return "".join(letter for letter in text if letter.isprintable())[:most]
 
 
 def table_path(directory: Path, schema: str, name: str) -> Path:
@@ -177,7 +170,7 @@ class Point:
         try:
             return replace(row, outcome=MEASURED) if self.done(out) else row
         except UserError as error:
-            return replace(row, outcome=FAILED, reason=one_line(error))
+            return replace(row, outcome=FAILED, reason=one_line(str(error)))
 
     def take(self, out: Path, origin: Origin) -> Row:
         """Measure it unless it is there by now, save its tables, and return what became of it."""
@@ -192,7 +185,7 @@ class Point:
             for schema, frame in tables.items():
                 origin.save(self.path(out, schema), frame, schema, append=append)
         except UserError as error:
-            outcome, reason = FAILED, one_line(error)
+            outcome, reason = FAILED, one_line(str(error))
         seconds = time.monotonic() - start_s
         return replace(row, outcome=outcome, reason=reason, seconds=seconds)
 
@@ -200,10 +193,10 @@ class Point:
         """Return outcome, reason, and what there is of its tables."""
         try:
             given = self.measure()
-        except Partial as error:
-            return PARTIAL, one_line(error), error.tables
         except Exception as error:
-            reason = one_line(error)
+            reason = one_line(str(error))
+            if isinstance(error, Partial):
+                return PARTIAL, reason, error.tables
             if isinstance(error, Unavailable):
                 return UNAVAILABLE, reason, {}
             if ran_out_of_memory(error):
@@ -227,14 +220,5 @@ class PointList(NamedTuple):
     closing: Sequence[Point] = ()
 
 
-@dataclass(frozen=True)
-class Source:
-    """How any process makes the points of a session: a "module:function", and its further arguments."""
-
-    function: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def points(self, out: Path, session: int) -> PointList:
-        """Return the points of the session of that number, which measures into ``out``."""
-        points = pkgutil.resolve_name(self.function)(out=out, session=session, **self.arguments)
-        return PointList(*points)
+MakePoints = Callable[..., PointList]
+"""Gets ``out``, the session's directory, and ``session``, its number; any process can make its points."""

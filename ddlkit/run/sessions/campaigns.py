@@ -1,17 +1,17 @@
 """Campaigns: cases replayed in labs, each lab calibrated before and after, and predicted before that.
 
 Iterations are appended to a hidden directory: a kill loses the one in flight, and the next session goes on.
+A lab's come into its tables when all are there.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ import pandas as pd
 import torch
 
 from ddlkit import machine, store
-from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
@@ -36,7 +35,7 @@ from ddlkit.run.clock import Budget
 from ddlkit.run.lab import ENGINES, Conditions
 from ddlkit.run.lab.network import Lab, LabShape
 from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, calibrate, replay
-from ddlkit.run.lab.script import PlannedCase, plan_case, read_replayed
+from ddlkit.run.lab.script import PlannedCase, plan_case
 from ddlkit.run.measure.collectives import CollectivesSettings, messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
@@ -46,7 +45,7 @@ from ddlkit.run.sessions import CAMPAIGN, Origin, Point, Tables, all_or_partial,
 MOST_ITERATIONS = 20_000  # each takes seconds: more are a slip in a grid
 BEFORE, AFTER = 0, 1
 MOMENTS = ("before", "after")  # the replays: sessions of a lab's calibration
-PARTIAL, CASES = ".partial", "cases.json"
+PARTIAL = ".partial"
 DIGITS = 12  # of the predictions' hash, in the runs that they predicted
 AROUND_S = 0.1  # of an iteration, in which recordings are exchanged
 SAMPLE_S = 0.25  # that the messages of a sample take together, on a link with a delay
@@ -146,7 +145,7 @@ def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[La
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
-    """Yield all points, lab by lab; to predict, no replays, and sessions of a lab as far apart as with them."""
+    """Yield all points, lab by lab; to predict, no replays, and yet sessions of a lab far apart."""
     for lab in labs:
         yield from lab.inputs()
         yield from lab.calibrations(BEFORE)
@@ -162,8 +161,9 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
 
 def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     """Return what models say of every case, before the first of them is replayed. Raises UserError after."""
-    if started := [lab.shape.name for lab in labs if lab.saved("runs")]:
-        raise UserError(f"a prediction comes before its runs: there are some of {started[0]}")
+    for lab in labs:
+        if lab.saved("runs") or lab.unsaved.exists():
+            raise UserError(f"a prediction comes before its runs: {lab.shape.name} has some")
     together = pd.concat([lab.calibration_rows() for lab in labs])
     return pd.concat([lab.predicted(together) for lab in labs], ignore_index=True)
 
@@ -235,9 +235,8 @@ class LabPoints:
             yield Point("layers", f"{name}-b{batch}-r1", measure, estimate_s, tables, self.folder)
         for density in sorted({request.density for request in self.asked} - {1.0}):
             select = partial(measure_selection, densities=[density], budget=SELECTION_BUDGET)
-            measure = partial(
-                all_or_partial, "selection", map(partial(select, "cpu"), SELECTION_SIZES)
-            )
+            frames = map(partial(select, "cpu"), SELECTION_SIZES)
+            measure = partial(all_or_partial, "selection", frames)
             yield Point("selection", f"rho{density:g}", measure, 30.0, folder=self.folder)
 
     def _largest_bytes(self, request: Request) -> int:
@@ -330,13 +329,13 @@ class LabPoints:
         return set(zip(rows["case"], rows["repeat"], strict=True))
 
     @property
-    def _unsaved(self) -> Path:
-        """Return where a replay leaves what it has, until it is in the tables."""
+    def unsaved(self) -> Path:
+        """Return where a replay leaves what it has, until all of it is in the tables."""
         return self.out / self.folder / PARTIAL / self.shape.name
 
     def _left(self) -> Sequence[object]:
         """Return what is left to replay: at first all that is asked, even if plans come out the same."""
-        if self.saved("runs") and not self._unsaved.exists():
+        if self.saved("runs"):
             return self._missing()
         return [request for request, rounds in self.asked.items() for _ in range(rounds)]
 
@@ -357,46 +356,31 @@ class LabPoints:
         )
 
     def _replay(self) -> Tables:
-        """Replay what is missing; it is saved as it comes, so nothing is returned."""
-        self._predicted_by()  # a case that is not predicted shall not be played in vain
-        self._absorb()
-        if missing := self._missing():
-            self._unsaved.mkdir(parents=True)
-            wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
-            every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
-            asked = {(case.case.key, turn) for case, turn in missing}
-            how: dict[str, Any] = {"tries": vitals.TRIES, "out": self._unsaved}
-            how["selection"] = lambda n, density: self.selection_times(density)(n, density)
-            described = json.dumps([asdict(case.case) for case in wanted])
-            store.atomic_write_text(self._unsaved / CASES, described + "\n")
-            try:
-                with Lab(self.shape) as lab:
-                    replay(lab, self.shape.workers, wanted, rounds, done=every - asked, **how)
-            finally:
-                self._absorb()
-        return {}
-
-    def _absorb(self) -> None:
-        """Put what a replay left, be it complete or not, into the tables."""
-        cases = self._unsaved / CASES
-        described = json.loads(cases.read_text()) if cases.exists() else []
-        asked = [Case.from_row(row) for row in described]
-        try:
-            played = read_replayed(self._unsaved, asked)
-        except UserError:  # not one iteration
-            shutil.rmtree(self._unsaved, ignore_errors=True)
-            return
-        stragglers = {case.key: case.workers - 1 for case in asked if case.straggler > 1}
+        """Replay what is missing, and save it: nothing is returned."""
+        predicted = self._predicted_by()  # a case that is not predicted shall not be played in vain
+        missing = self._missing()
+        wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
+        every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
+        done = every - {(case.case.key, turn) for case, turn in missing}
+        how: dict[str, Any] = {"tries": vitals.TRIES, "out": self.unsaved, "done": done}
+        how["selection"] = lambda n, density: self.selection_times(density)(n, density)
+        self.unsaved.mkdir(parents=True, exist_ok=True)
+        with Lab(self.shape) as lab:
+            played = replay(lab, self.shape.workers, wanted, rounds, **how)
+        stragglers = {c.case.key: c.case.workers - 1 for c in wanted if c.case.straggler > 1}
         rank, slowest = played.timeline["rank"], played.timeline["case"].map(stragglers)
         shown = played.timeline[(rank == 0) | (rank == slowest)]
-        runs = played.runs.assign(predicted=self._predicted_by())
         # Runs come last: only what stands there counts as measured.
-        for schema, frame in (("timeline", shown), ("runs", runs)):
+        for schema, frame in (
+            ("timeline", shown),
+            ("runs", played.runs.assign(predicted=predicted)),
+        ):
             saved = self.saved(schema)
             new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
             if any(new):
                 Origin().save(self.path(schema), frame[new], schema, append=True)
-        shutil.rmtree(self._unsaved)
+        shutil.rmtree(self.unsaved)
+        return {}
 
     def _predicted_by(self) -> str:
         """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""

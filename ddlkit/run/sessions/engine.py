@@ -20,6 +20,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,14 @@ from ddlkit.run.sessions import (
     PENDING,
     STARTED,
     THERE,
+    MakePoints,
     Origin,
     Point,
     Row,
-    Source,
     say,
     this_machine,
 )
-from ddlkit.run.sessions.grammar import Suite, read
+from ddlkit.run.sessions.grammar import Suite, points, read
 from ddlkit.store import files
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
@@ -99,8 +100,7 @@ def measure(
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     out = out or _default_out(suite, device)
     wanted: dict[str, Any] = {"name": str(suite.file), "part": part, "device": device}
-    wanted |= {"networks": networks, "predict": predict}
-    source = Source("ddlkit.run.sessions.grammar:points", wanted)
+    make = partial(points, **wanted, networks=networks, predict=predict)
     full = suite.file == read("full").file
     if full and (short := _not_full(out)):
         advice = "choose another directory by --out, or remove them"
@@ -108,13 +108,13 @@ def measure(
             f"{out} holds tables that profile full did not measure, as {short}: {advice}"
         )
     if dry_run:
-        return estimate(source, out)
+        return estimate(make, out)
     if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
     how: dict[str, Any] = {"isolate": suite.isolate, "gpu": device == "cuda", "pack": pack}
     how |= {"budget_s": deadline_s - time.monotonic(), "ignore_load": ignore_load}
     how["remark"] = LONG if full else ""
-    return run_session(source, out, **how)
+    return run_session(make, out, **how)
 
 
 def _default_out(suite: Suite, device: str) -> Path:
@@ -135,7 +135,7 @@ def _not_full(out: Path) -> str:
 
 
 def run_session(
-    source: Source,
+    make: MakePoints,
     out: Path,
     *,
     budget_s: float = math.inf,
@@ -147,12 +147,10 @@ def run_session(
 ) -> Path:
     """Measure what of the points is not in ``out`` yet; returns the directory. What was measured stays.
 
-    budget_s : seconds from now after which nothing new is started; one that runs far over is ended
-    isolate : whether points run in a child process, and ``outcomes.csv`` keeps what becomes of each;
-        otherwise the first that fails ends the session
+    budget_s : after which nothing new is started; isolate : whether points run in a child process, and
+        ``outcomes.csv`` keeps what becomes of each; otherwise the first that fails ends the session
     gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
-    pack : file that holds the whole recording at any time, and from which it goes on
-    remark : of all stamps, which also say whether others use the GPU
+    pack : file that holds the whole recording at any time, and from which it goes on; remark : of all stamps
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, and when the directory holds another machine's tables or is written elsewhere.
@@ -173,22 +171,21 @@ def run_session(
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
                 raise UserError(f"{theirs}, this is {name}: choose another directory")
-            _Session(source, out, deadline_s, origin, isolate, gpu, keep).run()
+            _Session(make, out, deadline_s, origin, isolate, gpu, keep).run()
             if out.is_relative_to(store.RECORDED.resolve()):
                 for directory in with_tables(out):
                     pack_tables(directory)
     return out
 
 
-def estimate(source: Source, out: Path) -> str:
+def estimate(make: MakePoints, out: Path) -> str:
     """Return what is not in ``out`` yet, and how long it takes. Raises UserError for a damaged table."""
-    out = out.resolve()
-    points = [point for section in source.points(out, 1) for point in section]
-    missing = [point for point in points if not point.done(out)]
-    lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
+    every = [point for section in make(out=out.resolve(), session=1) for point in section]
+    missing = [point for point in every if not point.done(out)]
+    lines = [f"{each.key:<50} {each.estimate_s:>7.0f} s  {each.note}".rstrip() for each in missing]
     rest_min = sum(point.estimate_s for point in missing) / 60
-    there = f"{len(points) - len(missing)} of {len(points)} points are there"
-    return "\n".join(map(str.rstrip, [*lines, f"{there}; the rest takes about {rest_min:.1f} min"]))
+    there = f"{len(every) - len(missing)} of {len(every)} points are there"
+    return "\n".join([*lines, f"{there}; the rest takes about {rest_min:.1f} min"])
 
 
 # -- one call ------------------------------------------------------------------------------------
@@ -198,7 +195,7 @@ def estimate(source: Source, out: Path) -> str:
 class _Session:
     """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
 
-    source: Source
+    make: MakePoints
     out: Path
     deadline_s: float
     origin: Origin
@@ -216,23 +213,20 @@ class _Session:
 
     def run(self) -> None:
         """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
-        start_s = time.monotonic()
-        here = _Here(self.source, self.out, self.number, self.origin)
+        worker = _Here(self.make, self.out, self.number, self.origin)
         if not self.isolate:
-            self.take_all(here)
-        else:
-            child = _Child(here, self)
-            with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
-                try:
-                    self.take_all(child)
-                finally:
-                    if self.running:  # we are ended, through no fault of it
-                        self.rows[self.running.key] = self.running
-                    self._save()
-        self._report(time.monotonic() - start_s)
+            return self.take_all(worker)
+        child = _Child(worker, self)
+        with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
+            try:
+                self.take_all(child)
+            finally:
+                if self.running:  # we are ended, through no fault of it
+                    self.rows[self.running.key] = self.running
+                self._save()
 
     def take_all(self, worker: _Here | _Child) -> None:
-        """Have the worker take what is missing, most valuable first."""
+        """Have the worker take what is missing, most valuable first. Raises UserError as `_report`."""
         body, opening, closing = self._missing(*worker.listed())
         reserved_s = RESERVE * sum(row.estimate_s for row in closing)
         # After a first point, closing ones are worth the overtime: drift shows only by their times.
@@ -242,7 +236,7 @@ class _Session:
             left_s = self.deadline_s + spare_s - time.monotonic()
             if row.outcome == FAILED:  # its table is damaged
                 self._close(row)
-            elif row.estimate_s > left_s:  # there may be many: the report lists them
+            elif row.estimate_s > left_s:
                 why = f"would take about {row.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
                 self.rows[row.key] = replace(row, outcome=NO_TIME, reason=why)
             else:
@@ -250,6 +244,7 @@ class _Session:
                 self.rows[row.key] = replace(row, outcome=STARTED)
                 self._save()  # whatever happens to us, this point was begun
                 self._close(worker.take(row))
+        self._report()
 
     def _missing(
         self, body: list[Row], opening: list[Row], closing: list[Row]
@@ -269,9 +264,8 @@ class _Session:
         missing = [row for row in body if row.outcome not in THERE]
         if there := [row.key for row in body if row not in missing]:
             say(f"already measured: {', '.join(there)}")
-        if to_go := [*opening, *missing, *closing]:
-            to_go_s = sum(row.estimate_s for row in to_go)
-            say(f"{len(to_go)} points to measure, about {to_go_s / 60:.1f} min")
+        if to_go_s := sum(row.estimate_s for row in (*opening, *missing, *closing)):
+            say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
         faulty = {key for key, row in earlier.items() if row.outcome in FAULTS}
         return sorted(missing, key=lambda row: row.key in faulty), opening, closing
 
@@ -297,16 +291,15 @@ class _Session:
             if len(frame) and any(row.seconds for row in self.rows.values()):
                 self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
 
-    def _report(self, seconds: float) -> None:
-        """Say what is there and what is missing. Raises UserError where nothing is."""
-        missing: dict[str, list[Row]] = {}
+    def _report(self) -> None:
+        """Say what is missing, and why. Raises UserError where nothing is there."""
+        missing: dict[str, list[str]] = {}
         for row in self.rows.values():
-            if row.outcome not in THERE:
-                missing.setdefault(row.outcome, []).append(row)
-        there = len(self.rows) - sum(map(len, missing.values()))
-        say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
-        for outcome, rows in missing.items():
-            say(f"missing, {outcome}: {', '.join(row.key for row in rows)}")
+            missing.setdefault(row.outcome, []).append(row.key)
+        there = sum(len(missing.pop(outcome, ())) for outcome in THERE)
+        say(f"{there} of {len(self.rows)} points are there")
+        for outcome, keys in missing.items():
+            say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not there:
             row = next(iter(self.rows.values()))
             raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
@@ -319,7 +312,7 @@ class _Session:
 class _Here:
     """The points of a session, measured in the process that asks."""
 
-    source: Source
+    make: MakePoints
     out: Path
     number: int
     origin: Origin
@@ -327,7 +320,7 @@ class _Here:
 
     def listed(self) -> list[list[Row]]:
         """Return the rows of a `PointList`, as they are."""
-        sections = self.source.points(self.out, self.number)
+        sections = self.make(out=self.out, session=self.number)
         self.points = {point.key: point for section in sections for point in section}
         return [[point.looked(self.out) for point in section] for section in sections]
 

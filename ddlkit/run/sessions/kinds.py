@@ -35,6 +35,7 @@ from ddlkit.run.measure import (
     training,
 )
 from ddlkit.run.measure import layers as layer_times
+from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
 
@@ -261,6 +262,8 @@ def layers(
     ranks: Sequence[int] = (),
 ) -> Iterator[Point]:
     """Alone; or on all cores, by so many ranks at the same time, of which one needs no launch."""
+    for name, _ in networks:
+        registry.find(name)
     for count, precision, (name, batch) in product(ranks or [0], precisions, networks):
         cores = machine.cores() if count else None
         how = (name, batch, here.device, precision, budget, cores)

@@ -1,28 +1,28 @@
 """Whether all that a recording needs is here and works: half a minute of checks, a line for each.
 
-Each check runs in a process of its own, forked from this one once it has imported torch: a fault, or one
-that hangs, costs that check alone. This process never touches CUDA.
+The checks are points of a session that keeps no table: a fault, or one that hangs, costs that check alone.
 """
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from ddlkit import machine
+from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run import vitals
-from ddlkit.run.jobs import die_with_parent, ending
 from ddlkit.run.jobs.launch import Loopback, free_port, launch
-from ddlkit.run.sessions import one_line
+from ddlkit.run.sessions import MEASURED, Point, PointList, Tables, say
+from ddlkit.run.sessions.engine import run_session
 
-LIMIT_S = 40.0  # of each check
+EXPECTED_S = 8.0  # of a check, at most; the engine ends one that hangs
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 OVERLAP_TRIES = 5
 # Variables that change what is measured, and the values with which they do not.
@@ -33,59 +33,37 @@ HARMFUL = {
     **dict.fromkeys(("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS"), ()),
 }
 
-
-def preflight(device: str) -> int:
-    """Print a line for each check as it ends; returns the exit status. Raises UserError without the GPU."""
-    if device == "cuda" and not machine.describe()["gpus"]:
-        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
-    start_s, failed = time.monotonic(), []
-    for name, check in {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}.items():
-        begun_s = time.monotonic()
-        well, line = _forked(check, device)
-        state, seconds = ("ok" if well else "FAILED"), time.monotonic() - begun_s
-        print(f"{state:<6} {seconds:5.1f} s  {name:<12} {line}", flush=True)
-        failed += [] if well else [name]
-        if name == "packages" and well:  # once, and not in every child
-            importlib.import_module("ddlkit.run.sessions.kinds")
-    verdict = f"FAILED: {', '.join(failed)}" if failed else "all is well"
-    print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
-    return 1 if failed else 0
-
-
 Check = Callable[[str], str]
 """Returns how the device is, or raises."""
 
 
-def _forked(check: Check, device: str) -> tuple[bool, str]:
-    """Return whether a check went well in a process of its own, and the line that says how."""
-    fork = multiprocessing.get_context("fork")
-    reading, writing = fork.Pipe(duplex=False)
-    process = fork.Process(target=_check, args=(check, device, writing))
-    process.start()
-    writing.close()
-    try:
-        if not reading.poll(LIMIT_S):
-            return False, f"did not end within {format_seconds(LIMIT_S)}"
-        answer: tuple[bool, str] = reading.recv()
-        return answer
-    except EOFError:
-        process.join()
-        return False, f"its process {ending(process.exitcode or 0)}"
-    finally:
-        process.kill()
-        process.join()
+def preflight(device: str) -> int:
+    """Have all checks say a line each; returns the exit status. Raises UserError without the GPU."""
+    if device == "cuda" and not machine.describe()["gpus"]:
+        raise UserError("no GPU here: nothing can be checked; use --suite cpu")
+    start_s, how = time.monotonic(), dict[str, Any](isolate=True, gpu=device == "cuda")
+    with TemporaryDirectory() as out:
+        # That others use the GPU is for a check to say.
+        run_session(partial(checks, device=device), Path(out), ignore_load=True, **how)
+        rows = store.load_table(Path(out) / "outcomes.csv", "outcomes")
+    failed = rows["point"][rows["outcome"] != MEASURED]
+    verdict = f"FAILED: {', '.join(failed)}" if len(failed) else "all is well"
+    print(f"preflight: {verdict}, after {format_seconds(time.monotonic() - start_s)}")
+    return int(len(failed) > 0)
 
 
-def _check(check: Check, device: str, writing: Connection) -> None:
-    """Say, in the child, what became of the check; and end, whatever CUDA's own clean-up would do."""
-    die_with_parent(os.getppid())
-    os.dup2(2, 1)  # what libraries print is no line of ours
-    try:
-        writing.send((True, check(device)))
-    except Exception as error:
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        writing.send((False, f"{kind}{one_line(error)}"))
-    os._exit(0)
+def checks(*, out: Path, session: int, device: str) -> PointList:
+    """Return each check of the device as a point, which is never measured already."""
+
+    def passed(name: str, check: Check) -> Tables:
+        say(f"{name}: {check(device)}")
+        return {}
+
+    named = {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}
+    how: dict[str, Any] = {"estimate_s": EXPECTED_S, "left": lambda: ["all of it"]}
+    return PointList(
+        [Point("check", n, partial(passed, n, each), **how) for n, each in named.items()]
+    )
 
 
 def environment(device: str) -> str:
