@@ -19,7 +19,6 @@ from ddlkit.core.sparse import selected
 from ddlkit.run.measure import convergence
 from ddlkit.run.measure.convergence import (
     DENSE,
-    NETWORKS,
     TASKS,
     Recipe,
     SparseTraining,
@@ -56,26 +55,6 @@ def test_a_seed_is_a_data_set() -> None:
     assert images.shape == (48, 3, drawn.SIDE, drawn.SIDE)
     assert np.bincount(labels, minlength=24).tolist() == [2] * len(drawn.CLASSES)
     assert len({image.tobytes() for image in images}) == 48
-
-
-def test_a_text_is_its_seed_and_its_verbs_agree_with_their_subjects() -> None:
-    text, longer, other = (drawn.draw_text(n, seed) for n, seed in ((400, 3), (900, 3), (400, 4)))
-    assert np.array_equal(text, longer[:400]) and not np.array_equal(text, other)
-    words, following = convergence.examples(LSTM, 9, False)
-    assert torch.equal(words.flatten()[1:], following.flatten()[:-1])
-    written = " ".join(drawn.WORDS[word] for word in drawn.draw_text(5_000, 0))
-    for sentence in written.split(" . ")[:-1]:
-        subject = sentence.split(" that ")[0].split(" verb")[0].split()[-1]
-        verbs = [word for word in sentence.split() if word.startswith("verb")]
-        first = verbs[0] if " that " in sentence else verbs[-1]
-        assert subject.endswith("s") != first.endswith("s")
-
-
-def test_of_one_seed_convolutions_are_the_same_for_all() -> None:
-    weights = [convergence.started(name, 5).get_parameter("features.2.weight") for name in NETWORKS]
-    assert all(torch.equal(each, weights[0]) for each in weights)
-    other = convergence.started("vgg16_eighth", 6).get_parameter("features.2.weight")
-    assert not torch.equal(other, weights[0])
 
 
 @pytest.mark.parametrize("network", TASKS)

@@ -72,13 +72,6 @@ def packed(archive: Path, into: Path) -> set[str]:
     return {path.name for path in tables}
 
 
-def test_wrong_arguments_show_how_it_is_called() -> None:
-    for words in ((1, 240, "90s"), (4, 240, "90s", "out")):
-        ended = day(*words)
-        assert ended.returncode == 2 and ended.stdout == ""
-        assert "STAGE LIMIT_S BUDGET OUT" in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("fail", "status", "steps"),
     [

@@ -16,7 +16,7 @@ from ddlkit import cli, store
 from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
-from ddlkit.core.workload import MOST_TENSORS, Workload
+from ddlkit.core.workload import Workload
 from ddlkit.store import files
 from fuzzing import TIMES, spans
 
@@ -87,11 +87,6 @@ def test_the_best_plan_does_not_depend_on_how_many_groups_are_priced_at_a_time(
         patch.setattr(plan, "AT_ONCE", at_once)
         parts = plan.exact(workload(n, seed), COST)
     assert (parts.ends, parts.least_s) == (whole.ends, whole.least_s)
-
-
-def test_a_table_of_more_tensors_than_can_be_planned_is_refused() -> None:
-    with pytest.raises(UserError, match=f"at most {MOST_TENSORS}"):
-        workload(MOST_TENSORS + 1)
 
 
 # -- what is never overwritten -----------------------------------------------------------------

@@ -16,8 +16,6 @@ import pandas as pd
 import psutil
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import faulty_points
 from ddlkit import machine, store
@@ -128,42 +126,23 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
-    def point(self, name: str, estimate_s: float, seconds: float) -> Point:
-        def measure() -> Tables:
-            self.now_s += seconds
-            return {}
 
-        return Point("test", name, measure, estimate_s, left=lambda: [1])
-
-
-@settings(max_examples=20, deadline=None)
-@given(taken_s=st.floats(0.0, 120.0), closing_s=st.floats(0.1, 5.0))
-@example(taken_s=65.0, closing_s=1.0)
-def test_a_point_that_takes_too_long_costs_none_of_the_closing_ones(
-    taken_s: float, closing_s: float
-) -> None:
-    """Up to the time at which the process is ended, less what they may be expected to take."""
+def test_closing_points_have_time_set_aside_twice_and_the_overtime(tmp_path: Path) -> None:
     clock = Clock()
-    body = [clock.point("a", 30.0, taken_s), clock.point("b", 5000.0, 1.0)]
-    closing = [clock.point(name, closing_s, closing_s) for name in ("drift", "efficiency")]
+
+    def late() -> Tables:
+        clock.now_s += 75.0
+        return faulty_points.drift("late")
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "time", clock)
-        patch.setattr(engine._Session, "_save", lambda session: None)
-        rows = work(PointList(body, closing=closing), Path("/nowhere"), 60.0)
-        end_s = 60.0 + engine.OVERTIME_S
-    assert rows.pop("test/b").outcome == sessions.NO_TIME
-    if taken_s + 2 * closing_s <= end_s:
-        assert {row.outcome for row in rows.values()} == {sessions.MEASURED}
-    assert clock.now_s <= max(end_s, taken_s)
-
-
-def test_time_for_the_closing_points_is_set_aside_twice(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "time", Clock())
         plan = PointList([fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)])
         rows = work(plan, tmp_path, 500.0)
-    ends = {row.point: row.outcome for row in rows.values()}
-    assert ends == {"d": sessions.NO_TIME, "e": sessions.MEASURED, "close": sessions.MEASURED}
+        ends = [fine("end", engine.OVERTIME_S - 15.5), fine("over", engine.OVERTIME_S - 14.5)]
+        rows |= work(PointList([point("late", late, 10.0)], closing=ends), tmp_path, 60.0)
+    measured = {row.point for row in rows.values() if row.outcome == sessions.MEASURED}
+    assert measured == {"e", "close", "late", "end"}
+    assert {row.outcome for row in rows.values()} == {sessions.MEASURED, sessions.NO_TIME}
 
 
 def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import played_driver
-import played_profiler
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -461,5 +460,4 @@ def install(gpus: int) -> None:
 
     target.autocast.__init__ = on_host
     _install_ranks()
-    played_profiler.install()
     _OnProcessor().__enter__()

@@ -72,12 +72,6 @@ def parse(given: Mapping[str, str]) -> Conditions:
     return Conditions(**times, **shares)
 
 
-def rate_text(bits_per_s: float) -> str:
-    """Return a rate as in the names of links: "500mbit"."""
-    unit, size = ("gbit", 1e9) if bits_per_s >= 1e9 else ("mbit", 1e6)
-    return f"{bits_per_s / size:.6g}{unit}"
-
-
 @dataclass(frozen=True)
 class LabShape:
     """A lab that is not up yet: ``workers`` links, each both ways. Raises UserError for what cannot be.
@@ -105,7 +99,8 @@ class LabShape:
     @property
     def link(self) -> str:
         """Return the link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        rate = rate_text(self.rate_bits_per_s)
+        unit, size = ("gbit", 1e9) if self.rate_bits_per_s >= 1e9 else ("mbit", 1e6)
+        rate = f"{self.rate_bits_per_s / size:.6g}{unit}"
         return f"emulated:{rate}-{self.conditions.name}" if self.conditions else f"lab:{rate}"
 
     @property

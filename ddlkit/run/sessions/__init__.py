@@ -7,7 +7,7 @@ import gc
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,7 +133,7 @@ class Point:
     folder: str = ""
     moment: str = ""
     note: str = ""
-    left: Callable[[], Sequence[object]] | None = None
+    left: Callable[[], Collection[object]] | None = None
 
     @property
     def key(self) -> str:

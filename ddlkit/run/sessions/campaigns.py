@@ -172,7 +172,7 @@ def lacking(
     rows: pd.DataFrame, collective: str, sizes: Sequence[int], workers: int
 ) -> tuple[int, ...]:
     """Return those of the sizes that rows of a table ``collectives`` do not have of a collective."""
-    there = set(rows["bytes"][rows["collective"] == collective])
+    there = set(rows["bytes"][rows["collective"] == collective]) if len(rows) else set()
     return tuple(size for size in sizes if whole_size(size, workers) not in there)
 
 
@@ -223,7 +223,7 @@ class LabPoints:
         """Return the rows of a table, none where it is not there yet."""
         path = self.path(schema, name)
         if not store.has_table(path):
-            return pd.DataFrame(columns=["bytes", "collective", "session", "case", "repeat"])
+            return pd.DataFrame(columns=["session", "case", "repeat"])
         return store.load_table(path)
 
     def inputs(self) -> Iterator[Point]:

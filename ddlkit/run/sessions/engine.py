@@ -68,8 +68,6 @@ START_S = 120.0  # what a process may take until its first point: a cold disk ho
 PAUSE_S = 5.0  # after a death a GPU needs a while, until which no process can start
 POLL_S = 0.2
 EVERY_S = 20.0  # between two packs
-KEPT = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
-"""Ends of the names of tables and stamps; not of a lock or half a file."""
 
 
 def measure(
@@ -77,21 +75,18 @@ def measure(
     *,
     profile: str = "quick",
     device: str = "",
-    budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
-    pack: Path | None = None,
-    ignore_load: bool = False,
     networks: Sequence[str] = (),
     predict: bool = False,
+    **how: Any,
 ) -> Path | str:
     """Measure a suite, or one of PARTS of ``profile``; returns where, or of a dry run what is missing.
 
-    networks, predict : as `grammar.points` takes them
+    networks, predict : as `grammar.points` takes them; how : as `run_session`, such as its budget
 
     Raises UserError as `run_session` does, for a wrong file, and where a lab or GPU is needed and lacking.
     """
-    deadline_s = time.monotonic() + budget_s
     name, part = (profile, what) if what in PARTS else (what, "all")
     suite, gpus = read(name), bool(machine.describe()["gpus"])
     if suite.isolate:
@@ -101,20 +96,21 @@ def measure(
     out = out or _default_out(suite, device)
     wanted: dict[str, Any] = {"name": str(suite.file), "part": part, "device": device}
     make = partial(points, **wanted, networks=networks, predict=predict)
-    full = suite.file == read("full").file
-    if full and (short := _not_full(out)):
-        advice = "choose another directory by --out, or remove them"
-        raise UserError(
-            f"{out} holds tables that profile full did not measure, as {short}: {advice}"
-        )
+    if suite.file == read("full").file:
+        how["remark"] = LONG
+        stamps = {
+            path: store.load_stamp(path) for path in store.list_tables(out) if is_stamped(path)
+        }
+        if short := [
+            path.name for path, stamp in stamps.items() if LONG not in stamp.get("remark", "")
+        ]:
+            theirs = f"{out} holds tables that profile full did not measure, as {short[0]}"
+            raise UserError(f"{theirs}: choose another directory by --out, or remove them")
     if dry_run:
         return estimate(make, out)
     if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
-    how: dict[str, Any] = {"isolate": suite.isolate, "gpu": device == "cuda", "pack": pack}
-    how |= {"budget_s": deadline_s - time.monotonic(), "ignore_load": ignore_load}
-    how["remark"] = LONG if full else ""
-    return run_session(make, out, **how)
+    return run_session(make, out, isolate=suite.isolate, gpu=device == "cuda", **how)
 
 
 def _default_out(suite: Suite, device: str) -> Path:
@@ -125,13 +121,6 @@ def _default_out(suite: Suite, device: str) -> Path:
     if suite.out == "recorded":
         return store.recorded_dir(name)
     return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
-
-
-def _not_full(out: Path) -> str:
-    """Return the name of a table that the suite full would take for its own, "" without."""
-    tables = (path for path in store.list_tables(out) if is_stamped(path))
-    short = (path for path in tables if LONG not in store.load_stamp(path).get("remark", ""))
-    return next((path.name for path in short), "")
 
 
 def run_session(
@@ -163,10 +152,8 @@ def run_session(
             advice = "wait, choose another GPU, or measure all the same with --ignore-load"
             raise UserError(f"nothing is measured: {in_use}; {advice}")
         name = machine.name("" if gpu or not isolate else "cpu")
-        origin = Origin(
-            machine={**this_machine(), "name": name},
-            remark="; ".join(filter(None, (remark, in_use))),
-        )
+        remark = "; ".join(filter(None, (remark, in_use)))
+        origin = Origin(machine={**this_machine(), "name": name}, remark=remark)
         with packing(out, pack) as keep:
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
@@ -478,7 +465,7 @@ def pack_into(out: Path, file: Path) -> None:
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
             with files.writing_in(directory):  # a table with its own stamp, not with the next one
-                for path in sorted(filter(_is_kept, directory.iterdir())):
+                for path in _kept(directory):
                     name = str(path.relative_to(out.parent))
                     archive.add(path, name, filter=lambda member: member.replace(**nobody))
     files.atomic_write(file, packed.getvalue())
@@ -497,7 +484,7 @@ def restore(out: Path, file: Path) -> None:
             if names := {path.parts[0] for path in members} - {out.name}:
                 theirs = f"{', '.join(sorted(names))}, not of {out.name}"
                 raise UserError(f"{file} holds a recording of {theirs}: name another file")
-            if not any(map(_is_kept, out.iterdir())):
+            if not _kept(out):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(f"{file}: no whole archive ({error}): name another file") from error
@@ -515,5 +502,7 @@ def with_tables(folder: Path) -> list[Path]:
     return sorted(path for path in parents if not path.name.startswith("."))
 
 
-def _is_kept(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(KEPT)
+def _kept(directory: Path) -> list[Path]:
+    """Return the tables and stamps in a directory; not a lock or half a file."""
+    ends = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+    return sorted(p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends))

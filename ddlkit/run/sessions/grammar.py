@@ -21,8 +21,6 @@ from ddlkit.run.sessions import CAMPAIGN, Point, PointList, say
 from ddlkit.store import files
 
 SUITES = Path(__file__).parent / "suites"
-MOMENTS = ("start", "end")
-"""Of drift: before all else that a session measures, and after it."""
 PRECISIONS = ("fp32", "tf32", "bf16")
 EXTENTS = ("quick", "dense", "full")
 """How long a campaign calibrates its labs."""
@@ -170,8 +168,11 @@ def _is_number(value: Any) -> bool:
 KEYS: dict[str, Check | Many] = {
     # of a suite
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
-    **dict.fromkeys(("about", "out", "name", "link", "moment"), str),
+    **dict.fromkeys(("about", "out", "name", "link"), str),
     "device": one_of(("", "cpu", "cuda")),
+    "moment": one_of(
+        ("start", "end")
+    ),  # of drift: before all else that a session measures, or after it
     # of what is measured, and how
     **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
@@ -324,29 +325,34 @@ def points(
         raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
     made: list[Point] = []
     grids: list[Grid] = []
-    for where, kind, arguments in _wanted(suite, part, device):
+    for where, what, make, arguments in _wanted(suite, part, device):
         if chosen and arguments.get("ranks", [1]) != [1]:
             continue
         arguments |= {"networks": chosen} if chosen else {}
         try:
-            if kind.make is Grid:
+            if make is Grid:
                 grids.append(Grid(**arguments))
             elif any(arguments.get("rate", ())) and (reason := lab.available()):
-                say(f"no lab, so no {kind.what} there: {reason}")
+                say(f"no lab, so no {what} there: {reason}")
             else:
-                made += kind.make(Here(device, session, out), **arguments)
+                made += make(Here(device, session, out), **arguments)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     if grids:
         made += campaign(labs_of(grids, out, str(suite.file), device), predict)
-    drifts = {point.name.rpartition("-")[2]: point for point in made if point.what == "drift"}
     body = {point.key: point for point in made if point.what != "drift"}
-    ends = ([drifts[moment]] if moment in drifts else [] for moment in MOMENTS)
-    return PointList([*body.values()], *ends)
+    drifts = [point for point in made if point.what == "drift"]
+    return PointList(
+        [*body.values()],
+        [point for point in drifts if point.name.endswith("start")],
+        [point for point in drifts if point.name.endswith("end")],
+    )
 
 
-def _wanted(suite: Suite, part: str, device: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Yield where, kind and checked arguments of what the suite has of that part on the device."""
+def _wanted(
+    suite: Suite, part: str, device: str
+) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
+    """Yield where, KINDS' two and checked arguments of what the suite has of that part on the device."""
     from ddlkit.run.sessions.kinds import KINDS
 
     KEYS["measure"] = one_of(list(KINDS))
@@ -354,9 +360,9 @@ def _wanted(suite: Suite, part: str, device: str) -> Iterator[tuple[str, Any, di
         where = f"{suite.file}: points[{position}]"
         common = {key: value for key, value in described.items() if key in Described._fields}
         of_any = Described(**read_keys(common, Described, where))
-        kind = KINDS[of_any.measure]
+        what, make = KINDS[of_any.measure]
         special = {key: value for key, value in described.items() if key not in common}
-        arguments = read_keys(special, kind.make, where, int(kind.what != CAMPAIGN))
-        wanted = not of_any.by_name if part == "all" else part == kind.what
+        arguments = read_keys(special, make, where, int(what != CAMPAIGN))
+        wanted = not of_any.by_name if part == "all" else part == what
         if wanted and of_any.device in ("", device):
-            yield where, kind, arguments
+            yield where, what, make, arguments

@@ -21,7 +21,7 @@ from ddlkit.core.link import COLLECTIVES
 from ddlkit.model import make_plan
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
-from ddlkit.run.lab import Conditions, rate_text, replay
+from ddlkit.run.lab import Conditions, replay
 from ddlkit.run.lab import network as lab
 from ddlkit.run.measure import collectives as messages_alone
 from ddlkit.run.measure import (
@@ -50,13 +50,6 @@ Networks = Sequence[tuple[str, int]]
 """Names and batch sizes."""
 
 
-class Kind(NamedTuple):
-    """How points are made: ``what`` they belong to, as "layers"; ``make`` gets a place and a file's keys."""
-
-    what: str
-    make: Callable[..., Any]
-
-
 class Here(NamedTuple):
     """Where a session measures: the device, the number that marks its own tables, and the directory."""
 
@@ -70,14 +63,15 @@ class Here(NamedTuple):
         return self.device == "cuda"
 
 
-KINDS: dict[str, Kind] = {CAMPAIGN: Kind(CAMPAIGN, Grid)}
+KINDS: dict[str, tuple[str, Callable[..., Any]]] = {CAMPAIGN: (CAMPAIGN, Grid)}
+"""What points belong to, as "layers", and what makes them of a place and a file's keys; by kind."""
 
 
 def kind(what: str) -> Callable[[Any], Any]:
     """Return what registers a function as the kind of its name."""
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
-        KINDS[make.__name__] = Kind(what, make)
+        KINDS[make.__name__] = what, make
         return make
 
     return register
@@ -115,12 +109,6 @@ class Ranks:
         join |= {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
         return cls(count, partial(Loopback, name=link), join)
 
-    @classmethod
-    def in_lab(cls, count: int, rate: float, delay_s: float = 0.0) -> Ranks:
-        """Return ranks over links of that rate; with a delay, links are emulated."""
-        shape = lab.LabShape(count, rate, conditions=Conditions(delay_s) if delay_s else None)
-        return cls(count, partial(lab.Lab, shape), replay.JOIN)
-
     def run(self, job: Any, settings: Any, estimate_s: float) -> Tables:
         """Return the tables that a job leaves on them."""
         place, how = self.place(), dict[str, Any](ranks=self.count, join=self.join)
@@ -130,10 +118,11 @@ class Ranks:
             return launch(job, settings, place=place, **how)
 
 
-def lab_name(count: int, rate: float, delay_s: float = 0.0) -> str:
-    """Return the name of a lab's tables."""
-    conditions = f"-{Conditions(delay_s).name}" if delay_s else ""
-    return f"lab-p{count}-{rate_text(rate)}{conditions}"
+def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
+    """Return ranks over links of that rate, with a delay emulated ones, and the name of their tables."""
+    shape = lab.LabShape(count, rate, conditions=Conditions(delay_s) if delay_s else None)
+    name = f"lab-{shape.name.replace('emulated-', '')}"
+    return Ranks(count, partial(lab.Lab, shape), replay.JOIN), name
 
 
 def collectives_point(
@@ -149,20 +138,17 @@ def collectives_point(
     path = table_path(here.out, "collectives", name)
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
 
-    def left() -> list[tuple[str, tuple[int, ...]]]:
-        """Collectives and the sizes that they still lack."""
-        if not store.has_table(path):
-            return [(each, tuple(sizes)) for each in collectives]
-        rows = store.load_table(path)
-        missing = [(each, lacking(rows, each, sizes, ranks.count)) for each in collectives]
-        return [(each, lacks) for each, lacks in missing if lacks]
+    def left() -> dict[tuple[int, ...], list[str]]:
+        """Collectives by the sizes that they still lack; none lacks nothing."""
+        rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
+        by_sizes: dict[tuple[int, ...], list[str]] = {}
+        for each in collectives:
+            by_sizes.setdefault(lacking(rows, each, sizes, ranks.count), []).append(each)
+        return {lacks: names for lacks, names in by_sizes.items() if lacks}
 
     def measure() -> pd.DataFrame:
-        by_sizes: dict[tuple[int, ...], list[str]] = {}
-        for collective, lacks in left():
-            by_sizes.setdefault(lacks, []).append(collective)
         frames = []
-        for lacks, names in by_sizes.items():  # in one launch, if all lack the same
+        for lacks, names in left().items():  # in one launch, if all lack the same
             wanted = messages_alone.CollectivesSettings(names, lacks, budget, **settings)
             tables = ranks.run(messages_alone.collectives_job, wanted, estimate_s)
             frames.append(tables["collectives"])
@@ -334,7 +320,7 @@ def collectives(
     """In labs, by one of _LINKS, or else as devices are joined. messages : of a sample in a lab"""
     asked = (collectives, sizes, budget)
     for count, bits, delay_s in product(ranks, rate, delay):
-        name, members = lab_name(count, bits, delay_s), Ranks.in_lab(count, bits, delay_s)
+        members, name = ranks_in_lab(count, bits, delay_s)
         how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries}
         yield collectives_point(here, name, members, *asked, **how)
     if link:
@@ -360,25 +346,27 @@ def trainings(
     each_s = EXPOSED_S / (10 if here.on_gpu else 1)
     estimate_s = LAUNCH_S + len(plans) * repeats * 2 * (iterations + 2) * each_s
 
-    def measure(count: int, bits: float, name: str, batch: int) -> Tables:
-        members = Ranks.of(count, here.device)
+    def measure(members: Ranks, lab_name: str, name: str, batch: int) -> Tables:
         group_bytes: dict[str, Sequence[int]] = {OWN_PLAN: []}
         sha256 = ""
-        if bits:
-            members = Ranks.in_lab(count, bits)
-            profile = store.read_profile(recorded(here.out, "layers", f"{name}-b{batch}-r{count}"))
-            rows = store.load_table(recorded(here.out, "collectives", lab_name(count, bits)))
-            cost = table_cost(rows[rows["collective"] == "all_reduce"], count)
-            workload = profile.workload()
+        if lab_name:
+            path = recorded(here.out, "layers", f"{name}-b{batch}-r{members.count}")
+            rows = store.load_table(recorded(here.out, "collectives", lab_name))
+            cost = table_cost(rows[rows["collective"] == "all_reduce"], members.count)
+            profile = store.read_profile(path)
+            workload, sha256 = profile.workload(), profile.sha256
             made = {spec: make_plan(spec, workload, cost) for spec in plans}
             group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-            sha256 = profile.sha256
-        asked = (name, batch, group_bytes, repeats, iterations)
-        settings = training.TrainingSettings(*asked, profile_sha256=sha256)
+        settings = training.TrainingSettings(
+            name, batch, group_bytes, repeats, iterations, profile_sha256=sha256
+        )
         return members.run(training.training_job, settings, estimate_s)
 
     for count, bits, (name, batch) in product(ranks or rank_counts(here), rate, networks):
-        key = f"training-{name}-p{count}-{rate_text(bits)}" if bits else f"{name}-b{batch}-p{count}"
-        run, tables = partial(measure, count, bits, name, batch), training.training_job.tables
+        members, lab_name, key = Ranks.of(count, here.device), "", f"{name}-b{batch}-p{count}"
+        if bits:
+            members, lab_name = ranks_in_lab(count, bits)
+            key = f"training-{name}-{lab_name.removeprefix('lab-')}"
+        run, tables = partial(measure, members, lab_name, name, batch), training.training_job.tables
         point = Point("training", key, run, estimate_s, tables)
         yield on_gpus(count * (here.on_gpu and not bits), point)

@@ -16,9 +16,9 @@ from typing import Any
 
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
+from ddlkit.core.units import format_bytes, format_seconds
 from ddlkit.run import vitals
-from ddlkit.run.jobs.launch import Loopback, free_port, launch
+from ddlkit.run.jobs.launch import free_port
 from ddlkit.run.sessions import MEASURED, Point, PointList, Tables, say
 from ddlkit.run.sessions.engine import run_session
 
@@ -27,8 +27,6 @@ OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run besi
 OVERLAP_TRIES = 5
 # Variables that change what is measured, and the values with which they do not.
 HARMFUL = {
-    "CUDA_LAUNCH_BLOCKING": ("0",),
-    "CUDA_DEVICE_MAX_CONNECTIONS": ("8", "32"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0",),
     **dict.fromkeys(("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS"), ()),
 }
@@ -120,26 +118,5 @@ def stand_in(device: str) -> str:
     return line
 
 
-def _all_reduce(ranks: int, **join: Any) -> str:
-    """Return how long ranks take that the real launch forks; what they get is checked."""
-    from ddlkit.run.clock import Budget
-    from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
-
-    settings = CollectivesSettings(["all_reduce"], [4 * KIB, MIB], Budget(1, 3, 3))
-    tables = launch(collectives_job, settings, ranks=ranks, place=Loopback(), join=join)
-    medians = tables["collectives"].groupby("bytes")["seconds"].median()
-    each = [f"{format_bytes(n)} in {format_seconds(seconds)}" for n, seconds in medians.items()]
-    return f"all_reduce by {ranks}: {', '.join(each)}"
-
-
-# Each all-reduce over 127.0.0.1, from the GPU's memory where there is one.
-CHECKS: dict[str, Check] = {
-    "environment": environment,
-    "packages": packages,
-    "gloo": lambda device: _all_reduce(2, backend="gloo", on_gpu=device == "cuda"),
-}
-GPU_CHECKS: dict[str, Check] = {
-    "nvidia-smi": nvidia_smi,
-    "stand-in": stand_in,
-    "nccl": lambda device: _all_reduce(1, backend="nccl"),
-}
+CHECKS: dict[str, Check] = {"environment": environment, "packages": packages}
+GPU_CHECKS: dict[str, Check] = {"nvidia-smi": nvidia_smi, "stand-in": stand_in}
