@@ -105,12 +105,3 @@ def pair(out: Path, session: int) -> PointList:
 def steady(out: Path, session: int) -> PointList:
     """Twenty points of a tenth of a second."""
     return PointList([point(f"p{n}", partial(_steady, f"p{n}")) for n in range(20)])
-
-
-def recovering(out: Path, session: int) -> PointList:
-    """A point that kills its process, of which the next cannot start, but the third can."""
-    with open(out / "starts", "a") as starts:
-        starts.write("x")
-    if (out / "starts").stat().st_size == 2:
-        raise UserError("the GPU is not back yet")
-    return PointList([point("killed", _killed), fine("lost"), fine("next")])

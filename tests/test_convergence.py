@@ -26,7 +26,6 @@ from ddlkit.run.measure.convergence import (
     trainings,
 )
 from ddlkit.run.measure.selection import PlayedExchange
-from ddlkit.run.nets import drawn
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
 LSTM = "lstm_sentences"
@@ -47,14 +46,6 @@ def tiny(method: str = "lags", **how: Any) -> SparseTraining:
 
 
 # -- data and networks -------------------------------------------------------------------------
-
-
-def test_a_seed_is_a_data_set() -> None:
-    (images, labels), again, other = (drawn.draw_pictures(48, seed) for seed in (3, 3, 4))
-    assert np.array_equal(images, again[0]) and not np.array_equal(images, other[0])
-    assert images.shape == (48, 3, drawn.SIDE, drawn.SIDE)
-    assert np.bincount(labels, minlength=24).tolist() == [2] * len(drawn.CLASSES)
-    assert len({image.tobytes() for image in images}) == 48
 
 
 @pytest.mark.parametrize("network", TASKS)

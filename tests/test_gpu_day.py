@@ -8,10 +8,9 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from ddlkit import cli, store
@@ -97,16 +96,6 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
             assert {"test_contention", "test_speed", "test_layers", "test_vitals"} <= files
     logged = (tmp_path / "day" / "stage1.log").read_text()
     assert logged.count("gpu_day: exit status") == len(steps)
-
-
-def test_nothing_outlives_a_first_stage_that_is_killed(tmp_path: Path) -> None:
-    def checks(process: psutil.Process) -> bool:
-        with suppress(psutil.NoSuchProcess):
-            return "--preflight" in process.cmdline() and "ddlkit" in process.cmdline()[2:3]
-        return False
-
-    with begun(sys.executable, 1, 60, "1s", tmp_path, "--suite", "cpu") as process:
-        assert wait_for(lambda: any(map(checks, family(process.pid))))
 
 
 def test_a_kill_leaves_a_whole_archive_from_which_the_next_call_goes_on(

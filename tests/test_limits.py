@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,14 +32,6 @@ def test_whole_numbers_of_64_bits_stay_whole_and_others_are_as_near_as_floats(nu
         inside = -files.INT64 <= number < files.INT64
         assert type(value) is (int if inside else float)
         assert value == (number if inside else float(number))
-
-
-@pytest.mark.parametrize("read", [files.parse_json, files.parse_yaml])
-def test_as_many_levels_as_may_be_are_read_and_one_more_is_not(read: Any) -> None:
-    most = files.MOST_DEPTH
-    assert len(read("[" * most + "]" * most)) in (0, 1)
-    with pytest.raises(ValueError, match="nested more than"):
-        read("[" * (most + 1) + "]" * (most + 1))
 
 
 @given(st.integers(2, 9), st.integers(2, 9))

@@ -299,17 +299,6 @@ def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
     assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
 
-def test_a_process_that_cannot_start_after_another_died_costs_points_until_one_can(
-    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "PAUSE_S", 0.0)
-    record("recovering", tmp_path)
-    table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
-    ends = [sessions.KILLED, sessions.FAILED, sessions.MEASURED]
-    assert table["outcome"].tolist() == ends
-    assert table["reason"].iloc[1] == "the GPU is not back yet"
-
-
 def test_a_load_that_is_ignored_is_told_in_every_stamp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

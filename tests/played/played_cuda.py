@@ -221,11 +221,6 @@ class Stream:
         _State.settled = _State.settled and bool(self.cuda_stream)
         _driver().played_stream_wait(self.cuda_stream, other.cuda_stream)
 
-    def synchronize(self) -> None:
-        _refuse_in_capture("synchronize")
-        _driver().played_stream_synchronize(self.cuda_stream)
-        _State.waited = _State.recorded
-
 
 class Event:
     """A time on a stream, by the host's monotonic clock."""
@@ -249,10 +244,6 @@ class Event:
             return
         _ALIVE.append(self._at_s)  # the driver writes to it, whatever becomes of the event
         _driver().played_record(stream.cuda_stream, ctypes.addressof(self._at_s))
-
-    def synchronize(self) -> None:
-        assert self._stream is not None, "wait for an event that was not recorded"
-        self._stream.synchronize()
 
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds."""

@@ -123,12 +123,6 @@ class Grid:
             for conditions in every if engine != ENGINES[0] else [None]:
                 yield LabShape(workers, rate, conditions)
 
-    def requests(self) -> Iterator[Request]:
-        """Yield what it asks of each of its labs."""
-        given: Any = (self.plans, self.density, self.stragglers)
-        for (name, batch), *rest in itertools.product(self.networks, *given):
-            yield Request(name, batch, *rest)
-
 
 def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[LabPoints]:
     """Return a campaign's labs, each with all that its grids ask. Raises UserError where they disagree."""
@@ -136,12 +130,12 @@ def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[La
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
-        for shape, request in itertools.product(grid.shapes(), list(grid.requests())):
-            asked = labs.setdefault(shape, {})
-            asked[request] = max(grid.rounds, asked.get(request, 0))
+        lists: Any = (grid.shapes(), grid.networks, grid.plans, grid.density, grid.stragglers)
+        for shape, network, *rest in itertools.product(*lists):
+            rounds, request = labs.setdefault(shape, {}), Request(*network, *rest)
+            rounds[request] = max(grid.rounds, rounds.get(request, 0))
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
-    extent = grids[0].calibration
-    return [LabPoints(*lab, extent, out, folder, device) for lab in labs.items()]
+    return [LabPoints(*lab, grids[0].calibration, out, folder, device) for lab in labs.items()]
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
@@ -176,9 +170,6 @@ def lacking(
     return tuple(size for size in sizes if whole_size(size, workers) not in there)
 
 
-# -- costs and profiles, measured or guessed -----------------------------------------------------
-
-
 def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
     """Return the cost of one collective, by its rows of a table ``collectives``."""
     labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
@@ -196,12 +187,8 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
 def gradient_bytes(network: str) -> int:
     """Return bytes of all of a network's gradients."""
     with torch.device("meta"):  # sizes alone: weights would take seconds to draw
-        return ELEMENT_BYTES * sum(
-            tensor.numel() for tensor in registry.build(network).parameters()
-        )
-
-
-# -- one lab -------------------------------------------------------------------------------------
+        elements = (tensor.numel() for tensor in registry.build(network).parameters())
+        return ELEMENT_BYTES * sum(elements)
 
 
 @dataclass(frozen=True)
@@ -305,13 +292,13 @@ class LabPoints:
 
     def planned(self) -> dict[PlannedCase, int]:
         """Return distinct cases with their rounds: of plans that come out the same, the first."""
-        distinct: dict[object, PlannedCase] = {}
-        rounds: dict[PlannedCase, int] = {}
-        for request, count in self.asked.items():
+        distinct: dict[object, tuple[PlannedCase, int]] = {}
+        for request, rounds in self.asked.items():
             case = self._plan(request)
-            first = distinct.setdefault((request._replace(plan=""), case.plan.ends), case)
-            rounds[first] = max(count, rounds.get(first, 0))
-        return rounds
+            key = request._replace(plan=""), case.plan.ends
+            first, most = distinct.get(key, (case, 0))
+            distinct[key] = first, max(rounds, most)
+        return dict(distinct.values())
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
         """Return (case, repeat) of what is not in the tables, round by round."""

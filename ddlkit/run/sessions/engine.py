@@ -175,9 +175,6 @@ def estimate(make: MakePoints, out: Path) -> str:
     return "\n".join([*lines, f"{there}; the rest takes about {rest_min:.1f} min"])
 
 
-# -- one call ------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Session:
     """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
@@ -290,9 +287,6 @@ class _Session:
         if self.rows and not there:
             row = next(iter(self.rows.values()))
             raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
-
-
-# -- who measures --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -424,9 +418,6 @@ def _gpu_is_usable() -> bool:
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
-
-
-# -- the recording as one file, whole at any moment: tar xzf FILE -C data/recorded restores it ------------
 
 
 @contextlib.contextmanager

@@ -22,11 +22,9 @@ from ddlkit.store import files
 
 SUITES = Path(__file__).parent / "suites"
 PRECISIONS = ("fp32", "tf32", "bf16")
-EXTENTS = ("quick", "dense", "full")
-"""How long a campaign calibrates its labs."""
+EXTENTS = ("quick", "dense", "full")  # how long a campaign calibrates its labs
 DEFAULT_BATCH = 4
-MOST = 10**12
-"""Of what is counted: bytes, samples of a batch, seeds, elements."""
+MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
 _SHARES = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
 GONE = {
     "facts": "stamps say what the machine is",
@@ -61,9 +59,6 @@ Check = Callable[[Any], Any]
 """Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
 
 
-# -- values --------------------------------------------------------------------------------------
-
-
 class Many(NamedTuple):
     """A value, or a list of values, each of which is checked; they come as a list."""
 
@@ -86,6 +81,12 @@ def whole(least: int) -> Check:
     """Return a check for a whole number, at least so large and at most MOST."""
     what = f"a whole number, at least {least} and at most {MOST}"
     return rule(what, lambda value: type(value) is int and least <= value <= MOST)
+
+
+def number(low: float, high: float) -> Check:
+    """Return a check for a number from ``low`` to ``high``, both included."""
+    what = f"a number from {low:g} to {high:g}"
+    return rule(what, lambda value: type(value) in (int, float) and low <= value <= high)
 
 
 def text(what: str, parse: Check) -> Check:
@@ -161,10 +162,6 @@ _plan = rule(
 )
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
 KEYS: dict[str, Check | Many] = {
     # of a suite
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
@@ -191,12 +188,8 @@ KEYS: dict[str, Check | Many] = {
     **dict.fromkeys(("losses", "backgrounds"), _shares),
     "calibration": one_of(EXTENTS),
     "engines": Many(one_of(ENGINES)),
-    "density": Many(
-        rule("above 0 and at most 1", lambda value: _is_number(value) and 0 < value <= 1)
-    ),
-    "stragglers": Many(
-        rule("from 1 to 100", lambda value: _is_number(value) and 1 <= value <= 100)
-    ),
+    "density": Many(number(1e-6, 1)),
+    "stragglers": Many(number(1, 100)),
 }
 
 
@@ -216,9 +209,6 @@ def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, sk
         elif key.default is Parameter.empty:
             raise UserError(f"{where}: {name}: missing: give a value")
     return read
-
-
-# -- files ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -276,9 +266,6 @@ def _parsed(file: Path) -> dict[str, Any]:
     if not isinstance(given, dict) or "points" not in given:
         raise UserError(f"{file}: must be a mapping with points: {GONE['grids']}")
     return given
-
-
-# -- points --------------------------------------------------------------------------------------
 
 
 class Described(NamedTuple):

@@ -77,9 +77,6 @@ def kind(what: str) -> Callable[[Any], Any]:
     return register
 
 
-# -- what points are made of ---------------------------------------------------------------------
-
-
 def on_gpus(gpus: int, point: Point) -> Point:
     """Return the point, or where there are fewer GPUs than it needs, one that says so."""
     there = torch.cuda.device_count()
@@ -125,47 +122,12 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     return Ranks(count, partial(lab.Lab, shape), replay.JOIN), name
 
 
-def collectives_point(
-    here: Here,
-    name: str,
-    ranks: Ranks,
-    collectives: Sequence[str],
-    sizes: Sequence[int],
-    budget: Budget,
-    **settings: Any,
-) -> Point:
-    """Return the point of a table of collectives, to which what it lacks of these sizes is added."""
-    path = table_path(here.out, "collectives", name)
-    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-
-    def left() -> dict[tuple[int, ...], list[str]]:
-        """Collectives by the sizes that they still lack; none lacks nothing."""
-        rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
-        by_sizes: dict[tuple[int, ...], list[str]] = {}
-        for each in collectives:
-            by_sizes.setdefault(lacking(rows, each, sizes, ranks.count), []).append(each)
-        return {lacks: names for lacks, names in by_sizes.items() if lacks}
-
-    def measure() -> pd.DataFrame:
-        frames = []
-        for lacks, names in left().items():  # in one launch, if all lack the same
-            wanted = messages_alone.CollectivesSettings(names, lacks, budget, **settings)
-            tables = ranks.run(messages_alone.collectives_job, wanted, estimate_s)
-            frames.append(tables["collectives"])
-        return pd.concat(frames, ignore_index=True)
-
-    return Point("collectives", name, measure, estimate_s, left=left)
-
-
 def recorded(out: Path, schema: str, name: str) -> Path:
     """Return a table that other points gave. Raises UserError where it is not there."""
     path = table_path(out, schema, name)
     if not store.has_table(path):
         raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
     return path
-
-
-# -- this machine --------------------------------------------------------------------------------
 
 
 @kind("drift")
@@ -236,9 +198,6 @@ def controls_of_communication(here: Here) -> Iterator[Point]:
     yield Point("controls", here.device, contention.offered, 2.0)
 
 
-# -- networks ------------------------------------------------------------------------------------
-
-
 @kind("layers")
 def layers(
     here: Here,
@@ -294,8 +253,6 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
             yield Point("convergence", key, measure, 4.0 * lasts, ["sparse_convergence"])
 
 
-# -- several ranks -------------------------------------------------------------------------------
-
 # What collectives can show where there is one device is labelled as a link of its own.
 _LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
@@ -317,19 +274,41 @@ def collectives(
     messages: int = 16,
     tries: int = 1,
 ) -> Iterator[Point]:
-    """In labs, by one of _LINKS, or else as devices are joined. messages : of a sample in a lab"""
-    asked = (collectives, sizes, budget)
+    """In labs, by one of _LINKS, or else as devices are joined. messages : of a sample in a lab
+
+    To a table that is there, what it lacks is added.
+    """
+    estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
+    how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries} if rate else {}
+
+    def left(name: str, members: Ranks) -> dict[tuple[int, ...], list[str]]:
+        """Collectives by the sizes that they still lack; none lacks nothing."""
+        path = table_path(here.out, "collectives", name)
+        rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
+        by_sizes: dict[tuple[int, ...], list[str]] = {}
+        for each in collectives:
+            by_sizes.setdefault(lacking(rows, each, sizes, members.count), []).append(each)
+        return {lacks: names for lacks, names in by_sizes.items() if lacks}
+
+    def measure(name: str, members: Ranks) -> pd.DataFrame:
+        frames = []
+        for lacks, names in left(name, members).items():  # in one launch, if all lack the same
+            settings = messages_alone.CollectivesSettings(names, lacks, budget, **how)
+            tables = members.run(messages_alone.collectives_job, settings, estimate_s)
+            frames.append(tables["collectives"])
+        return pd.concat(frames, ignore_index=True)
+
+    places = {link: _LINKS[link](here.device)} if link else {}
+    joined = () if link or rate else rank_counts(here)
+    for count in joined:
+        places[f"{'nccl' if here.on_gpu else 'loopback'}-p{count}"] = Ranks.of(count, here.device)
     for count, bits, delay_s in product(ranks, rate, delay):
         members, name = ranks_in_lab(count, bits, delay_s)
-        how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries}
-        yield collectives_point(here, name, members, *asked, **how)
-    if link:
-        yield collectives_point(here, link, _LINKS[link](here.device), *asked)
-    elif not rate:
-        for count in rank_counts(here):
-            name = f"{'nccl' if here.on_gpu else 'loopback'}-p{count}"
-            point = collectives_point(here, name, Ranks.of(count, here.device), *asked)
-            yield on_gpus(count * here.on_gpu, point)
+        places[name] = members
+    for name, members in places.items():
+        missing, run = partial(left, name, members), partial(measure, name, members)
+        point = Point("collectives", name, run, estimate_s, left=missing)
+        yield on_gpus(members.count * (here.on_gpu and bool(joined)), point)
 
 
 @kind("training")
