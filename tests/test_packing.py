@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -16,10 +17,30 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
+from ddlkit.run import sessions
 from ddlkit.run.sessions import Origin, engine
 from ddlkit.run.sessions.engine import pack_into, packing, restore
-from places import PATIENCE_S, alive, family, wait_for
-from test_record import begin
+from places import PATIENCE_S, ROOT, alive, family, wait_for
+
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+import faulty_points
+from ddlkit.run.sessions import engine
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+engine.EVERY_S = 0.1
+out, points, *files = sys.argv[1:]
+file = Path(files[0]) if files else None
+engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
+"""
+
+
+def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
+    """A recording by a process of its own, which packs after each point or two."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    argv = [sys.executable, "-c", SCRIPT, str(out), points, *map(str, files)]
+    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -127,6 +148,11 @@ def lived(out: Path, file: Path, chance: random.Random, number: signal.Signals, 
 
 
 @pytest.mark.fault(
+    fault="a recording is killed",
+    injected="SIGKILL and SIGTERM to the engine while its child measures",
+    holds="the child dies with it; the next run keeps what is there and goes on",
+)
+@pytest.mark.fault(
     fault="a recording that packs itself is killed at any moment, or ended",
     injected="SIGKILL to child and parent at random moments, half an archive beside, and SIGTERM",
     holds="the packed file is whole each time and holds no less than before, of one that was ended "
@@ -144,6 +170,7 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path)
         there = points_in(kept)
         assert number == signal.SIGKILL or contents(kept) == contents(out)
         (file.parent / f".{file.name}.{os.getpid()}.tmp").write_bytes(b"half")
+    assert sessions.STARTED not in set(store.load_table(out / "outcomes.csv")["outcome"])
     shutil.rmtree(out)
     assert begin(out, "steady", file).wait(PATIENCE_S) == 0
     before, after = contents(kept), contents(unpacked(file, tmp_path / "last"))

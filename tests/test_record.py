@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 
@@ -24,7 +20,6 @@ from ddlkit.run import sessions, vitals
 from ddlkit.run.sessions import Point, PointList, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
 from faulty_points import FAULTS, fine, point
-from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 TESTS = Path(__file__).parent
 
@@ -242,61 +237,6 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
     default = engine._default_out(grammar.read("cpu"), "cpu").name
     assert re.fullmatch(r"cpu-\d+x-.*-suite", default)
     assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
-
-
-SCRIPT = """
-import signal, sys
-from pathlib import Path
-import faulty_points
-from ddlkit.run.sessions import engine
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.default_int_handler)
-engine.EVERY_S = 0.1
-out, points, *files = sys.argv[1:]
-file = Path(files[0]) if files else None
-engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
-"""
-
-
-def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
-    """A recording by a process of its own, which packs after each point or two."""
-    path = os.pathsep.join([str(ROOT), str(TESTS)])
-    argv = [sys.executable, "-c", SCRIPT, str(out), points, *map(str, files)]
-    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.fault(
-    fault="a recording is killed",
-    injected="SIGKILL and SIGINT to the engine while its child measures",
-    holds="the child dies with it; the next run keeps what is there and goes on",
-)
-def test_a_run_that_is_killed_leaves_nothing_behind_and_goes_on_later(
-    tmp_path: Path, with_tests: None, number: signal.Signals
-) -> None:
-    parent = begin(tmp_path, "long")
-    try:
-        assert wait_for(lambda: (tmp_path / "outcomes.csv").exists())
-        assert wait_for(lambda: outcomes_in(tmp_path)["test/slow"] == sessions.STARTED)
-        children: list[psutil.Process] = family(parent.pid)
-        assert children
-        parent.send_signal(number)
-        assert parent.wait(PATIENCE_S) != 0
-        assert wait_for(lambda: not alive(children)), "the measuring process outlived its parent"
-    finally:
-        parent.kill()
-    hashes = valid_tables(tmp_path)
-    assert outcomes_in(tmp_path)["test/first"] == sessions.MEASURED
-    if number == signal.SIGINT:  # it was not the point's fault: it need not wait next time
-        assert outcomes_in(tmp_path)["test/slow"] == sessions.PENDING
-        return
-    record("long", tmp_path, budget_s=200.0)
-    assert outcomes_in(tmp_path) == {
-        "test/first": sessions.MEASURED,
-        "test/last": sessions.MEASURED,
-        "test/slow": sessions.NO_TIME,
-    }
-    assert valid_tables(tmp_path)["drift-first.csv"] == hashes["drift-first.csv"]
 
 
 def test_a_load_that_is_ignored_is_told_in_every_stamp(

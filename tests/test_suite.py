@@ -96,12 +96,15 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.fault(
-    fault="the terminal in which something is measured is closed",
-    injected="SIGHUP between two tables",
-    holds="one line; status 143; whole tables only, which the next run keeps",
+    fault="measuring is interrupted, terminated, or its terminal is closed",
+    injected="SIGINT, SIGTERM, SIGHUP between two tables",
+    holds="one line; status 130, or 143; whole tables only, which the next run keeps",
 )
-def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> None:
+def test_being_ended_is_one_line_and_leaves_no_half_table(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     # nohup would have us hand on that it is ignored
     before = signal.signal(signal.SIGHUP, lambda *_: None)
     longer = {
@@ -115,9 +118,9 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(tmp_path: Path) -> Non
     process = subprocess.Popen(argv, start_new_session=True, **how)
     signal.signal(signal.SIGHUP, before)
     assert wait_for((out / "samples-lenet5-b4-r1.json").exists)
-    process.send_signal(signal.SIGHUP)
+    process.send_signal(number)
     printed = process.communicate(timeout=PATIENCE_S)[1]
-    assert process.returncode == 143
+    assert process.returncode == (130 if number == signal.SIGINT else 143)
     assert "interrupted; what was measured is kept" in printed
     assert "Traceback" not in printed
     kept = sorted(path.name for path in out.glob("*.csv"))
