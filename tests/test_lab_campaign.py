@@ -115,7 +115,6 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
     ("text", "told"),
     [
         ("networks: [a", "is not YAML: line"),
-        ("- a", "must be a mapping with points"),
         ("", "is empty"),
         ("grids: [{workers: 2}]", "write points, and measure: campaign above them"),
         ("a: !!python/object:os.system {}", "is not YAML"),

@@ -46,10 +46,8 @@ def valid_tables(out: Path) -> dict[str, str]:
 def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, sessions.Row]:
     """What became of each point of a recording that is made in this process."""
     deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
-    origin = sessions.Origin(machine={"name": "here"})
-    make: Any = lambda out, session: points  # noqa: E731
-    session = engine._Session(make, out, deadline_s, origin, True, False, lambda: None)
-    here = engine._Here(make, out, 1, origin)
+    here = engine._Here(lambda out, session: points, out, sessions.Origin(machine={"name": "here"}))
+    session = engine._Session(here, deadline_s, True, False, lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
         session.take_all(here)

@@ -158,7 +158,7 @@ def run_session(
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
                 raise UserError(f"{theirs}, this is {name}: choose another directory")
-            _Session(make, out, deadline_s, origin, isolate, gpu, keep).run()
+            _Session(_Here(make, out, origin), deadline_s, isolate, gpu, keep).run()
             if out.is_relative_to(store.RECORDED.resolve()):
                 for directory in with_tables(out):
                     pack_tables(directory)
@@ -179,10 +179,8 @@ def estimate(make: MakePoints, out: Path) -> str:
 class _Session:
     """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
 
-    make: MakePoints
-    out: Path
+    here: _Here
     deadline_s: float
-    origin: Origin
     isolate: bool
     gpu: bool
     keep: Callable[[], None]
@@ -190,17 +188,11 @@ class _Session:
     running: Row | None = None
     sampler: vitals.Sampler | None = None
 
-    def __post_init__(self) -> None:
-        names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
-        # Of this call: tables of its own, such as drift's, are named by it.
-        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
-
     def run(self) -> None:
         """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
-        worker = _Here(self.make, self.out, self.number, self.origin)
         if not self.isolate:
-            return self.take_all(worker)
-        child = _Child(worker, self)
+            return self.take_all(self.here)
+        child = _Child(self)
         with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
             try:
                 self.take_all(child)
@@ -234,7 +226,7 @@ class _Session:
         self, body: list[Row], opening: list[Row], closing: list[Row]
     ) -> tuple[list[Row], list[Row], list[Row]]:
         """Return what is to be tried, and take in what an earlier call left of all points."""
-        path = self.out / "outcomes.csv"
+        path = self.here.out / "outcomes.csv"
         frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
         earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
         # What can only be refused, such as a second GPU's points where there is one, makes no session.
@@ -269,11 +261,11 @@ class _Session:
 
     def _save(self) -> None:
         if self.rows and self.isolate:
-            frame = pd.DataFrame(map(asdict, self.rows.values()))
-            self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
+            out, save = self.here.out, self.here.origin.save
+            save(out / "outcomes.csv", pd.DataFrame(map(asdict, self.rows.values())), "outcomes")
             frame = self.sampler.frame() if self.sampler else pd.DataFrame()
             if len(frame) and any(row.seconds for row in self.rows.values()):
-                self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
+                save(out / f"vitals-s{self.here.number}.csv.gz", frame, "vitals")
 
     def _report(self) -> None:
         """Say what is missing, and why. Raises UserError where nothing is there."""
@@ -295,9 +287,13 @@ class _Here:
 
     make: MakePoints
     out: Path
-    number: int
     origin: Origin
     points: dict[str, Point] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
+        # Of this call: tables of its own, such as drift's, are named by it.
+        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
 
     def listed(self) -> list[list[Row]]:
         """Return the rows of a `PointList`, as they are."""
@@ -313,8 +309,8 @@ class _Here:
 class _Child:
     """The same in a process that does not outlive the block; after one that dies comes another."""
 
-    def __init__(self, here: _Here, session: _Session) -> None:
-        self._here, self._session = here, session
+    def __init__(self, session: _Session) -> None:
+        self._session = session
         self._process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
@@ -338,7 +334,7 @@ class _Child:
                 start_new_session=True,
             )
         try:
-            sections: list[list[Row]] | str = self._answer(self._here, START_S, "go on")
+            sections: list[list[Row]] | str = self._answer(self._session.here, START_S, "go on")
         except _Lost as error:
             sections = f"nothing is measured: {error} before its first point"
         if isinstance(sections, str):
@@ -358,7 +354,7 @@ class _Child:
             allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
             taken, usable = self._answer(row, allowed_s, "end")
         except _Lost as error:
-            files.remove_unfinished(self._session.out)
+            files.remove_unfinished(self._session.here.out)
             taken, usable = replace(row, outcome=error.outcome, reason=str(error)), False
         if not usable:
             self.close()
