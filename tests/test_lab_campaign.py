@@ -25,7 +25,7 @@ from ddlkit.run.lab import network
 from ddlkit.run.sessions import Point, campaigns, grammar
 from ddlkit.run.sessions.campaigns import AFTER, BEFORE, DIGITS, LabPoints
 from ddlkit.run.sessions.engine import measure
-from ddlkit.run.sessions.grammar import SUITES, read
+from ddlkit.run.sessions.grammar import read
 from places import ROOT, alive, ranks_below, wait_for
 
 WHOLE: dict[str, Any] = {
@@ -90,10 +90,8 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
         ({"repeat": {"cases": 20}}, "repeat: unknown key: give a grid of its own more rounds"),
         ({"measure": "replays"}, "measure: 'replays': .*measure a campaign"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
-        ({"points": []}, r"points: \[\]: an empty list"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
-        ({"plans": ["best"]}, "plans: 'best': must be a plan"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
         ({"engines": "emulated", "jitters": "1ms"}, "jitter is at most the delay"),
         ({"density": 2}, "density: 2: must be a number from"),
@@ -124,15 +122,6 @@ def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str)
     with pytest.raises(UserError, match=told) as caught:
         read(written(tmp_path, text, "bad.yml"))
     assert "\n" not in str(caught.value)
-
-
-def test_without_pyyaml_one_line_says_what_to_do_and_suites_need_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    with pytest.raises(UserError, match="PyYAML: install it, or write the file as JSON"):
-        read(written(tmp_path, "rounds: 1", "some.yml"))
-    assert all(read(path.stem).points for path in SUITES.glob("*.json"))
 
 
 def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them(

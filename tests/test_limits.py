@@ -25,15 +25,6 @@ TRACED = "0 conv 20 40 50 4000\n1 fc 10 25 70 8000\n"
 # -- documents ---------------------------------------------------------------------------------
 
 
-@given(st.integers(-(10**40), 10**40))
-def test_whole_numbers_of_64_bits_stay_whole_and_others_are_as_near_as_floats(number: int) -> None:
-    for read in (files.parse_json, files.parse_yaml):
-        value = read(f"[{number}]")[0]
-        inside = -files.INT64 <= number < files.INT64
-        assert type(value) is (int if inside else float)
-        assert value == (number if inside else float(number))
-
-
 @given(st.integers(2, 9), st.integers(2, 9))
 def test_an_alias_counts_as_all_that_it_stands_for(width: int, levels: int) -> None:
     pairs = zip(range(levels - 1), range(1, levels), strict=True)
