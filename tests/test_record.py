@@ -215,7 +215,7 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
     monkeypatch.setattr(engine, "HUNG_S", 2.0)
     listed = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
     monkeypatch.setattr(machine, "_gpus", lambda: listed)
-    monkeypatch.setattr(engine, "this_machine", machine.describe)
+    monkeypatch.setattr(sessions, "this_machine", machine.describe)
     assert machine.name() == "nvidia-h200"
     record("deadly", tmp_path)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")

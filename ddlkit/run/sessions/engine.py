@@ -30,32 +30,17 @@ import pandas as pd
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.run import vitals
+from ddlkit.run import sessions, vitals
 from ddlkit.run.jobs import child_environment, die_with_parent, ending, trap
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.lab import network
-from ddlkit.run.sessions import (
-    CAMPAIGN,
-    FAILED,
-    FAULTS,
-    KILLED,
-    NO_TIME,
-    PENDING,
-    STARTED,
-    THERE,
-    MakePoints,
-    Origin,
-    Point,
-    Row,
-    say,
-    this_machine,
-)
+from ddlkit.run.sessions import THERE, MakePoints, Origin, Point, Row, say
 from ddlkit.run.sessions.grammar import Suite, points, read
 from ddlkit.store import files
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
-PARTS = ("layers", "collectives", "training", CAMPAIGN, "convergence", "input", "all")
+PARTS = ("layers", "collectives", "training", sessions.CAMPAIGN, "convergence", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
@@ -108,7 +93,7 @@ def measure(
             raise UserError(f"{theirs}: choose another directory by --out, or remove them")
     if dry_run:
         return estimate(make, out)
-    if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
+    if (suite.is_campaign or part == sessions.CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
     return run_session(make, out, isolate=suite.isolate, gpu=device == "cuda", **how)
 
@@ -153,7 +138,7 @@ def run_session(
             raise UserError(f"nothing is measured: {in_use}; {advice}")
         name = machine.name("" if gpu or not isolate else "cpu")
         remark = "; ".join(filter(None, (remark, in_use)))
-        origin = Origin(machine={**this_machine(), "name": name}, remark=remark)
+        origin = Origin(machine={**sessions.this_machine(), "name": name}, remark=remark)
         with packing(out, pack) as keep:
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
@@ -210,14 +195,14 @@ class _Session:
         for row in (*opening, *body, *closing):
             spare_s = OVERTIME_S * begun if row in closing else -reserved_s
             left_s = self.deadline_s + spare_s - time.monotonic()
-            if row.outcome == FAILED:  # its table is damaged
+            if row.outcome == sessions.FAILED:  # its table is damaged
                 self._close(row)
             elif row.estimate_s > left_s:
                 why = f"would take about {row.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
-                self.rows[row.key] = replace(row, outcome=NO_TIME, reason=why)
+                self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=why)
             else:
                 begun, self.running = True, row
-                self.rows[row.key] = replace(row, outcome=STARTED)
+                self.rows[row.key] = replace(row, outcome=sessions.STARTED)
                 self._save()  # whatever happens to us, this point was begun
                 self._close(worker.take(row))
         self._report()
@@ -230,7 +215,7 @@ class _Session:
         frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
         earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
         # What can only be refused, such as a second GPU's points where there is one, makes no session.
-        if not any(row.outcome == PENDING and row.estimate_s > 0 for row in body):
+        if not any(row.outcome == sessions.PENDING and row.estimate_s > 0 for row in body):
             opening, closing = [], []
         for row in (*opening, *body, *closing):
             was = earlier.get(row.key, row)
@@ -242,7 +227,7 @@ class _Session:
             say(f"already measured: {', '.join(there)}")
         if to_go_s := sum(row.estimate_s for row in (*opening, *missing, *closing)):
             say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
-        faulty = {key for key, row in earlier.items() if row.outcome in FAULTS}
+        faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         return sorted(missing, key=lambda row: row.key in faulty), opening, closing
 
     def _close(self, row: Row) -> None:
@@ -250,7 +235,7 @@ class _Session:
         self.rows[row.key], self.running = row, None
         self._save()
         self.keep()
-        if row.outcome == FAILED and not self.isolate:
+        if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
         left_s = self.deadline_s - time.monotonic()
@@ -349,7 +334,7 @@ class _Child:
                 self.listed()
             except UserError as error:
                 time.sleep(PAUSE_S)
-                return replace(row, outcome=FAILED, reason=str(error))
+                return replace(row, outcome=sessions.FAILED, reason=str(error))
         try:
             allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
             taken, usable = self._answer(row, allowed_s, "end")
@@ -370,7 +355,7 @@ class _Child:
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.keep()
                 if time.monotonic() > late_s:
-                    raise _Lost("still ran when the budget was over", NO_TIME)
+                    raise _Lost("still ran when the budget was over", sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     raise _Lost(f"did not {what} within {format_seconds(allowed_s)}")
             if self._pipe.poll():
@@ -381,7 +366,7 @@ class _Child:
 class _Lost(Exception):
     """The process that measures died or has to be ended: ``outcome`` of its point."""
 
-    def __init__(self, reason: str, outcome: str = KILLED) -> None:
+    def __init__(self, reason: str, outcome: str = sessions.KILLED) -> None:
         super().__init__(reason)
         self.outcome = outcome
 

@@ -25,11 +25,8 @@ from ddlkit.run.sessions.engine import run_session
 EXPECTED_S = 8.0  # of a check, at most; the engine ends one that hangs
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 OVERLAP_TRIES = 5
-# Variables that change what is measured, and the values with which they do not.
-HARMFUL = {
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("0",),
-    **dict.fromkeys(("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS"), ()),
-}
+NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
+HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)  # variables that change what is measured
 
 Check = Callable[[str], str]
 """Returns how the device is, or raises."""
@@ -66,7 +63,7 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
 
 def environment(device: str) -> str:
     """Return whose code it is, and that ranks can talk. Raises UserError for what harms."""
-    harmful = [n for n, fine in HARMFUL.items() if (v := os.environ.get(n)) and v not in fine]
+    harmful = [name for name in HARMFUL if os.environ.get(name)]
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
