@@ -19,9 +19,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ddlkit import machine, store
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 from ddlkit.run.jobs import PARENT, PROGRESS
-from ddlkit.run.sessions import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -195,7 +194,7 @@ def _meet(
             taken = f"port {port} on {address} is taken by another program"
             raise UserError(f"{taken}: choose another port") from error
         met = f"ranks did not meet at {address} port {port}"
-        raise UserError(f"{met}: {one_line(error)}") from error
+        raise UserError(f"{met}: {one_line(str(error))}") from error
 
 
 def _one_thread_gloo(device: torch.device) -> str:

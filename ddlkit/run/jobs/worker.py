@@ -19,9 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 from ddlkit.run.jobs import ERROR, LOST_PEER, MISTAKE, PARENT, die_with_parent, enter
-from ddlkit.run.sessions import one_line
 from ddlkit.store.files import atomic_write_text
 
 if TYPE_CHECKING:  # torch takes seconds, in which a parent may die
@@ -87,7 +86,7 @@ def _status(argv: Sequence[str]) -> int:
 
         traceback.print_exc()
         # CUDA and NCCL explain over several lines, the last of which says nothing.
-        print(f"{type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
         # So NCCL, the store and gloo say that another rank is gone.
         lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
         return LOST_PEER if lost else 1

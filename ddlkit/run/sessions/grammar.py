@@ -305,17 +305,13 @@ def points(
         raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     if networks and part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
-    chosen = [_checked(each, network_of) for each in networks]
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         advice = "install a CUDA build that fits the driver, or use --suite cpu"
         raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
     made: list[Point] = []
     grids: list[Grid] = []
-    for where, what, make, arguments in _wanted(suite, part, device):
-        if chosen and arguments.get("ranks", [1]) != [1]:
-            continue
-        arguments |= {"networks": chosen} if chosen else {}
+    for where, what, make, arguments in _wanted(suite, part, device, networks):
         try:
             if make is Grid:
                 grids.append(Grid(**arguments))
@@ -328,18 +324,17 @@ def points(
     if grids:
         made += campaign(labs_of(grids, out, str(suite.file), device), predict)
     body = {point.key: point for point in made if point.what != "drift"}
-    drifts = [point for point in made if point.what == "drift"]
-    return PointList(
-        [*body.values()],
-        [point for point in drifts if point.name.endswith("start")],
-        [point for point in drifts if point.name.endswith("end")],
-    )
+    drifts = {point.name.rpartition("-")[2]: [point] for point in made if point.what == "drift"}
+    return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
 def _wanted(
-    suite: Suite, part: str, device: str
+    suite: Suite, part: str, device: str, networks: Sequence[str]
 ) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
-    """Yield where, KINDS' two and checked arguments of what the suite has of that part on the device."""
+    """Yield where, KINDS' two and checked arguments of what the suite has of that part on the device.
+
+    networks : in place of those of layers by one rank, and nothing else then
+    """
     from ddlkit.run.sessions.kinds import KINDS
 
     KEYS["measure"] = one_of(list(KINDS))
@@ -351,5 +346,8 @@ def _wanted(
         special = {key: value for key, value in described.items() if key not in common}
         arguments = read_keys(special, make, where, int(what != CAMPAIGN))
         wanted = not of_any.by_name if part == "all" else part == what
+        if networks:
+            wanted &= arguments.get("ranks", [1]) == [1]
+            arguments["networks"] = [_checked(each, network_of) for each in networks]
         if wanted and of_any.device in ("", device):
             yield where, what, make, arguments

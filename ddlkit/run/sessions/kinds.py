@@ -282,7 +282,7 @@ def collectives(
     how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries} if rate else {}
 
     def left(name: str, members: Ranks) -> dict[tuple[int, ...], list[str]]:
-        """Collectives by the sizes that they still lack; none lacks nothing."""
+        """Return collectives by the sizes that they still lack."""
         path = table_path(here.out, "collectives", name)
         rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
         by_sizes: dict[tuple[int, ...], list[str]] = {}
