@@ -46,6 +46,5 @@ failed=0
 step "${record[@]}" --preflight "$@" || (($? != 2)) || exit 2 # there is no GPU at all
 step "${record[@]}" --profile smoke --pack "$out/smoke.tgz" "$@"
 mapfile -t tests < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py) # the others are not even imported
-step -m pytest -v -m gpu "${tests[@]}" \
-  --deselect tests/test_record.py::test_every_code_path_on_a_gpu # which is the smoke suite again
+step -m pytest -v -m gpu "${tests[@]}"
 exit $failed

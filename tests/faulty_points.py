@@ -5,12 +5,14 @@ Most need no torch, and a process that measures only these loads none.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,45 +38,16 @@ def fine(name: str, estimate_s: float = 0.1) -> Point:
     return point(name, lambda: drift(name), estimate_s)
 
 
-def _allocate() -> Tables:
-    import torch
+def raising(error: Exception) -> Callable[[], Tables]:
+    def measure() -> Tables:
+        raise error
 
-    torch.empty(10**15)
-    raise AssertionError("a petabyte could be allocated")
-
-
-def _profile_too_large() -> Tables:
-    from ddlkit.run.measure.layers import profile_layers
-
-    profile_layers("lenet5", 10**12)
-    raise AssertionError("a petabyte of images could be allocated")
-
-
-def _allocate_numpy() -> Tables:
-    np.empty(10**15)
-    raise AssertionError("a petabyte could be allocated")
+    return measure
 
 
 def _killed() -> Tables:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
-
-
-def _bug() -> Tables:
-    nothing: dict[str, Tables] = {}
-    return nothing["drift"]
-
-
-def _lacking() -> Tables:
-    raise Unavailable("needs 2 GPUs, here are 0")
-
-
-def _half() -> Tables:
-    raise Partial(drift("half"), "out of memory: the other half")
-
-
-def _wrong_rows() -> Tables:
-    return {"drift": drift()["drift"].assign(seconds=-1.0)}
 
 
 def _slow() -> Tables:
@@ -94,14 +67,13 @@ def _steady(name: str) -> Tables:
     return drift(name)
 
 
-FAULTS = {
-    "torch-memory": _allocate,
-    "numpy-memory": _allocate_numpy,
-    "profile-memory": _profile_too_large,
-    "bug": _bug,
-    "lacking": _lacking,
-    "half": _half,
-    "wrong-rows": _wrong_rows,
+FAULTS: dict[str, Callable[[], Any]] = {
+    "torch-memory": lambda: importlib.import_module("torch").empty(10**15),
+    "numpy-memory": lambda: np.empty(10**15),
+    "bug": raising(KeyError("drift")),
+    "lacking": raising(Unavailable("needs 2 GPUs, here are 0")),
+    "half": raising(Partial(drift("half"), "out of memory: the other half")),
+    "wrong-rows": lambda: {"drift": drift()["drift"].assign(seconds=-1.0)},
     "nothing": dict,
 }
 
@@ -133,12 +105,3 @@ def pair(out: Path, session: int) -> PointList:
 def steady(out: Path, session: int) -> PointList:
     """Twenty points of a tenth of a second."""
     return PointList([point(f"p{n}", partial(_steady, f"p{n}")) for n in range(20)])
-
-
-def recovering(out: Path, session: int) -> PointList:
-    """A point that kills its process, of which the next two cannot start; nor can the fifth and all later."""
-    with open(out / "starts", "a") as starts:
-        starts.write("x")
-    if (out / "starts").stat().st_size not in (1, 4):
-        raise UserError("the GPU is not back yet")
-    return PointList([point("killed", _killed), fine("next")])

@@ -223,9 +223,9 @@ def test_ranks_that_were_about_to_start_are_not_missed(trial: int, tmp_path: Pat
 STAGES = {
     "02-measure": """
 from ddlkit.run.sessions.engine import run_session
-from ddlkit.run.sessions import Source
+import faulty_points
 def command(arguments):
-    run_session(Source("faulty_points:steady"), here / "out", isolate=True)
+    run_session(faulty_points.steady, here / "out", isolate=True)
 """,
     "03-book": """
 from ddlkit.report import book

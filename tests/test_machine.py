@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from ddlkit import machine
 from ddlkit.core.errors import UserError
@@ -51,15 +49,6 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.name() == machine.name("cuda") == "nvidia-h200"
     assert machine.name("cpu").startswith("cpu-")
     assert machine.parse_gpus("") == () == machine.parse_gpus("No devices were found\n")
-
-
-def test_versions_are_the_same_with_and_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = machine.versions()
-    assert loaded["torch"] == torch.__version__ and loaded["python"] == platform.python_version()
-    assert all(loaded[name] for name in ("numpy", "pandas", "cuda", "nccl"))
-    monkeypatch.delitem(sys.modules, "torch")
-    assert machine.versions() == loaded
-    assert "torch" not in sys.modules
 
 
 def _git(directory: Path, *arguments: str) -> str:

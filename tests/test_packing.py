@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -16,10 +17,30 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Origin, Source, engine, packing
-from ddlkit.run.sessions.packing import pack, restore
-from places import PATIENCE_S, alive, family, wait_for
-from test_record import begin
+from ddlkit.run import sessions
+from ddlkit.run.sessions import Origin, engine
+from ddlkit.run.sessions.engine import pack_into, packing, restore
+from places import PATIENCE_S, ROOT, alive, family, wait_for
+
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+import faulty_points
+from ddlkit.run.sessions import engine
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.default_int_handler)
+engine.EVERY_S = 0.1
+out, points, *files = sys.argv[1:]
+file = Path(files[0]) if files else None
+engine.run_session(getattr(faulty_points, points), Path(out), isolate=True, pack=file)
+"""
+
+
+def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
+    """A recording by a process of its own, which packs after each point or two."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    argv = [sys.executable, "-c", SCRIPT, str(out), points, *map(str, files)]
+    return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -50,7 +71,7 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
     expected, file = contents(out), tmp_path / "rec.tgz"
     for litter in (".lock", ".drift-a.csv.77.tmp", "core", "rec.tgz"):
         (out / litter).write_text("no table")
-    pack(out, file)
+    pack_into(out, file)
     assert contents(unpacked(file, tmp_path / "by-hand")) == expected
     again = tmp_path / "again" / "rec"
     again.mkdir(parents=True)
@@ -67,7 +88,7 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
 )
 def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Path) -> None:
     file = tmp_path / "rec.tgz"
-    pack(out, file)
+    pack_into(out, file)
     whole = file.read_bytes()
     (out / "drift-b.csv").unlink()
     with pytest.raises(UserError, match="holds 1 tables that .* lacks, such as drift-b.csv: "):
@@ -91,17 +112,17 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Pat
 def test_a_disk_that_refuses_ends_no_session_before_its_end(
     out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(packing, "EVERY_S", 0.0)
+    monkeypatch.setattr(engine, "EVERY_S", 0.0)
     file = tmp_path / "rec.tgz"
     refused = pytest.raises(UserError, match="^cannot write .*rec.tgz: Is a directory")
-    with refused, packing.packing(out, file) as keep:
+    with refused, packing(out, file) as keep:
         keep()
         file.unlink()
         file.mkdir()
         keep()
         assert "not packed: cannot write" in capsys.readouterr().err
     nowhere = tmp_path / "here" / "rec" / "drift-a.csv" / "rec.tgz"
-    with pytest.raises(UserError, match="^cannot write"), packing.packing(out, nowhere):
+    with pytest.raises(UserError, match="^cannot write"), packing(out, nowhere):
         pytest.fail("measured without a place for the file")
 
 
@@ -109,17 +130,17 @@ def points_in(directory: Path) -> int:
     return len([*directory.glob("drift-p*.csv")])
 
 
-def lived(out: Path, file: Path, chance: random.Random, victim: str, goal: int) -> None:
-    """A recording that is killed at a random moment after so many points, or ended."""
+def lived(out: Path, file: Path, chance: random.Random, number: signal.Signals, goal: int) -> None:
+    """A recording whose child is killed after so many points, and then it is itself, each at random."""
     parent = begin(out, "steady", file)
     try:
         assert wait_for(lambda: points_in(out) >= goal)
         time.sleep(chance.uniform(0.0, 0.1))
+        family(parent.pid)[0].kill()
+        assert wait_for(lambda: points_in(out) > goal), "another one goes on"
+        time.sleep(chance.uniform(0.0, 0.1))
         processes = family(parent.pid)
-        if victim == "child":  # another one goes on
-            processes[0].kill()
-            assert wait_for(lambda: points_in(out) > goal)
-        parent.send_signal(signal.SIGTERM if victim == "nobody" else signal.SIGKILL)
+        parent.send_signal(number)
         assert parent.wait(PATIENCE_S) != 0
         assert wait_for(lambda: not alive(processes))
     finally:
@@ -127,23 +148,29 @@ def lived(out: Path, file: Path, chance: random.Random, victim: str, goal: int) 
 
 
 @pytest.mark.fault(
+    fault="a recording is killed",
+    injected="SIGKILL and SIGTERM to the engine while its child measures",
+    holds="the child dies with it; the next run keeps what is there and goes on",
+)
+@pytest.mark.fault(
     fault="a recording that packs itself is killed at any moment, or ended",
-    injected="SIGKILL to parent or child at random moments, half an archive beside, and SIGTERM",
+    injected="SIGKILL to child and parent at random moments, half an archive beside, and SIGTERM",
     holds="the packed file is whole each time and holds no less than before, of one that was ended "
     "exactly what was measured; the last run ends with all points",
 )
 def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
     chance, there = random.Random(3), 0
-    for victim in ("parent", "child", "nobody"):
+    for number in (signal.SIGKILL, signal.SIGTERM):
         # A machine of its own each time; and far enough from the end, on busy cores too.
         shutil.rmtree(out, ignore_errors=True)
-        lived(out, file, chance, victim, min(12, there + chance.randint(2, 4)))
-        kept = unpacked(file, tmp_path / victim)
+        lived(out, file, chance, number, min(12, there + chance.randint(2, 4)))
+        kept = unpacked(file, tmp_path / number.name)
         assert points_in(kept) >= there
         there = points_in(kept)
-        assert victim != "nobody" or contents(kept) == contents(out)
+        assert number == signal.SIGKILL or contents(kept) == contents(out)
         (file.parent / f".{file.name}.{os.getpid()}.tmp").write_bytes(b"half")
+    assert sessions.STARTED not in set(store.load_table(out / "outcomes.csv")["outcome"])
     shutil.rmtree(out)
     assert begin(out, "steady", file).wait(PATIENCE_S) == 0
     before, after = contents(kept), contents(unpacked(file, tmp_path / "last"))
@@ -162,7 +189,7 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
 ) -> None:
     """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
     monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
-    pair = Source("faulty_points:pair")
+    pair = faulty_points.pair
     for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
         engine.run_session(pair, out)
         packed = out.parent.name == "recorded"

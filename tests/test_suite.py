@@ -1,4 +1,4 @@
-"""``ddlkit measure``: points are resumed, damage is told, two runs do not mix, Ctrl-C leaves nothing."""
+"""``ddlkit measure``: points are resumed, mistakes and damage are one line, no half table is left."""
 
 from __future__ import annotations
 
@@ -9,37 +9,47 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ddlkit import cli, store
-from ddlkit.core.cost import Table
 from ddlkit.core.errors import UserError
-from ddlkit.report.source import default_recording, open_source
-from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.sessions import engine, grammar, kinds
+from ddlkit.run.sessions import engine, grammar
 from ddlkit.run.sessions.engine import measure
 from places import PATIENCE_S, wait_for
 
-TINY = ["lenet5:4"]
-SIZES = np.geomspace(1e3, 1e8, 12)
-RING = Table(SIZES, 1e-3 + 12.6e-9 * SIZES, workers=4, algorithm="ring")
+BUDGET = {"warmup": 1, "min_repeats": 2, "max_repeats": 3, "max_s": 0.1}
+TINY = {"measure": "layers", "networks": "lenet5:4", "ranks": 1, "budget": BUDGET}
+
+
+def written(directory: Path, *points: object) -> str:
+    """A file of these points."""
+    file = directory / "mine.json"
+    file.write_text(json.dumps({"device": "cpu", "points": list(points)}))
+    return str(file)
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("measured")
-    measure("layers", networks=TINY, out=out)
-    return out
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("asked"), TINY)
 
 
-def test_a_second_run_measures_nothing_again(
-    measured: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def measured(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(measure(tiny, out=tmp_path_factory.mktemp("measured")))
+
+
+def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
+    tiny: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in measured.iterdir() if path.suffix == ".csv"}
-    measure("layers", networks=TINY, out=measured)
+    measure(tiny, out=measured)
     assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert str(measure(tiny, out=measured, dry_run=True)).startswith("1 of 1 points are there")
+    lines = str(measure(tiny, out=tmp_path, dry_run=True)).splitlines()
+    assert lines[0].split()[0] == "layers/lenet5-b4-r1"
+    assert lines[1].startswith("0 of 1 points are there; the rest takes about")
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.fault(
@@ -47,54 +57,39 @@ def test_a_second_run_measures_nothing_again(
     injected="one word of a recorded CSV replaced",
     holds="it is told, and neither used nor overwritten",
 )
-def test_a_damaged_table_is_told_not_measured_over(measured: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_is_told_not_measured_over(
+    tiny: str, measured: Path, tmp_path: Path
+) -> None:
     for path in measured.glob("*lenet5*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damaged = tmp_path / "layers-lenet5-b4-r1.csv"
     damaged.write_text(damaged.read_text().replace("conv1", "conv9"))
     with pytest.raises(UserError, match="differs from its stamp"):
-        measure("layers", networks=TINY, out=tmp_path)
-
-
-def test_a_dry_run_says_what_is_missing_and_measures_nothing(
-    measured: Path, tmp_path: Path
-) -> None:
-    there = measure("layers", networks=TINY, out=measured, dry_run=True)
-    assert str(there).startswith("1 of 1 points are there")
-    lines = str(measure("layers", networks=TINY, out=tmp_path, dry_run=True)).splitlines()
-    assert lines[0].split()[0] == "layers/lenet5-b4-r1"
-    assert lines[1].startswith("0 of 1 points are there; the rest takes about")
-    assert not [*tmp_path.iterdir()]
+        measure(tiny, out=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("points", "message"),
     [
         ([], "points: []: an empty list"),
-        (["layers"], "points: 'layers': must be a mapping"),
-        ([{"measure": "speed"}], "points[0]: measure: 'speed': must be"),
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "layers", "networks": "lenet5"}], "points[0]: budget: missing"),
         ([{"measure": "facts"}], "(stamps say what the machine is)"),
         ([{"measure": "training_by_share"}], "(sharing on processors was recorded at v0.2"),
+        ([{"measure": "layers", "networks": "lenet5"}], "points[0]: budget: missing"),
         (
             [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],
             "points[1]: device: 'tpu'",
         ),
         ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
-        (
-            [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
-            "sizes: '4Kb': size '4Kb' has unit",
-        ),
+        ([{"measure": "collectives", "sizes": "4Kb", "budget": {}}], "size '4Kb' has unit"),
     ],
 )
 def test_a_wrong_suite_is_one_line_that_names_file_and_key(
-    points: object, message: str, tmp_path: Path
+    points: list[object], message: str, tmp_path: Path
 ) -> None:
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps({"points": points}))
+    file = written(tmp_path, *points)
     with pytest.raises(UserError) as caught:
-        measure(str(file), out=tmp_path)
+        measure(file, out=tmp_path)
     assert str(caught.value).startswith(f"{file}: points")
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
@@ -110,35 +105,29 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
 ) -> None:
     # nohup would have us hand on that it is ignored
     before = signal.signal(signal.SIGHUP, lambda *_: None)
-    argv = [sys.executable, "-m", "ddlkit", "measure", "layers", "--out", str(tmp_path)]
-    argv += ["--networks", "lenet5:4,vgg16:8"]
+    longer = {
+        **TINY,
+        "networks": "lenet5:8",
+        "budget": {**BUDGET, "max_s": 60, "max_repeats": 10**6},
+    }
+    file, out = written(tmp_path, TINY, longer), tmp_path / "out"
+    argv = [sys.executable, "-m", "ddlkit", "measure", file, "--out", str(out)]
     how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, start_new_session=True, **how)
     signal.signal(signal.SIGHUP, before)
-    assert wait_for((tmp_path / "samples-lenet5-b4-r1.json").exists)
+    assert wait_for((out / "samples-lenet5-b4-r1.json").exists)
     process.send_signal(number)
-    said = process.communicate(timeout=PATIENCE_S)[1]
+    printed = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == (130 if number == signal.SIGINT else 143)
-    assert "interrupted; what was measured is kept" in said
-    assert "Traceback" not in said
-    kept = sorted(path.name for path in tmp_path.glob("*.csv"))
+    assert "interrupted; what was measured is kept" in printed
+    assert "Traceback" not in printed
+    kept = sorted(path.name for path in out.glob("*.csv"))
     assert kept == ["layers-lenet5-b4-r1.csv", "samples-lenet5-b4-r1.csv"]
-    assert store.read_profile(tmp_path / kept[0]).network == "lenet5"
-
-
-def test_replay_cases_are_distinct_and_weigh_communication_as_much_as_compute() -> None:
-    profile = open_source(default_recording().name).profile("resnet50")
-    (replays,) = [each for each in grammar.read("quick").points if each["measure"] == "replays"]
-    cases = kinds.replay_cases(profile, replays["plans"], RING, Loopback())
-    plans = {planned.plan.ends for planned in cases}
-    assert len(plans) == len(cases) == kinds.DISTINCT_PLANS
-    case, workload = cases[0].case, cases[0].workload
-    whole_s = float(RING(workload.bytes.sum()))
-    assert workload.scaled(case.dilation).compute_s == pytest.approx(whole_s, rel=1e-2)
+    assert store.read_profile(out / kept[0]).network == "lenet5"
 
 
 def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(measured: Path) -> None:
-    with pytest.raises(UserError, match="not measured by the profile full, such as layers-lenet5"):
+    with pytest.raises(UserError, match="profile full did not measure, as layers-lenet5"):
         measure("all", profile="full", out=measured, dry_run=True)
     assert engine._default_out(grammar.read("full"), "") != engine._default_out(
         grammar.read("quick"), ""
@@ -149,14 +138,12 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also of reduce_scatter, which then predicts."""
-    budget = {"warmup": 1, "min_repeats": 3, "max_repeats": 3, "max_s": 0.1}
-    point = {"measure": "collectives", "budget": budget}
-    file, out, counts = tmp_path / "mine.json", tmp_path / "out", []
+    point = {"measure": "collectives", "budget": {**BUDGET, "min_repeats": 3}}
+    out, counts = tmp_path / "out", []
     few = {"sizes": ["4KiB", "16KiB"], "collectives": "all_reduce"}
     more = {"sizes": ["4KiB", "16KiB", "64KiB"], "collectives": ["all_reduce", "reduce_scatter"]}
-    for asked in (few, few, more):
-        file.write_text(json.dumps({"device": "cpu", "points": [{**point, **asked}]}))
-        measure(str(file), out=out)
+    for wanted in (few, few, more):
+        measure(written(tmp_path, {**point, **wanted}), out=out)
         rows = store.load_table(out / "collectives-loopback-p2.csv")
         counts.append(rows.groupby(["collective", "bytes"]).size().to_dict())
     assert counts[0] == counts[1] == {("all_reduce", size): 3 for size in (4096, 16384)}
@@ -173,3 +160,9 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     predicted = json.loads(capsys.readouterr().out)
     low, high = predicted["interval_s"]
     assert low <= predicted["iteration_s"] <= high and predicted["level"] == 0.9
+
+
+def test_networks_that_are_chosen_take_the_place_of_the_suites_own(tmp_path: Path) -> None:
+    listed = str(measure("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True))
+    keys = [line.split()[0] for line in listed.splitlines()[:-1]]
+    assert keys == ["layers/lenet5-b2-r1", "layers/vgg16-b4-r1"]

@@ -88,8 +88,8 @@ def is_numbers(value: Any) -> bool:
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
-layers, collectives, training, replay, campaign, convergence, tensors, input, all (without the last three,
-which take minutes and say more of single networks)"""
+layers, collectives, training, campaign, convergence, input, all (without the last two, which take
+minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
@@ -139,7 +139,7 @@ def record(arguments: argparse.Namespace) -> int | None:
     if arguments.preflight:
         from ddlkit.run.sessions.preflight import preflight
 
-        return preflight(device, arguments.out)
+        return preflight(device)
     name = arguments.suite if arguments.profile == "standard" else arguments.profile
     _measured(arguments, name, device=device)
     return None
@@ -151,7 +151,7 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.run.sessions.packing import with_tables
+    from ddlkit.run.sessions.engine import with_tables
     from ddlkit.store.tables import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED

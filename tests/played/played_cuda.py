@@ -5,9 +5,8 @@ views, parameters and gradients look alike. What torch refuses on a real GPU is 
 devices in one operation, NumPy on a GPU's memory, an event's time before anybody waited for it, synchronising
 while a graph is captured, a GPU in a process that was forked from one that used it.
 
-Not played: operations that overlap with the host (they are over when they return; only ddlkit's own kernels,
-and copies in a stream of their own, run beside them), a GPU's memory and its limits, TF32, and whatever looks
-at a tensor from C++.
+Not played: a second GPU, operations that overlap with the host (only ddlkit's own kernels, and copies in a
+stream of their own, run beside them), a GPU's memory and its limits, TF32, what looks at a tensor from C++.
 """
 
 from __future__ import annotations
@@ -22,15 +21,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import played_driver
-import played_profiler
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
-NAME = "Played GPU"
 CAPABILITY = (9, 0)
-MEMORY_BYTES = 8 << 30
-MULTIPROCESSORS = 132
 CUDA, NCCL = "13.0", (2, 28, 9)
 CYCLES_PER_S = 1.5e9
 
@@ -41,14 +36,12 @@ class _State:
     """Of this process."""
 
     gpus = 0
-    current = 0
     owner = 0  # process that has used a GPU first, 0 while none has
     stream: list[Stream] = []
     graph: Graph | None = None
     settled = True  # whether the null stream has waited for all that it was told to wait for
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
-    blocks: dict[str, int] = {}  # of NCCL's kernels, by the group's name, where somebody asked
 
 
 def _use() -> None:
@@ -66,14 +59,13 @@ def _home(tensor: torch.Tensor) -> Home:
     return found
 
 
-def _gpu(device: Any) -> torch.device:
-    """With its number. Raises RuntimeError where there is none of that number."""
+def _gpu(device: Any = 0) -> torch.device:
+    """The played GPU. Raises RuntimeError for another one."""
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    number = _State.current if device.index is None else device.index
-    if not 0 <= number < _State.gpus:
+    if device.index or not _State.gpus:
         raise RuntimeError(f"CUDA error: invalid device ordinal: {device} of {_State.gpus}")
     _use()
-    return torch.device("cuda", number)
+    return torch.device("cuda", 0)
 
 
 # -- tensors -----------------------------------------------------------------------------------
@@ -103,8 +95,6 @@ class _OnProcessor(TorchFunctionMode):
         self._looks: dict[Any, Callable[[torch.Tensor], Any]] = {
             tensor.device.__get__: lambda x: _home(x) or x.device,
             tensor.is_cuda.__get__: lambda x: _home(x) is not None,
-            tensor.is_cpu.__get__: lambda x: _home(x) is None and x.is_cpu,
-            tensor.get_device: lambda x: home.index if (home := _home(x)) else -1,
             tensor.is_pinned: lambda x: hasattr(x.untyped_storage(), "played_pinned"),
         }
 
@@ -141,12 +131,6 @@ class _OnProcessor(TorchFunctionMode):
         target = source if asked is _NOWHERE else asked
         if func is torch.randn and target:
             found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
-        elif func is torch.ones and target:
-            found = func((), **kwargs).expand(
-                *args
-            )  # as many as a cache holds take a processor long
-        elif name == "sum" and len(args) == 1 and not kwargs and not any(args[0].stride()):
-            found = args[0].reshape(-1)[0] * args[0].numel()  # all are one and the same
         else:
             found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
@@ -161,7 +145,7 @@ class _OnProcessor(TorchFunctionMode):
 _NOWHERE: Any = object()
 _MOST_RANDOM = (
     1 << 20
-)  # random numbers that differ: a GPU makes 200 million at once, we would take seconds
+)  # numbers that differ: a GPU makes 200 million at once, we would take seconds
 
 
 def _random(shape: torch.Size, how: dict[str, Any]) -> torch.Tensor:
@@ -229,26 +213,13 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0, *, null: bool = False) -> None:
         if not null:
             _use()
-        self.device = torch.device("cuda", _State.current if device is None else _gpu(device).index)
+        self.device = torch.device("cuda", 0)
         self.cuda_stream: int = 0 if null else _driver().played_stream_create()
 
     def wait_stream(self, other: Stream) -> None:
         assert isinstance(other, Stream), f"wait_stream of {other!r}"
         _State.settled = _State.settled and bool(self.cuda_stream)
         _driver().played_stream_wait(self.cuda_stream, other.cuda_stream)
-
-    def wait_event(self, event: Event) -> None:
-        event.block(self)
-
-    def record_event(self, event: Event | None = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def synchronize(self) -> None:
-        _refuse_in_capture("synchronize")
-        _driver().played_stream_synchronize(self.cuda_stream)
-        _State.waited = _State.recorded
 
 
 class Event:
@@ -273,20 +244,6 @@ class Event:
             return
         _ALIVE.append(self._at_s)  # the driver writes to it, whatever becomes of the event
         _driver().played_record(stream.cuda_stream, ctypes.addressof(self._at_s))
-
-    def block(self, stream: Stream) -> None:
-        assert self._stream is not None, "wait for an event that was not recorded"
-        stream.wait_stream(self._stream)
-
-    def wait(self, stream: Stream | None = None) -> None:
-        self.block(stream or current_stream())
-
-    def synchronize(self) -> None:
-        assert self._stream is not None, "wait for an event that was not recorded"
-        self._stream.synchronize()
-
-    def query(self) -> bool:
-        return self._stream is None or self._at_s.value > 0
 
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds."""
@@ -331,9 +288,6 @@ class Graph:
             for call in self.calls:
                 call()
 
-    def reset(self) -> None:
-        self.calls, self._captured = [], False
-
 
 def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """A copy at the engine's rate; in a stream other than the null one, beside all else."""
@@ -343,11 +297,6 @@ def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     places = target.data_ptr(), source.data_ptr(), target.nbytes
     _driver().played_copy(current_stream().cuda_stream, *places)
     return target
-
-
-def graph(captured: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Any:
-    assert isinstance(captured, Graph)
-    return captured.capture()
 
 
 def _refuse_in_capture(what: str) -> None:
@@ -396,32 +345,19 @@ def _driver() -> ctypes.CDLL:
 # -- the rest of torch.cuda --------------------------------------------------------------------
 
 _PROPERTIES = types.SimpleNamespace(
-    name=NAME,
+    name="Played GPU",
     major=CAPABILITY[0],
     minor=CAPABILITY[1],
-    total_memory=MEMORY_BYTES,
-    multi_processor_count=MULTIPROCESSORS,
+    total_memory=8 << 30,
+    multi_processor_count=132,
     L2_cache_size=50 << 20,
-    shared_memory_per_multiprocessor=233_472,
     shared_memory_per_block_optin=played_driver.SHARED_BYTES,
-    regs_per_multiprocessor=65_536,
-    warp_size=32,
-    max_threads_per_multi_processor=2048,
 )
 
 
 def _properties(device: Any = None) -> types.SimpleNamespace:
-    _gpu("cuda" if device is None else device)
+    _gpu(device or 0)
     return _PROPERTIES
-
-
-def _set_device(device: Any) -> None:
-    _State.current = _gpu(device).index
-
-
-def _memory(device: Any = None) -> tuple[int, int]:
-    _gpu("cuda" if device is None else device)
-    return MEMORY_BYTES // 2, MEMORY_BYTES
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -432,15 +368,11 @@ _CUDA: dict[str, Any] = {
     "is_available": lambda: _State.gpus > 0,
     "device_count": lambda: _State.gpus,
     "is_initialized": lambda: _State.owner == os.getpid(),
-    "init": _use,
     "_lazy_init": _use,
-    "current_device": lambda: _gpu("cuda").index,
-    "set_device": _set_device,
+    "current_device": lambda: _gpu().index,
+    "set_device": _gpu,
     "get_device_properties": _properties,
-    "get_device_name": lambda device=None: _properties(device).name,
     "get_device_capability": lambda device=None: CAPABILITY,
-    "get_arch_list": lambda: ["sm_80", "sm_90", "sm_100"],
-    "is_bf16_supported": lambda *_, **__: True,
     "synchronize": wait_for_all,
     "Stream": Stream,
     "Event": Event,
@@ -448,26 +380,14 @@ _CUDA: dict[str, Any] = {
     "current_stream": current_stream,
     "default_stream": lambda device=None: _State.stream[0],
     "CUDAGraph": Graph,
-    "graph": graph,
-    "mem_get_info": _memory,
-    "memory_reserved": lambda device=None: 0,
-    "memory_allocated": lambda device=None: 0,
-    "max_memory_allocated": lambda device=None: 0,
-    "reset_peak_memory_stats": _nothing,
+    "graph": lambda captured, **_: captured.capture(),
     "empty_cache": _nothing,
-    "manual_seed": _nothing,  # the host's generator is seeded beside it
-    "manual_seed_all": _nothing,
+    "manual_seed_all": _nothing,  # the host's generator is seeded beside it
     "_sleep": _spin,
 }
 
 
-# -- several ranks: gloo in NCCL's place -------------------------------------------------------
-
-_COLLECTIVES = (
-    *("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"),
-    "all_to_all_single",
-)
-_LATER_NAMES = ("all_gather_single", "reduce_scatter_single")
+# -- ranks: gloo in NCCL's place ---------------------------------------------------------------
 
 
 def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> None:
@@ -476,7 +396,6 @@ def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> 
     _State.group = backend or ""
     if backend == "nccl":
         assert device is not None and device.type == "cuda", f"nccl without its GPU: {device}"
-        assert device.index == _State.current, f"{device} is not the current GPU"
         local = int(os.environ.get("LOCAL_WORLD_SIZE", how["world_size"]))
         assert local <= _State.gpus, f"{local} ranks on {_State.gpus} GPUs: NCCL would refuse"
         _use()
@@ -491,32 +410,10 @@ class _Options:
         self.config = types.SimpleNamespace(**names)
 
 
-def _group(real: Callable[..., Any], *args: Any, backend: str | None = None, **how: Any) -> Any:
-    """`new_group`: gloo, that knows how many blocks NCCL's kernels would have."""
-    options = how.pop("pg_options", None)
-    made = real(*args, backend="gloo" if backend == "nccl" else backend, **how)
-    if options:
-        assert backend == "nccl" and options.config.min_ctas <= options.config.max_ctas
-        _State.blocks[made.group_name] = options.config.max_ctas
-    return made
-
-
-def _buffer(real: Callable[..., Any], bucket: Any) -> torch.Tensor:
-    """Of DDP, which makes it where no function of torch is called."""
-    found: torch.Tensor = real(bucket)
-    if _State.group == "nccl":
-        _mark(found, _gpu("cuda"), pinned=False)
-    return found
-
-
 def _collective(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def checked(*args: Any, **how: Any) -> Any:
         homes = [_home(tensor) for tensor in _tensors([args, how])]
-        # Blocks of an all-to-all are not what was asked for: NVIDIA/nccl#2421.
-        name = getattr(how.get("group"), "group_name", "")
-        asked = 0 if "all_to_all" in real.__name__ else _State.blocks.get(name, 0)
-        played_profiler.BLOCKS = asked or played_profiler.USUAL_BLOCKS
         if _State.group == "nccl":
             assert all(homes), f"{real.__name__} by NCCL of a tensor in the host's memory"
         return real(*args, **how)
@@ -529,17 +426,10 @@ def _install_ranks() -> None:
     backend = module.get_backend
     module.is_nccl_available = lambda: True
     module.ProcessGroupNCCL = types.SimpleNamespace(Options=_Options)
-    module.new_group = functools.partial(_group, module.new_group)
-    module.GradBucket.buffer = functools.partialmethod(
-        lambda bucket, real: _buffer(real, bucket), module.GradBucket.buffer
-    )
     module.init_process_group = functools.partial(_join, module.init_process_group)
-    module.get_backend = lambda group=None: (
-        "nccl" if _State.group == "nccl" and group is None else backend(group)
-    )
-    for name in (*_COLLECTIVES, *_LATER_NAMES):
-        if hasattr(module, name):
-            setattr(module, name, _collective(getattr(module, name)))
+    module.get_backend = lambda group=None: _State.group or backend(group)
+    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(module, name, _collective(getattr(module, name)))
 
 
 def install(gpus: int) -> None:
@@ -561,6 +451,4 @@ def install(gpus: int) -> None:
 
     target.autocast.__init__ = on_host
     _install_ranks()
-    played_profiler.install()
-    played_driver.check_calls()
     _OnProcessor().__enter__()

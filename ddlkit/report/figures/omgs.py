@@ -70,7 +70,9 @@ def fig01() -> dict[str, Timeline]:
     sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
     workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
     cost = replace(published_cost(WORKERS, audit.DENSITY), selecting=audit.SELECTION)
-    dense = AlphaBeta(cost.gather.startup_s(), float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS)
+    dense = AlphaBeta(
+        cost.gather.startup_s(), float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS
+    )
     specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
     lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
     for name, spec in specs.items():

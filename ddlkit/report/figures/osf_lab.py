@@ -236,7 +236,7 @@ def fig10(
         if place in before
     ]
     if not frames:
-        raise UserError(f"no link with all-reduces of {network}: run ddlkit measure tensors")
+        raise UserError(f"no link with all-reduces of {network}: those of v0.2-studies have them")
     frame = pd.concat(frames, ignore_index=True)
     counts = pd.Series(networks.parameters(network)).mul(4).value_counts()
     frame.insert(0, "tensors", counts.reindex(frame["bytes"]).to_numpy())

@@ -36,9 +36,8 @@ import pandas as pd
 import psutil
 
 from ddlkit import store
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 from ddlkit.run import jobs
-from ddlkit.run.sessions import one_line
 from ddlkit.store.files import atomic_write_text, scratch
 
 if TYPE_CHECKING:
@@ -344,7 +343,7 @@ def status_of(argv: Sequence[str]) -> int:
 
         traceback.print_exc()
         # CUDA and NCCL explain over several lines, the last of which says nothing.
-        print(f"{type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
         # So NCCL, the store and gloo say that another rank is gone.
         lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
         return jobs.LOST_PEER if lost else 1

@@ -18,9 +18,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ddlkit import machine, store
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 from ddlkit.run.jobs import PARENT, PROGRESS
-from ddlkit.run.sessions import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -187,7 +186,7 @@ def _meet(
         dist.init_process_group(backend, **how)
         dist.barrier()
     except (RuntimeError, OSError) as error:
-        met = f"ranks did not meet at {address} port {port}: {one_line(error)}"
+        met = f"ranks did not meet at {address} port {port}: {one_line(str(error))}"
         raise UserError(f"{met}; choose another port if that is taken") from error
 
 

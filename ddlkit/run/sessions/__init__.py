@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,25 +16,21 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ddlkit import machine, store
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, one_line
 
 Tables = Mapping[str, pd.DataFrame]
 """Schema -> rows."""
 
-# What can become of a point, in the words of the table of outcomes.
+# What can become of a point, in the table of outcomes.
 MEASURED, PARTIAL = "measured", "measured in part"
 STARTED, PENDING = "started", "not reached"
 OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
 THERE = (MEASURED, PARTIAL)
-FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)
-"""Of points that come last when they are tried again; the last: all ended while it was measured."""
+FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)  # what comes last when tried again
 CAMPAIGN = "campaign"
 PACKED = ("contention", "selection", "timeline", "sharing_spans")
 """Schemas whose tables are written as .csv.gz."""
-
-
-# -- what a measurement may raise, and say -------------------------------------------------------
 
 
 class Partial(UserError):
@@ -51,11 +46,7 @@ class Unavailable(UserError):
 
 
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return the frames as they are measured, below each other.
-
-    Raises what the first frame does as it is, and what a later one does as Partial with those before, and
-    with what there is of itself.
-    """
+    """Return the frames below each other. Raises Partial with those before one that cannot be measured."""
     done: list[pd.DataFrame] = []
     try:
         for frame in frames:
@@ -76,18 +67,9 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line of progress on standard error; that nobody can read it there ends no measurement."""
+    """Print a line of progress on standard error; that nobody reads it there ends no measurement."""
     with suppress(OSError):
         print(f"ddlkit: {line}", file=sys.stderr, flush=True)
-
-
-def one_line(error: BaseException, most: int = 300) -> str:
-    """Return what an exception says, fit for a cell of a table."""
-    text = " ".join(str(error).split())
-    return "".join(letter for letter in text if letter.isprintable())[:most]
-
-
-# -- points --------------------------------------------------------------------------------------
 
 
 def table_path(directory: Path, schema: str, name: str) -> Path:
@@ -97,7 +79,7 @@ def table_path(directory: Path, schema: str, name: str) -> Path:
 
 @functools.cache
 def this_machine() -> dict[str, Any]:
-    """Return the machine, described once: it takes a while, and a lab that is up would be among its links."""
+    """Return the machine, described once: it takes a while, and later a lab would be among its links."""
     return machine.describe()
 
 
@@ -117,7 +99,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of outcomes: what is known of a point."""
+    """A row of the table of outcomes: what became of a point, or that it is to be measured yet."""
 
     what: str
     point: str
@@ -137,12 +119,10 @@ class Point:
     """A measurement of its own: the tables that are recorded together, and how it is done.
 
     what : the tables belong to, as "layers"; name : of the tables, as "resnet50-b4-fp32"
-    measure : returns schema -> rows, or the rows of the only table, or raises: Partial with what there
-        is, Unavailable, or any other exception
-    estimate_s : about how long it takes where it is meant to run
+    measure : returns schema -> rows, or the rows of the only table, or raises, such as Partial
     tables : schemas of the tables, () for one, ``what``; folder : in which they lie, in the session's own
     moment : which of several points it is that add to the same tables; note : what to say of it
-    is_done : whether nothing is left to measure; without it, a point is done when its tables are there
+    left : returns what is left to measure; without it, a point is done when its tables are there
     """
 
     what: str
@@ -153,7 +133,7 @@ class Point:
     folder: str = ""
     moment: str = ""
     note: str = ""
-    is_done: Callable[[], bool] | None = None
+    left: Callable[[], Collection[object]] | None = None
 
     @property
     def key(self) -> str:
@@ -175,12 +155,9 @@ class Point:
         return table_path(out / self.folder, schema, self.name)
 
     def done(self, out: Path) -> bool:
-        """Return whether it need not be measured: all tables are there, whole, and of this version.
-
-        Raises UserError for a table that is damaged: it is not measured over in silence.
-        """
-        if self.is_done:
-            return self.is_done()
+        """Return whether it is measured, by this version of ddlkit. Raises UserError for a damaged table."""
+        if self.left:
+            return not self.left()
         paths = [self.path(out, schema) for schema in self.schemas]
         if not all(map(store.has_table, paths)):
             return False
@@ -193,7 +170,7 @@ class Point:
         try:
             return replace(row, outcome=MEASURED) if self.done(out) else row
         except UserError as error:
-            return replace(row, outcome=FAILED, reason=one_line(error))
+            return replace(row, outcome=FAILED, reason=one_line(str(error)))
 
     def take(self, out: Path, origin: Origin) -> Row:
         """Measure it unless it is there by now, save its tables, and return what became of it."""
@@ -203,12 +180,12 @@ class Point:
         start_s = time.monotonic()
         outcome, reason, tables = self._measured()
         gc.collect()
+        append = self.left is not None  # what others gave to the same table stays
         try:
-            for schema, frame in tables.items():  # what others gave to the same table stays
-                append = self.is_done is not None
+            for schema, frame in tables.items():
                 origin.save(self.path(out, schema), frame, schema, append=append)
         except UserError as error:
-            outcome, reason = FAILED, one_line(error)
+            outcome, reason = FAILED, one_line(str(error))
         seconds = time.monotonic() - start_s
         return replace(row, outcome=outcome, reason=reason, seconds=seconds)
 
@@ -216,26 +193,26 @@ class Point:
         """Return outcome, reason, and what there is of its tables."""
         try:
             given = self.measure()
-        except Partial as error:
-            return PARTIAL, one_line(error), error.tables
         except Exception as error:
+            reason = one_line(str(error))
+            if isinstance(error, Partial):
+                return PARTIAL, reason, error.tables
             if isinstance(error, Unavailable):
-                return UNAVAILABLE, one_line(error), {}
+                return UNAVAILABLE, reason, {}
             if ran_out_of_memory(error):
-                return OUT_OF_MEMORY, one_line(error), {}
-            if isinstance(error, UserError):
-                return FAILED, one_line(error), {}
-            traceback.print_exc()
-            return FAILED, f"{type(error).__name__}: {one_line(error)}", {}
+                return OUT_OF_MEMORY, reason, {}
+            if not isinstance(error, UserError):
+                traceback.print_exc()
+                reason = f"{type(error).__name__}: {reason}"
+            return FAILED, reason, {}
         tables = {self.schemas[0]: given} if isinstance(given, pd.DataFrame) else given
-        missing = [] if self.is_done else sorted(set(self.schemas) - set(tables))
+        missing = [] if self.left else sorted(set(self.schemas) - set(tables))
         if missing:  # the next call would take it for one that was never measured
             return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
         return MEASURED, "", tables
 
 
-@dataclass(frozen=True)
-class PointList:
+class PointList(NamedTuple):
     """The points of a session: ``opening`` and ``closing`` are measured if any of ``body`` is."""
 
     body: Sequence[Point]
@@ -243,26 +220,5 @@ class PointList:
     closing: Sequence[Point] = ()
 
 
-@dataclass(frozen=True)
-class Source:
-    """How any process makes the points of a session.
-
-    function : "module:function", called with ``out``, ``session`` and ``arguments``, which JSON can carry
-    """
-
-    function: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    def points(self, out: Path, session: int) -> PointList:
-        """Return the points of the session of that number, which measures into ``out``."""
-        module, _, function = self.function.partition(":")
-        make = getattr(importlib.import_module(module), function)
-        points: PointList = make(out=out, session=session, **self.arguments)
-        return points
-
-
-class Kind(NamedTuple):
-    """How points are made: ``what`` they belong to, as "layers"; ``make`` gets a place and a file's keys."""
-
-    what: str
-    make: Callable[..., Any]
+MakePoints = Callable[..., PointList]
+"""Gets ``out``, the session's directory, and ``session``, its number; any process can make its points."""

@@ -1,11 +1,13 @@
-"""The engine that measures: a session of points, in this process or in one whose death costs one point.
+"""The engine: a session of points, measured in this process or in one whose death costs one point.
 
-This process keeps the list of outcomes, samples the machine's vitals and says how things go; the other one
+This one keeps the list of outcomes, samples vitals, says how things go, and packs what there is; the other
 measures the points that it names. No torch here: nothing must disturb what is measured.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import re
@@ -13,11 +15,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,35 +30,17 @@ import pandas as pd
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
-from ddlkit.run import vitals
+from ddlkit.run import sessions, vitals
 from ddlkit.run.jobs import child_environment, die_with_parent, ending, trap
 from ddlkit.run.jobs.launch import end
 from ddlkit.run.lab import network
-from ddlkit.run.sessions import (
-    CAMPAIGN,
-    FAILED,
-    FAULTS,
-    KILLED,
-    NO_TIME,
-    PENDING,
-    STARTED,
-    THERE,
-    Origin,
-    Point,
-    Row,
-    Source,
-    say,
-    this_machine,
-)
-from ddlkit.run.sessions.grammar import Suite, read
-from ddlkit.run.sessions.packing import packing, with_tables
+from ddlkit.run.sessions import THERE, MakePoints, Origin, Point, Row, say
+from ddlkit.run.sessions.grammar import Suite, points, read
 from ddlkit.store import files
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
-POINTS = "ddlkit.run.sessions.grammar:points"
-PARTS: tuple[str, ...] = ("layers", "collectives", "training", "replay", CAMPAIGN)
-PARTS = (*PARTS, "convergence", "tensors", "input", "all")
+PARTS = ("layers", "collectives", "training", sessions.CAMPAIGN, "convergence", "input", "all")
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
@@ -65,10 +50,9 @@ RESERVE = 2.0  # times what the closing points are expected to take is kept free
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
 START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
-STARTS = 3  # processes in a row that may end before a point: after a death a GPU needs a while,
-PAUSE_S = 5.0  # and is given this long
+PAUSE_S = 5.0  # after a death a GPU needs a while, until which no process can start
 POLL_S = 0.2
-LISTED = 8
+EVERY_S = 20.0  # between two packs
 
 
 def measure(
@@ -76,22 +60,18 @@ def measure(
     *,
     profile: str = "quick",
     device: str = "",
-    budget_s: float = math.inf,
     out: Path | None = None,
     dry_run: bool = False,
-    pack: Path | None = None,
-    ignore_load: bool = False,
-    **chosen: Any,
+    networks: Sequence[str] = (),
+    predict: bool = False,
+    **how: Any,
 ) -> Path | str:
-    """Measure a suite, or a part of one; returns the directory, or of a dry run what is missing.
+    """Measure a suite, or one of PARTS of ``profile``; returns where, or of a dry run what is missing.
 
-    what : name or file of a suite, or one of PARTS, of the suite ``profile``
-    device, chosen : in place of the suite's own: ``networks`` and ``predict`` of `grammar.points`
+    networks, predict : as `grammar.points` takes them; how : as `run_session`, such as its budget
 
-    Raises UserError as `run_session` does, for a wrong file, and where there is no lab or GPU for what
-    needs one.
+    Raises UserError as `run_session` does, for a wrong file, and where a lab or GPU is needed and lacking.
     """
-    start_s = time.monotonic()
     name, part = (profile, what) if what in PARTS else (what, "all")
     suite, gpus = read(name), bool(machine.describe()["gpus"])
     if suite.isolate:
@@ -99,17 +79,23 @@ def measure(
     if device == "cuda" and not gpus:
         raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
     out = out or _default_out(suite, device)
-    arguments = {"name": str(suite.file), "part": part, "device": device, **chosen}
-    source = Source(POINTS, {key: value for key, value in arguments.items() if value})
-    if full := suite.file == read("full").file:
-        _refuse_short(out)
+    wanted: dict[str, Any] = {"name": str(suite.file), "part": part, "device": device}
+    make = partial(points, **wanted, networks=networks, predict=predict)
+    if suite.file == read("full").file:
+        how["remark"] = LONG
+        stamps = {
+            path: store.load_stamp(path) for path in store.list_tables(out) if is_stamped(path)
+        }
+        if short := [
+            path.name for path, stamp in stamps.items() if LONG not in stamp.get("remark", "")
+        ]:
+            theirs = f"{out} holds tables that profile full did not measure, as {short[0]}"
+            raise UserError(f"{theirs}: choose another directory by --out, or remove them")
     if dry_run:
-        return estimate(source, out)
-    if (suite.is_campaign or part == CAMPAIGN) and (reason := network.available()):
+        return estimate(make, out)
+    if (suite.is_campaign or part == sessions.CAMPAIGN) and (reason := network.available()):
         raise UserError(f"no campaign here: {reason}")
-    how: dict[str, Any] = {"budget_s": budget_s - (time.monotonic() - start_s), "pack": pack}
-    how |= {"isolate": suite.isolate, "gpu": device == "cuda", "ignore_load": ignore_load}
-    return run_session(source, out, remark=LONG if full else "", **how)
+    return run_session(make, out, isolate=suite.isolate, gpu=device == "cuda", **how)
 
 
 def _default_out(suite: Suite, device: str) -> Path:
@@ -122,18 +108,8 @@ def _default_out(suite: Suite, device: str) -> Path:
     return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
 
 
-def _refuse_short(out: Path) -> None:
-    """Raise UserError where tables of another profile than full would be taken for its own."""
-    for path in store.list_tables(out):
-        if is_stamped(path) and LONG not in store.load_stamp(path).get("remark", ""):
-            raise UserError(
-                f"{out} holds tables that were not measured by the profile full, such as {path.name}: "
-                "choose another directory by --out, or remove them"
-            )
-
-
 def run_session(
-    source: Source,
+    make: MakePoints,
     out: Path,
     *,
     budget_s: float = math.inf,
@@ -143,16 +119,12 @@ def run_session(
     pack: Path | None = None,
     remark: str = "",
 ) -> Path:
-    """Measure what of the points is not in ``out`` yet; returns the directory.
+    """Measure what of the points is not in ``out`` yet; returns the directory. What was measured stays.
 
-    budget_s : seconds from now after which nothing new is started; one that runs far over is ended
-    isolate : whether points run in a child process, and what becomes of each is kept in ``outcomes.csv``:
-        what is missing is tried again by the next call. If not, the first that fails ends the session
+    budget_s : after which nothing new is started; isolate : whether points run in a child process, and
+        ``outcomes.csv`` keeps what becomes of each; otherwise the first that fails ends the session
     gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
-    ignore_load : measure although others use the GPU; stamps say so, as they do the ``remark``
-    pack : file that holds the whole recording at any time, and from which it goes on
-
-    Whatever ends this call, what was measured stays. At the end, tables of a recording are packed.
+    pack : file that holds the whole recording at any time, and from which it goes on; remark : of all stamps
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, and when the directory holds another machine's tables or is written elsewhere.
@@ -164,53 +136,36 @@ def run_session(
         if in_use and not ignore_load:
             advice = "wait, choose another GPU, or measure all the same with --ignore-load"
             raise UserError(f"nothing is measured: {in_use}; {advice}")
-        if in_use:
-            say(f"{in_use}; measured all the same, and every stamp says so")
         name = machine.name("" if gpu or not isolate else "cpu")
         remark = "; ".join(filter(None, (remark, in_use)))
-        origin = Origin(machine={**this_machine(), "name": name}, remark=remark)
+        origin = Origin(machine={**sessions.this_machine(), "name": name}, remark=remark)
         with packing(out, pack) as keep:
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
                 raise UserError(f"{theirs}, this is {name}: choose another directory")
-            _Session(source, out, deadline_s, origin, isolate, gpu, keep).run()
+            _Session(_Here(make, out, origin), deadline_s, isolate, gpu, keep).run()
             if out.is_relative_to(store.RECORDED.resolve()):
                 for directory in with_tables(out):
                     pack_tables(directory)
     return out
 
 
-def estimate(source: Source, out: Path) -> str:
-    """Return what is not in ``out`` yet, point by point, and about how long each will take.
-
-    Raises UserError for a table there that is damaged.
-    """
-    points, out = source.points(out.resolve(), 1), out.resolve()
-    everything = [*points.opening, *points.body, *points.closing]
-    missing = [point for point in everything if not point.done(out)]
-    lines = [f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}" for point in missing]
-    there = f"{len(everything) - len(missing)} of {len(everything)} points are there"
-    total_s = sum(point.estimate_s for point in missing)
-    lines.append(f"{there}; the rest takes about {total_s / 60:.1f} min")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-# -- one call ------------------------------------------------------------------------------------
+def estimate(make: MakePoints, out: Path) -> str:
+    """Return what is not in ``out`` yet, and how long it takes. Raises UserError for a damaged table."""
+    every = [point for section in make(out=out.resolve(), session=1) for point in section]
+    missing = [point for point in every if not point.done(out)]
+    lines = [f"{each.key:<50} {each.estimate_s:>7.0f} s  {each.note}".rstrip() for each in missing]
+    rest_min = sum(point.estimate_s for point in missing) / 60
+    there = f"{len(every) - len(missing)} of {len(every)} points are there"
+    return "\n".join([*lines, f"{there}; the rest takes about {rest_min:.1f} min"])
 
 
 @dataclass
 class _Session:
-    """One call of `run_session`; ``keep`` is called now and then, to pack what there is.
+    """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
 
-    rows : of every point, by its key; running : the one being measured
-    number : of this call: tables of its own, such as drift's, are named by it
-    gpus : environment in which points see GPUs only if they are measured
-    """
-
-    source: Source
-    out: Path
+    here: _Here
     deadline_s: float
-    origin: Origin
     isolate: bool
     gpu: bool
     keep: Callable[[], None]
@@ -218,55 +173,49 @@ class _Session:
     running: Row | None = None
     sampler: vitals.Sampler | None = None
 
-    def __post_init__(self) -> None:
-        names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
-        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
-        self.gpus = {} if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}
-
     def run(self) -> None:
         """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
-        start_s = time.monotonic()
-        here = _Here(self.source, self.out, self.number, self.origin)
         if not self.isolate:
-            self._take_all(here)
-        else:
-            with vitals.Sampler(gpu=self.gpu) as self.sampler, _Child(here, self) as child:
-                try:
-                    self._take_all(child)
-                finally:
-                    if self.running:  # we are ended, through no fault of it
-                        self.rows[self.running.key] = self.running
-                    self._save()
-        self._report(time.monotonic() - start_s)
+            return self.take_all(self.here)
+        child = _Child(self)
+        with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
+            try:
+                self.take_all(child)
+            finally:
+                if self.running:  # we are ended, through no fault of it
+                    self.rows[self.running.key] = self.running
+                self._save()
 
-    def _take_all(self, worker: _Here | _Child) -> None:
-        """Have the worker take what is missing, most valuable first."""
-        opening, body, closing = self._missing(*worker.listed())
+    def take_all(self, worker: _Here | _Child) -> None:
+        """Have the worker take what is missing, most valuable first. Raises UserError as `_report`."""
+        body, opening, closing = self._missing(*worker.listed())
         reserved_s = RESERVE * sum(row.estimate_s for row in closing)
-        # After a first point, closing ones are worth the overtime: what lies before is told by their times.
+        # After a first point, closing ones are worth the overtime: drift shows only by their times.
         begun = False
         for row in (*opening, *body, *closing):
             spare_s = OVERTIME_S * begun if row in closing else -reserved_s
             left_s = self.deadline_s + spare_s - time.monotonic()
-            if row.outcome == FAILED:  # its table is damaged
+            if row.outcome == sessions.FAILED:  # its table is damaged
                 self._close(row)
-            elif row.estimate_s > left_s:  # there may be many: the report lists them
+            elif row.estimate_s > left_s:
                 why = f"would take about {row.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
-                self.rows[row.key] = replace(row, outcome=NO_TIME, reason=why)
+                self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=why)
             else:
                 begun, self.running = True, row
-                self.rows[row.key] = replace(row, outcome=STARTED)
+                self.rows[row.key] = replace(row, outcome=sessions.STARTED)
                 self._save()  # whatever happens to us, this point was begun
                 self._close(worker.take(row))
+        self._report()
 
-    def _missing(self, *lists: list[Row]) -> tuple[list[Row], list[Row], list[Row]]:
+    def _missing(
+        self, body: list[Row], opening: list[Row], closing: list[Row]
+    ) -> tuple[list[Row], list[Row], list[Row]]:
         """Return what is to be tried, and take in what an earlier call left of all points."""
-        opening, body, closing = lists
-        path = self.out / "outcomes.csv"
+        path = self.here.out / "outcomes.csv"
         frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
         earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
         # What can only be refused, such as a second GPU's points where there is one, makes no session.
-        if not any(row.outcome == PENDING and row.estimate_s > 0 for row in body):
+        if not any(row.outcome == sessions.PENDING and row.estimate_s > 0 for row in body):
             opening, closing = [], []
         for row in (*opening, *body, *closing):
             was = earlier.get(row.key, row)
@@ -274,20 +223,19 @@ class _Session:
             self.rows[row.key] = replace(was, estimate_s=row.estimate_s) if partly else row
         self._save()
         missing = [row for row in body if row.outcome not in THERE]
-        if there := [row for row in body if row.outcome in THERE]:
-            say(f"already measured: {_listed(there)}")
-        if to_go := [*opening, *missing, *closing]:
-            to_go_s = sum(row.estimate_s for row in to_go)
-            say(f"{len(to_go)} points to measure, about {to_go_s / 60:.1f} min")
-        faulty = {key for key, row in earlier.items() if row.outcome in FAULTS}
-        return opening, sorted(missing, key=lambda row: row.key in faulty), closing
+        if there := [row.key for row in body if row not in missing]:
+            say(f"already measured: {', '.join(there)}")
+        if to_go_s := sum(row.estimate_s for row in (*opening, *missing, *closing)):
+            say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
+        faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
+        return sorted(missing, key=lambda row: row.key in faulty), opening, closing
 
     def _close(self, row: Row) -> None:
         """Take in that a point has come to an end. Raises UserError where that ends the session."""
         self.rows[row.key], self.running = row, None
         self._save()
         self.keep()
-        if row.outcome == FAILED and not self.isolate:
+        if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
         left_s = self.deadline_s - time.monotonic()
@@ -298,57 +246,45 @@ class _Session:
 
     def _save(self) -> None:
         if self.rows and self.isolate:
-            frame = pd.DataFrame(map(asdict, self.rows.values()))
-            self.origin.save(self.out / "outcomes.csv", frame, "outcomes")
+            out, save = self.here.out, self.here.origin.save
+            save(out / "outcomes.csv", pd.DataFrame(map(asdict, self.rows.values())), "outcomes")
             frame = self.sampler.frame() if self.sampler else pd.DataFrame()
             if len(frame) and any(row.seconds for row in self.rows.values()):
-                self.origin.save(self.out / f"vitals-s{self.number}.csv.gz", frame, "vitals")
+                save(out / f"vitals-s{self.here.number}.csv.gz", frame, "vitals")
 
-    def _report(self, seconds: float) -> None:
-        """Say what is there and what is missing. Raises UserError where nothing is."""
-        missing: dict[str, list[Row]] = {}
+    def _report(self) -> None:
+        """Say what is missing, and why. Raises UserError where nothing is there."""
+        missing: dict[str, list[str]] = {}
         for row in self.rows.values():
-            if row.outcome not in THERE:
-                missing.setdefault(row.outcome, []).append(row)
-        there = len(self.rows) - sum(map(len, missing.values()))
-        say(f"{there} of {len(self.rows)} points are there after {format_seconds(seconds)}")
-        for outcome, rows in missing.items():
-            say(f"missing, {outcome}: {_listed(rows)}")
+            missing.setdefault(row.outcome, []).append(row.key)
+        there = sum(len(missing.pop(outcome, ())) for outcome in THERE)
+        say(f"{there} of {len(self.rows)} points are there")
+        for outcome, keys in missing.items():
+            say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not there:
             row = next(iter(self.rows.values()))
             raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
-
-
-def _listed(rows: Iterable[Row]) -> str:
-    """Return which points, or if they are many, how many of each kind."""
-    listed = list(rows)
-    if len(listed) <= LISTED:
-        return ", ".join(row.key for row in listed)
-    kinds = Counter(row.what for row in listed)
-    return ", ".join(f"{count} of {what}" for what, count in kinds.items())
-
-
-# -- who measures --------------------------------------------------------------------------------
 
 
 @dataclass
 class _Here:
     """The points of a session, measured in the process that asks."""
 
-    source: Source
+    make: MakePoints
     out: Path
-    number: int
     origin: Origin
     points: dict[str, Point] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
+        # Of this call: tables of its own, such as drift's, are named by it.
+        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
+
     def listed(self) -> list[list[Row]]:
-        """Return the rows of what opens, is and closes the session, as they are."""
-        points = self.source.points(self.out, self.number)
-        lists = []
-        for section in (points.opening, points.body, points.closing):
-            lists.append([point.looked(self.out) for point in section])
-            self.points |= {point.key: point for point in section}
-        return lists
+        """Return the rows of a `PointList`, as they are."""
+        sections = self.make(out=self.out, session=self.number)
+        self.points = {point.key: point for section in sections for point in section}
+        return [[point.looked(self.out) for point in section] for section in sections]
 
     def take(self, row: Row) -> Row:
         """Return what became of a point."""
@@ -358,74 +294,68 @@ class _Here:
 class _Child:
     """The same in a process that does not outlive the block; after one that dies comes another."""
 
-    def __init__(self, here: _Here, session: _Session) -> None:
-        self._here, self._session = here, session
+    def __init__(self, session: _Session) -> None:
+        self._session = session
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> _Child:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
+    def close(self) -> None:
+        """End the process, if there is one."""
         if self._process:
             end([self._process])
             self._process = None
 
     def listed(self) -> list[list[Row]]:
         """Return what `_Here` does, of a new process. Raises UserError where it cannot."""
+        hidden = {} if self._session.gpu else {"CUDA_VISIBLE_DEVICES": ""}
         ours, theirs = socket.socketpair()
         self._pipe = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
-                env=child_environment() | self._session.gpus,
+                env={**child_environment(), **hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
         try:
-            lists: list[list[Row]] | str = self._answer(self._here, START_S, "go on")
+            sections: list[list[Row]] | str = self._answer(self._session.here, START_S, "go on")
         except _Lost as error:
-            lists = f"nothing is measured: {error} before its first point"
-        if isinstance(lists, str):
-            self.__exit__()
-            raise UserError(lists)
-        return lists
+            sections = f"nothing is measured: {error} before its first point"
+        if isinstance(sections, str):
+            self.close()
+            raise UserError(sections)
+        return sections
 
     def take(self, row: Row) -> Row:
-        """Return what became of a point, be it that it killed its process, or hung."""
-        for left in reversed(range(STARTS)):
-            if self._process:
-                break
-            say("a new process goes on with the rest")
+        """Return what became of a point, be it that it killed its process, or hung, or none could start."""
+        if not self._process:
             try:
                 self.listed()
             except UserError as error:
-                if not left:
-                    raise
-                say(str(error))
                 time.sleep(PAUSE_S)
+                return replace(row, outcome=sessions.FAILED, reason=str(error))
         try:
             allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
             taken, usable = self._answer(row, allowed_s, "end")
         except _Lost as error:
-            files.remove_unfinished(self._session.out)
+            files.remove_unfinished(self._session.here.out)
             taken, usable = replace(row, outcome=error.outcome, reason=str(error)), False
         if not usable:
-            self.__exit__()
+            self.close()
         return taken
 
     def _answer(self, question: object, allowed_s: float, what: str) -> Any:
         """Return what the process answers. Raises _Lost where it dies, or takes too long to ``what``."""
         assert self._process
         give_up_s, late_s = time.monotonic() + allowed_s, self._session.deadline_s + OVERTIME_S
-        with suppress(OSError, EOFError):
+        with contextlib.suppress(OSError, EOFError):
             self._pipe.send(question)
             # A process that is gone may have left children who still hold the pipe.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.keep()
                 if time.monotonic() > late_s:
-                    raise _Lost("still ran when the budget was over", NO_TIME)
+                    raise _Lost("still ran when the budget was over", sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
                     raise _Lost(f"did not {what} within {format_seconds(allowed_s)}")
             if self._pipe.poll():
@@ -436,7 +366,7 @@ class _Child:
 class _Lost(Exception):
     """The process that measures died or has to be ended: ``outcome`` of its point."""
 
-    def __init__(self, reason: str, outcome: str = KILLED) -> None:
+    def __init__(self, reason: str, outcome: str = sessions.KILLED) -> None:
         super().__init__(reason)
         self.outcome = outcome
 
@@ -447,7 +377,7 @@ def serve(pipe: int) -> None:
     trap(signal.SIGTERM)
     parent = Connection(pipe)
     here: _Here = parent.recv()
-    with suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError):
         try:
             parent.send(here.listed())
         except UserError as error:
@@ -458,15 +388,93 @@ def serve(pipe: int) -> None:
 
 
 def _gpu_is_usable() -> bool:
-    """Return False after a fault, after which CUDA refuses all work, and after the capture of a graph that
-    failed: torch leaves its stream the current one, and random numbers as they are within a capture.
-    """
+    """Return False after a fault, when CUDA refuses all work, and after a failed capture of a graph."""
     torch = sys.modules.get("torch")  # no point may have needed it at all
     if torch is None or not torch.cuda.is_initialized():
         return True
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
+        # A capture that fails leaves its stream the current one, and random numbers as within it.
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
+
+
+@contextlib.contextmanager
+def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
+    """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
+
+    Gives what packs if EVERY_S have passed. Raises UserError as `restore`, and as `pack_into` at either end.
+    """
+    if file is None:
+        yield lambda: None
+        return
+    files.remove_unfinished(file.parent, file.name)
+    restore(out, file)
+    pack_into(out, file)  # that the file cannot be written is better known now
+    due_s = time.monotonic() + EVERY_S
+
+    def keep() -> None:
+        nonlocal due_s
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + EVERY_S
+            try:
+                pack_into(out, file)
+            except UserError as error:
+                say(f"not packed: {error}")
+
+    try:
+        yield keep
+    finally:
+        pack_into(out, file)
+
+
+def pack_into(out: Path, file: Path) -> None:
+    """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
+    nobody: dict[str, Any] = {"uid": 0, "gid": 0, "uname": "", "gname": "", "deep": False}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
+        for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
+            with files.writing_in(directory):  # a table with its own stamp, not with the next one
+                for path in _kept(directory):
+                    name = str(path.relative_to(out.parent))
+                    archive.add(path, name, filter=lambda member: member.replace(**nobody))
+    files.atomic_write(file, packed.getvalue())
+
+
+def restore(out: Path, file: Path) -> None:
+    """Unpack ``file``, if there is one, where ``out`` holds nothing yet.
+
+    Raises UserError where it is damaged, another's, or holds what ``out`` lacks and packing would lose.
+    """
+    if not file.exists():
+        return
+    try:
+        with tarfile.open(file, "r:gz") as archive:
+            members = [Path(name) for name in archive.getnames()]
+            if names := {path.parts[0] for path in members} - {out.name}:
+                theirs = f"{', '.join(sorted(names))}, not of {out.name}"
+                raise UserError(f"{file} holds a recording of {theirs}: name another file")
+            if not _kept(out):
+                archive.extractall(out.parent, filter="data")
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise UserError(f"{file}: no whole archive ({error}): name another file") from error
+    tables = [path for path in members if ".csv" in path.name]
+    if lost := [path for path in tables if not store.has_table(out.parent / path)]:
+        raise UserError(
+            f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
+            "unpack it, or name another file"
+        )
+
+
+def with_tables(folder: Path) -> list[Path]:
+    """Return the directory and those below it that hold tables, each to be packed by itself."""
+    parents = {path.parent for path in folder.rglob("*.csv*")}
+    return sorted(path for path in parents if not path.name.startswith("."))
+
+
+def _kept(directory: Path) -> list[Path]:
+    """Return the tables and stamps in a directory; not a lock or half a file."""
+    ends = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+    return sorted(p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends))

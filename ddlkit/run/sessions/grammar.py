@@ -1,15 +1,13 @@
 """What is to be measured, as files say it: a list of points, each of a kind, with that kind's arguments.
 
-A kind is a function of `ddlkit.run.sessions.kinds`: its name stands under "measure", its arguments are the
-other keys there, which mean the same in all kinds: KEYS. No torch here. Every mistake is a UserError in one
-line that names file, point and key.
+A kind is a function of `ddlkit.run.sessions.kinds`; its arguments mean the same in all kinds: KEYS.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +17,14 @@ from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.model.predictor import planners
 from ddlkit.run.lab import ENGINES, parse_share
-from ddlkit.run.sessions import CAMPAIGN, Kind, Point, PointList, say
+from ddlkit.run.sessions import CAMPAIGN, Point, PointList, say
 from ddlkit.store import files
 
 SUITES = Path(__file__).parent / "suites"
-MOMENTS = ("start", "end")
-"""Of drift: before all else that a session measures, and after it."""
 PRECISIONS = ("fp32", "tf32", "bf16")
-EXTENTS = ("quick", "dense", "full")
-"""How long a campaign calibrates its labs."""
+EXTENTS = ("quick", "dense", "full")  # how long a campaign calibrates its labs
 DEFAULT_BATCH = 4
-MOST = 10**12
-"""Of what is counted: bytes, samples of a batch, seeds, elements."""
+MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
 _SHARES = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
 GONE = {
     "facts": "stamps say what the machine is",
@@ -39,7 +33,9 @@ GONE = {
     "disk_copies": "measure input_alone, which reads cold files",
     "nccl_channels": "measure two_ranks_on_one_gpu",
     "controls_of_communication": "NCCL's manual lists its variables by version",
-    "planning_again": "measure replays under two plans",
+    "planning_again": "measure a campaign under two plans",
+    "tensors": "measure collectives with those sizes",
+    **dict.fromkeys(("replay", "replays"), "measure a campaign: ddlkit measure campaign"),
     "layers_by_ranks": "measure layers with ranks",
     "collectives_in_lab": "measure collectives with ranks and rate",
     "training_in_lab": "measure trainings with ranks, rate and plans",
@@ -50,9 +46,9 @@ GONE = {
     "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
     "changes": "links no longer change: have a lab of each kind",
     "straggler_spreads": "a straggler is as slow in every iteration: give stragglers",
-    **dict.fromkeys(("compute_s", "startups"), "computing lasts as long as one message of all"),
+    **dict.fromkeys(("compute_s", "startups"), "compute lasts as long as one message of all"),
     "negotiated": "measured negotiations are those recorded at v0.2-studies",
-    "congestions": "gone: TCP's control is reno",
+    "congestions": "TCP's control is reno",
     "jitters": "a link's delay is the same for all packets: give delays",
     "backgrounds": "others' traffic is a lower rate: give rates",
     "pipelines": "measure input_alone, and predict by what-if --inputs",
@@ -66,7 +62,10 @@ Check = Callable[[Any], Any]
 """Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
 
 
-# -- values --------------------------------------------------------------------------------------
+class Many(NamedTuple):
+    """A value, or a list of values, each of which is checked; they come as a list."""
+
+    check: Check
 
 
 def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: value) -> Check:
@@ -74,7 +73,8 @@ def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: val
 
     def check(value: Any) -> Any:
         if not fits(value):
-            raise ValueError(f"must be {what}")
+            instead = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
+            raise ValueError(f"must be {what}{instead}")
         return make(value)
 
     return check
@@ -89,25 +89,17 @@ def whole(least: int) -> Check:
 def number(low: float, high: float) -> Check:
     """Return a check for a number from ``low`` to ``high``, both included."""
     what = f"a number from {low:g} to {high:g}"
-    return rule(what, lambda value: type(value) in (int, float) and low <= value <= high, float)
+    return rule(what, lambda value: type(value) in (int, float) and low <= value <= high)
 
 
-def text(what: str, parse: Check, *, as_written: bool = False) -> Check:
-    """Return a check for a text that can be parsed, which gives what it says, or the text itself."""
-    make = (lambda value: (parse(value), value)[1]) if as_written else parse
-    return rule(what, lambda value: isinstance(value, str), make)
+def text(what: str, parse: Check) -> Check:
+    """Return a check for a text, which gives what it is parsed to."""
+    return rule(what, lambda value: isinstance(value, str), parse)
 
 
 def one_of(names: Sequence[str]) -> Check:
     """Return a check for one of these words."""
-
-    def check(value: Any) -> str:
-        if value not in names:
-            instead = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
-            raise ValueError(f"must be {' or '.join(names)}{instead}")
-        return str(value)
-
-    return check
+    return rule(" or ".join(names), lambda value: value in names)
 
 
 def budget(value: Any) -> Any:
@@ -116,35 +108,22 @@ def budget(value: Any) -> Any:
 
     try:
         return Budget(**value)
-    except TypeError as error:
-        raise ValueError(
-            f"must be a mapping of {', '.join(signature(Budget).parameters)}"
-        ) from error
+    except TypeError:
+        keys = ", ".join(signature(Budget).parameters)
+        raise ValueError(f"must be a mapping of {keys}") from None
 
 
-def many(check: Check) -> Check:
-    """Return a check for a value or a list of values, which gives the list."""
-
-    def check_all(value: Any) -> list[Any]:
+def _checked(value: Any, check: Check | Many) -> Any:
+    """Return what a value means. Raises UserError that names it."""
+    if isinstance(check, Many):
         listed = value if isinstance(value, (list, tuple)) else [value]
         if not listed:
-            raise UserError("an empty list: give at least one value")
-        return [_checked(each, check) for each in listed]
-
-    return check_all
-
-
-class _Stated(UserError):
-    """A wrong value that is named already."""
-
-
-def _checked(value: Any, check: Check) -> Any:
+            raise UserError("[]: an empty list: give at least one value")
+        return [_checked(each, check.check) for each in listed]
     try:
         return check(value)
-    except _Stated:
-        raise
     except (ValueError, UserError) as error:
-        raise _Stated(f"{shown(value)}: {error}") from None
+        raise UserError(f"{shown(value)}: {error}") from None
 
 
 def network_of(value: Any) -> tuple[str, int]:
@@ -165,10 +144,8 @@ def sizes(value: Any) -> tuple[int, ...]:
     >>> sizes("1KiB..4KiB")
     (1024, 2048, 4096)
     """
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return tuple(size for each in value for size in sizes(each))
-    if isinstance(value, int):
-        return (whole(1)(value),)
     if not isinstance(value, str):
         raise ValueError("must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB")
     first, _, last = value.partition("..")
@@ -178,52 +155,49 @@ def sizes(value: Any) -> tuple[int, ...]:
     return tuple(low << power for power in range(64) if low << power <= high)
 
 
-_RATE, _TIME = "a rate with its unit, as 1gbit", "a time with its unit, as 2ms"
-_count, _counts = whole(1), many(whole(1))
-_flag = rule("true or false", lambda value: isinstance(value, bool))
-_seconds = many(text(_TIME, parse_seconds))
-_shares = many(text("a share, as 0.1%", parse_share))
+_count, _flag = whole(1), rule("true or false", lambda value: isinstance(value, bool))
+_rates = Many(text("a rate with its unit, as 1gbit", parse_bits_per_s))
+_times = Many(text("a time with its unit, as 2ms", parse_seconds))
+_shares = Many(text("a share, as 0.1%", parse_share))
 _plan = rule(
     f"a plan: {', '.join(planners())}",
     lambda value: isinstance(value, str) and value.partition(":")[0] in planners(),
 )
 
-KEYS: dict[str, Check] = {
+
+KEYS: dict[str, Check | Many] = {
     # of a suite
-    "points": many(rule("a mapping", lambda value: isinstance(value, dict))),
-    **dict.fromkeys(("about", "out", "name", "network", "link", "moment"), str),
+    "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
+    **dict.fromkeys(("about", "out", "name", "link"), str),
     "device": one_of(("", "cpu", "cuda")),
+    "moment": one_of(
+        ("start", "end")
+    ),  # of drift: before all else that a session measures, or after it
     # of what is measured, and how
     **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
     **dict.fromkeys(("repeats", "iterations", "rounds"), _count),
-    **dict.fromkeys(("ranks", "workers"), _counts),
+    **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
     **dict.fromkeys(("size", "sizes"), sizes),
-    "networks": many(network_of),
-    "seeds": many(whole(0)),
-    "plans": many(_plan),
-    "precisions": many(one_of(PRECISIONS)),
-    "sides": _counts,
-    "collectives": many(one_of(tuple(COLLECTIVES))),
-    "rate": many(text(_RATE, parse_bits_per_s, as_written=True)),
-    "delay": many(text(_TIME, parse_seconds, as_written=True)),
+    "networks": Many(network_of),
+    "seeds": Many(whole(0)),
+    "plans": Many(_plan),
+    "precisions": Many(one_of(PRECISIONS)),
+    "collectives": Many(one_of(tuple(COLLECTIVES))),
     "budget": budget,
-    # of the labs and cases of a campaign
-    "calibration": one_of(EXTENTS),
-    "engines": many(one_of(ENGINES)),
-    "rates": many(text(_RATE, parse_bits_per_s)),
-    "delays": _seconds,
+    # of labs, and of the cases of a campaign
+    **dict.fromkeys(("rate", "rates"), _rates),
+    **dict.fromkeys(("delay", "delays"), _times),
     "losses": _shares,
-    "density": many(number(1e-6, 1)),
-    "stragglers": many(number(1, 100)),
+    "calibration": one_of(EXTENTS),
+    "engines": Many(one_of(ENGINES)),
+    "density": Many(number(1e-6, 1)),
+    "stragglers": Many(number(1, 100)),
 }
 
 
 def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, skip: int = 0) -> Any:
-    """Return the checked arguments of ``make`` but for the first ``skip``, as a file gives them.
-
-    Raises UserError for a wrong or unknown one, and for one that is missing.
-    """
+    """Return the checked arguments of ``make`` but for the first ``skip``. Raises UserError."""
     keys, read = dict([*signature(make).parameters.items()][skip:]), {}
     for name in given:
         if name not in keys:
@@ -240,17 +214,9 @@ def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, sk
     return read
 
 
-# -- files ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Suite:
-    """Points, in order of value: what comes first is there when time runs out.
-
-    device : "cpu" or "cuda"; "" for a GPU where there is one
-    isolate : whether points run in a child process
-    out : default directory in build, or "recorded": one of this machine's in data/recorded
-    """
+    """Points, most valuable first. out : directory in build, or "recorded": one in data/recorded"""
 
     file: Path
     points: Sequence[Mapping[str, Any]]
@@ -267,64 +233,46 @@ class Suite:
     @property
     def folder(self) -> str:
         """Return the name of the directory of its tables, "campaign-osf" for campaign_osf.yml."""
-        words = self.file.stem.lower().replace("_", "-").removeprefix(CAMPAIGN).strip("-")
-        return "-".join([CAMPAIGN, *words.split()])
+        words = self.file.stem.replace("_", "-")
+        return words if words.startswith(CAMPAIGN) else f"{CAMPAIGN}-{words}"
 
 
 def read(name: str | Path) -> Suite:
-    """Return what a YAML or JSON file says, or the suite of that name.
+    """Return what a YAML or JSON file says, or the suite of that name. Raises UserError where it is wrong.
 
     A key that is none of Suite's holds for all points that do not have it.
-
-    Raises UserError for a wrong file, and for a name that is neither a file nor a suite.
     """
     suites, file = {path.stem: path for path in SUITES.glob("*.json")}, Path(name)
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        instead = GONE.get(str(name)) or f"use {', '.join(sorted(suites))}, or a file .yml or .json"
-        raise UserError(f"{name}: no such suite: {instead}")
+        advice = GONE.get(str(name)) or f"use {', '.join(sorted(suites))}, or a file .yml or .json"
+        raise UserError(f"{name}: no such suite: {advice}")
     given, keys = _parsed(file), signature(Suite).parameters
-    if "grids" in given or "points" not in given:
-        raise UserError(f"{file}: {GONE['grids']}")
     shared = {key: value for key, value in given.items() if key not in keys}
     stated = {key: value for key, value in given.items() if key in keys}
-    suite = Suite(file, **read_keys(stated, Suite, str(file), 1))
-    suite = replace(suite, points=[{**shared, **described} for described in suite.points])
-    if suite.is_campaign and not re.fullmatch(r"[A-Za-z0-9_.-]+", file.stem):
-        raise UserError(f"{file}: its name is the campaign's: use letters, digits and dashes")
-    return suite
+    stated = read_keys(stated, Suite, str(file), 1)
+    stated["points"] = [{**shared, **described} for described in stated["points"]]
+    return Suite(file, **stated)
 
 
 def _parsed(file: Path) -> dict[str, Any]:
     """Return the mapping that the file holds."""
-    parse, language = files.parse_yaml, "YAML"
-    if file.suffix == ".json":
-        parse, language = files.parse_json, "JSON"
-    text = files.read_text(file)
+    is_json, text = file.suffix == ".json", files.read_text(file)
     try:
-        given = parse(text)
+        given = files.parse_json(text) if is_json else files.parse_yaml(text)
     except ImportError:
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None
     except ValueError as error:
-        raise UserError(f"{file}: is not {language}: {error}") from None
-    if not isinstance(given, dict):
-        raise UserError(
-            f"{file}: must be a mapping with a list of points: see examples/campaign.yml"
-        )
-    return dict(given)
-
-
-# -- points --------------------------------------------------------------------------------------
+        raise UserError(f"{file}: is not {'JSON' if is_json else 'YAML'}: {error}") from None
+    if not isinstance(given, dict) or "points" not in given:
+        raise UserError(f"{file}: must be a mapping with points: {GONE['grids']}")
+    return given
 
 
 class Described(NamedTuple):
-    """What may be said of points of any kind.
-
-    about : why, for who reads the file; device : where they are measured, everywhere if it is ""
-    by_name : whether they are left out of "all"
-    """
+    """What may be said of any points. device : "" for every one; by_name : whether "all" lacks them"""
 
     measure: str
     about: str = ""
@@ -344,9 +292,8 @@ def points(
 ) -> PointList:
     """Return the points of the suite of that name, or in that file.
 
-    part : what of it, "all" or what points belong to, as "layers"
-    device : in place of the suite's own; networks : in place of its own, of layers only, as "resnet50:32"
-    predict : of campaigns: calibrate their labs and predict their cases, and replay none
+    part : what of it, "all" or what points belong to, as "layers"; device : in place of the suite's own
+    networks : in place of its own, of layers only; predict : the cases of campaigns, and replay none
 
     Raises UserError for a wrong file or network, and when a GPU is wanted and torch sees none.
     """
@@ -359,59 +306,51 @@ def points(
     suite = read(name)
     if predict and not suite.is_campaign:
         raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
+    if networks and part != "layers":
+        raise UserError(f"networks can be chosen for layers only, not for {part}")
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         advice = "install a CUDA build that fits the driver, or use --suite cpu"
         raise UserError(f"torch {torch.__version__} sees no GPU: {advice}")
     made: list[Point] = []
     grids: list[Grid] = []
-    for where, kind, arguments in _wanted(suite, part, device, networks):
+    for where, what, make, arguments in _wanted(suite, part, device, networks):
         try:
-            if kind.make is Grid:
+            if make is Grid:
                 grids.append(Grid(**arguments))
             elif any(arguments.get("rate", ())) and (reason := lab.available()):
-                say(f"no lab, so no {kind.what} there: {reason}")
+                say(f"no lab, so no {what} there: {reason}")
             else:
-                made += kind.make(Here(device, session, out), **arguments)
+                made += make(Here(device, session, out), **arguments)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     if grids:
         made += campaign(labs_of(grids, out, str(suite.file), device), predict)
-    distinct = {point.key: point for point in made}
-    drifts = {point.name.rpartition("-")[2]: point for point in made if point.what == "drift"}
-    body = [point for point in distinct.values() if point.what != "drift"]
-    return PointList(body, *([drifts[moment]] if moment in drifts else [] for moment in MOMENTS))
+    body = {point.key: point for point in made if point.what != "drift"}
+    drifts = {point.name.rpartition("-")[2]: [point] for point in made if point.what == "drift"}
+    return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
 def _wanted(
     suite: Suite, part: str, device: str, networks: Sequence[str]
-) -> Iterator[tuple[str, Kind, dict[str, Any]]]:
-    """Yield where, kind and checked arguments of what the suite has of that part on the device.
+) -> Iterator[tuple[str, str, Callable[..., Any], dict[str, Any]]]:
+    """Yield where, KINDS' two and checked arguments of what the suite has of that part on the device.
 
-    networks : in place of those of its layers. Raises UserError for one that there is not.
+    networks : in place of those of layers by one rank, and nothing else then
     """
-    from ddlkit.run.nets import registry
     from ddlkit.run.sessions.kinds import KINDS
 
-    KEYS["measure"], chosen = one_of(list(KINDS)), []
-    if networks and part != "layers":
-        raise UserError(f"networks can be chosen for layers only, not for {part}")
-    for text in networks:
-        if ":" not in text:
-            raise UserError(f"networks {text!r}: write batch sizes, too, as in resnet50:32")
-        chosen.append(_checked(text, network_of))
-        registry.find(chosen[-1][0])
+    KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
         common = {key: value for key, value in described.items() if key in Described._fields}
         of_any = Described(**read_keys(common, Described, where))
-        kind = KINDS[of_any.measure]
+        what, make = KINDS[of_any.measure]
         special = {key: value for key, value in described.items() if key not in common}
-        arguments = read_keys(special, kind.make, where, int(kind.what != CAMPAIGN))
-        wanted = not of_any.by_name if part == "all" else part == kind.what
-        if not wanted or of_any.device not in ("", device):
-            continue
-        if chosen and arguments.get("ranks", [1]) == [1]:
-            arguments["networks"] = chosen
-        if not chosen or arguments["networks"] == chosen:
-            yield where, kind, arguments
+        arguments = read_keys(special, make, where, int(what != CAMPAIGN))
+        wanted = not of_any.by_name if part == "all" else part == what
+        if networks:
+            wanted &= arguments.get("ranks", [1]) == [1]
+            arguments["networks"] = [_checked(each, network_of) for each in networks]
+        if wanted and of_any.device in ("", device):
+            yield where, what, make, arguments

@@ -1,1 +1,0 @@
-"""NVIDIA's nccl4py, played: see `nccl.core`."""
