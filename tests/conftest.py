@@ -106,6 +106,15 @@ def recording() -> str:
 
 
 @pytest.fixture(autouse=True)
+def signals_are_as_before() -> Iterator[None]:
+    """A command that a test calls in this process leaves its handlers to no other test."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test of a fault leaves nothing behind, and so do its own fixtures, which end before this one."""
     if request.node.get_closest_marker("fault") is None:
