@@ -15,7 +15,7 @@ from ddlkit.core.plan import FusionPlan, single
 from ddlkit.core.workload import Workload
 from ddlkit.papers import networks
 from ddlkit.papers.omgs import cluster
-from ddlkit.papers.omgs.cluster import PARTS, PLANS, Setting
+from ddlkit.papers.omgs.cluster import PLANS, Setting
 from ddlkit.report import source
 from ddlkit.report.figures import omgs
 from ddlkit.run.nets import registry
@@ -89,25 +89,6 @@ def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
     figure = omgs.draw_fig04(frame)
     assert "ResNet-50: gain 0%, printed 31%" in [ax.get_title("left") for ax in figure.axes]
     plt.close(figure)
-
-
-def test_training_is_the_mean_of_ranks_and_the_median_of_iterations() -> None:
-    phases = ("forward_s", "backward_s", "selection_s", "exposed_communication_s", "scatter_s")
-    rows = [
-        {"network": "n", "ranks": 2, "plan": plan, "messages": 1, "repeat": repeat, "iteration": k,
-         "rank": rank, **dict.fromkeys(phases, 1.0 + rank), "update_s": 1.0,
-         "iteration_s": 6.0 + repeat + (0.5 if plan == "exact" else 0.0)}
-        for plan in PLANS.values() for repeat in range(2) for k in range(3) for rank in range(2)
-    ]  # fmt: skip
-    frame = omgs.trained(pd.DataFrame(rows))
-    assert frame["algorithm"].tolist() == [*PLANS]
-    assert (frame[list(PARTS)] == 1.5).all(axis=None) and (frame["update"] == 2.5).all()
-    exact = frame.set_index("algorithm").loc["exact"]
-    assert (exact["iteration"], exact["least"], exact["most"]) == (7.0, 6.5, 7.5)
-    assert frame["fastest"].tolist() == [2, 2, 2, 2, 0] and set(frame["rounds"]) == {2}
-    assert omgs.decided(frame) == {} and omgs.behind(frame).tolist() == [0.0]
-    clear = frame.assign(most=frame["most"].mask(frame["algorithm"] == "TopK", 5.9))
-    assert omgs.decided(clear) == {("n", 2): "TopK"}
 
 
 def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:

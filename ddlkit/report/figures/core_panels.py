@@ -274,33 +274,6 @@ def as_replayed(
     return workload.scaled(compute["dilation"]), rows_of(runs, **compute)
 
 
-def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Return how far the planners AUDITED are from the best plan, by share of instances and by start-ups.
-
-    audit : of `ddlkit.papers.audit.random_audit`
-    """
-    wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[AUDITED]
-    index = 100 * (np.arange(len(wide)) + 1) / len(wide)
-    shares = pd.DataFrame(np.sort(wide, axis=0), columns=wide.columns, index=index)
-    load, edges = (
-        audit.groupby("instance")["start_ups_over_compute"].first(),
-        np.geomspace(0.01, 10, 7),
-    )
-    bins = pd.cut(load, edges, labels=np.sqrt(edges[1:] * edges[:-1]))
-    means = wide.groupby(bins, observed=True).mean()
-    near = (f"{look(p).label} on {np.mean(wide[p] < 1):.0%}" for p in ("mg_wfbp", "ddp"))
-    said = f"Within 1% of the best plan, of random networks: {', '.join(near)}"
-    with plots.sheet(said, columns=2, height=3.4) as (figure, (left, right)):
-        label = "gap to the best plan, at most [%]"
-        plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
-        left.set_ylim(0, 50)  # a few are larger
-        words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
-        plots.lines(right, means, **words, log="x", legend="")
-    parts = {"share_percent": shares, "start_ups_over_compute": means}
-    tables = [part.rename_axis("value").reset_index().assign(of=of) for of, part in parts.items()]
-    return figure, pd.concat(tables, ignore_index=True)
-
-
 def draw11(numbers: pd.DataFrame) -> Figure:
     """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
     best = numbers[numbers["grade"].isna()]

@@ -20,7 +20,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
@@ -304,62 +303,6 @@ def _draw_parts(ax: Axes, rows: pd.DataFrame, **how: Any) -> None:
     """Draw PLAYED, stacked, of rows by algorithm and a second level."""
     parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
     plots.bars(ax, parts, stacked=True, label="iteration [s]", legend="", **how)
-
-
-def trained(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return iterations of real sparsified training: medians over iterations, of the mean over ranks.
-
-    rows : table ``sparse_training``. Networks of many tensors come first.
-    update : adding up what came, and the step; least, most : of its rounds' medians; fastest : in how many of
-        its rounds it was the fastest
-    """
-    specs = {spec: name for name, spec in PLANS.items()}
-    update_s = rows["update_s"] + rows["scatter_s"]
-    rows = rows.assign(algorithm=rows["plan"].map(specs), update_s=update_s)
-    keys = ["network", "ranks", "algorithm", "messages"]
-    names = {f"{part}_s": part for part in (*PARTS[:3], "update", "iteration")}
-    names["exposed_communication_s"] = "exposed"
-    means = rows.groupby([*keys, "repeat", "iteration"])[[*names]].mean().rename(columns=names)
-    rounds = means.groupby([*keys, "repeat"])["iteration"].median()
-    frame = means.groupby(keys)[[*PLAYED, "iteration"]].median()
-    frame = frame.join(rounds.groupby(keys).agg(least="min", most="max", rounds="size"))
-    first = rounds == rounds.groupby(["network", "ranks", "repeat"]).transform("min")
-    frame = frame.assign(fastest=first.groupby(keys).sum()).reset_index()
-    frame["tensors"] = -frame.groupby("network")["messages"].transform("max")
-    frame["place"] = frame["algorithm"].map({name: place for place, name in enumerate(PLANS)})
-    frame = frame.sort_values(["ranks", "tensors", "network", "place"], ignore_index=True)
-    return frame.drop(columns=["tensors", "place"])
-
-
-def draw_training(frame: pd.DataFrame) -> Figure:
-    """Draw parts of real iterations of `trained`, a panel a network; titles: LAGS over the fastest plan."""
-    ranks, late = sorted(frame["ranks"].unique()), behind(frame)
-    places = pd.MultiIndex.from_product([PLANS, ranks], names=["algorithm", "ranks"])
-    pairs, networks = " and ".join(map(str, ranks)), frame.groupby("network", sort=False)
-    with plots.sheet(columns=2, rows=-(-len(networks) // 2), height=6.0) as (figure, axes):
-        for ax, (network, rows) in zip(axes.flat, networks, strict=False):
-            rows = rows.set_index(places.names).reindex(places)
-            spread = ("shortest to longest round", rows["least"], rows["most"])
-            _draw_parts(ax, rows, pairs=f"{pairs} ranks", spread=spread)
-            shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
-            ax.set_title(f"{store.network_title(str(network))}: LAGS {shares}")
-    return figure
-
-
-def behind(frame: pd.DataFrame) -> pd.Series:
-    """Return by network and ranks of `trained` how much longer LAGS takes than the fastest plan, relative."""
-    wide = frame.pivot(index=["network", "ranks"], columns="algorithm", values="iteration")
-    return (wide["LAGS"] / wide.min(axis=1) - 1).dropna()
-
-
-def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """Return by network and ranks the plan whose slowest round is faster than any round of another."""
-    fastest = {}
-    for (network, ranks), rows in frame.groupby(["network", "ranks"]):
-        best, *others = rows.sort_values("iteration").to_dict("records")
-        if best["most"] < min(other["least"] for other in others):
-            fastest[str(network), int(ranks)] = best["algorithm"]
-    return fastest
 
 
 LABELS = {

@@ -98,14 +98,12 @@ def bars(
     seconds: bool = False,
     stacked: bool = False,
     legend: str = "above",
-    spread: tuple[str, ArrayLike, ArrayLike] | None = None,
     pairs: str = "",
 ) -> None:
     """Draw a group of bars per row, a bar per column, beside or upon each other.
 
     Times in ``seconds`` are drawn in the unit that reads best, which then follows ``label``.
 
-    spread : its name and the least and most (n,) of each row's whole, in the table's unit; a line
     pairs : where every two rows belong together and have one name, what the text below the axis says
     """
     factor, unit = time_unit(table.to_numpy()) if seconds else (1.0, "")
@@ -119,9 +117,6 @@ def bars(
         drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
         filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
         plt.setp(drawn.patches, linewidth=0.3, **filled)
-    if spread is not None:
-        least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
-        ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
     ax.set(xlabel=pairs, ylabel=f"{label} [{unit}]" if seconds else label)
     add_legend(ax, legend)
     places = np.arange(0, rows, step) + (step - 1) / 2
