@@ -151,18 +151,12 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how: dict[str, Any] = {
-            "draws": 0,
-            "workers": self.ranks,
-            "algorithm": str(rows["algorithm"].iloc[0]),
-        }
-        return np.asarray(fit("table", rows["bytes"], rows["seconds"], **how).cost(tensors))
+        how: dict[str, Any] = {"workers": self.ranks, "algorithm": rows["algorithm"].iloc[0]}
+        table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
+        return np.asarray(table.cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:
-        """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2).
-
-        Layers have the profile's shares of what computing took between the runs.
-        """
+        """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2)."""
         profile, sent_s = self.profile, self.sent_s
         forward_s = profile.forward_s + np.append(profile.update_s, np.zeros(len(sent_s) - 1))
         whole_s = float(forward_s.sum() + profile.backward_s.sum())
@@ -186,10 +180,7 @@ class Parts:
 
 
 def parts(place: Path | None = None) -> dict[str, Parts]:
-    """Return all that was measured of training with pictures in a folder, by name of the table.
-
-    Without one, of this machine or of the first that has it. Raises UserError where there is none.
-    """
+    """Return all that was measured of training with pictures in a folder, else the first recorded one."""
     machines = sorted(store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at))
     for folder in [place] if place else [machine / "input" for machine in machines]:
         if tables := store.list_tables(folder, "pipelines-*.csv"):
@@ -235,10 +226,7 @@ def setting_search() -> SettingSearch:
 
 @lru_cache(maxsize=1)
 def compatible() -> Setting:
-    """Return all settings that agree with the most statements, each field (s,), the most central first.
-
-    That is the one whose efficiencies are nearest to their medians.
-    """
+    """Return all settings that agree with the most statements, each field (s,), nearest to medians first."""
     search = setting_search()
     settings = search.grid.at(np.argwhere(search.most()))
     drawn = np.array([settings.varies * 0 + bar for bar in bars(settings).values()])
@@ -288,8 +276,7 @@ def figures() -> pd.DataFrame:
 def fig04() -> pd.DataFrame:
     """Return dag Fig 4 by model: Caffe-MPI's speedup over one GPU, 1 to 16 GPUs, both clusters.
 
-    eq6 : dag Eq 6 as printed, central setting: reading for all N_g GPUs at one machine's rate
-    exposed_share : of that setting's communication
+    eq6 : dag Eq 6 as printed, central setting; exposed_share : of that setting's communication
     """
     setting, rows = central(), []
     sizes = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
@@ -302,17 +289,15 @@ def fig04() -> pd.DataFrame:
         shape: dict[str, Any] = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
         eq6 = speedup(partial(mul, read_s), *times, **shape)
         rows.append((cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share))
-    return pd.DataFrame(
-        rows, columns=["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
-    )
+    columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def fig04_lab() -> pd.DataFrame:
     """Return dag Fig 4 in the lab: speedup measured, and by the DAG from layers and messages on their own.
 
-    cluster : of EMULATED, or ""; limited : whether the processor, or the host's guests, may have slowed a run
-    start_s : what the smallest message takes; delays_s : what of it the links' delays can be, a ring's steps,
-        each a round trip; sent : what rank 0's messages took over what they cost (median)
+    limited : whether the processor may have slowed a run; delays_s : of start_s, in a ring's round trips
+    sent : what rank 0's messages took over what they cost (median)
     """
     lab = Lab.load(LAB)
     cases = [case for case in lab.cases(plain=True) if case.plan == "none"]
@@ -359,15 +344,8 @@ def lab_errors(lab: pd.DataFrame) -> pd.Series:
 
 def printed_errors() -> pd.Series:
     """Return mean error of the prediction in %, by network, as dag V-D states it."""
-    return pd.Series(
-        {name: claimed(f"dag-fig04-{name.lower().replace('-', '')}") for name in NETWORKS}
-    )
-
-
-def effects() -> pd.DataFrame:
-    """Return by effect of STATEMENTS the shares of all, and of the compatible settings, in which it holds."""
-    names = {"statement": "effect", "settings": "settings", "best_settings": "compatible"}
-    return setting_search().alone()[[*names]].rename(columns=names)
+    claims = {name: f"dag-fig04-{name.lower().replace('-', '')}" for name in NETWORKS}
+    return pd.Series(claims).map(claimed)
 
 
 def draw(bars: pd.DataFrame) -> Figure:
@@ -377,13 +355,9 @@ def draw(bars: pd.DataFrame) -> Figure:
     over = "one GPU" if most == PER_MACHINE else f"one machine of {PER_MACHINE} GPUs"
     best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
     spans = ", ".join(f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples())
-    said = (
-        f"Speedups of 4 in the most central setting: {spans}; paper {rows['paper'].max():g} at most"
-    )
-    with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
-        figure,
-        axes,
-    ):
+    said = f"Speedups of 4, most central setting: {spans}; paper {rows['paper'].max():g} at most"
+    shape: dict[str, Any] = {"columns": 3, "rows": 2, "sharex": True, "sharey": True}
+    with plots.sheet(said, height=4.3, **shape) as (figure, axes):
         panels = rows.groupby(["cluster", "network"], sort=False)
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
@@ -405,19 +379,19 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
     errors = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
-    said, label = (
-        "Replayed in the lab: {} off in the mean; the paper prints {}",
-        "speedup over linear [%]",
-    )
-    with plots.sheet(said.format(*errors), columns=len(printed), rows=2, height=5.4) as (
-        figure,
-        axes,
-    ):
+    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(*errors)
+    shape = {"columns": len(printed), "rows": 2, "height": 5.4}
+    with plots.sheet(said, **shape) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
             wide = upper[upper["network"] == network].pivot(index="gpus", columns="cluster")
             wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
             drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
-            words = {"xlabel": "GPUs", "ylabel": label, "log": "x", "legend": ""}
+            words = {
+                "xlabel": "GPUs",
+                "ylabel": "speedup over linear [%]",
+                "log": "x",
+                "legend": "",
+            }
             plots.lines(above, drawn, ends=(low, high), **words)
             above.set_xticks(wide.index, wide.index)
             above.set(title=f"{network}, model", ylim=(0, 112))
@@ -431,7 +405,7 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
                 role: (times * (1 - share), times * (1 + share), measured[role])
                 for role, times in predicted.items()
             }
-            plots.intervals(below, wide.index, ranges, label=label, reference=100)
+            plots.intervals(below, wide.index, ranges, label=words["ylabel"], reference=100)
             below.set_title(f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
         axes[1, 0].set_ylabel("lab: nodes x ranks of each")
     return figure

@@ -1,7 +1,6 @@
-"""What `ddlkit record --suite gpu` measured on a GPU of one's own: panels of its own, and as sharing figures.
+"""What `ddlkit record --suite gpu` measured on a GPU of one's own: its training, and tables for `sharing`.
 
-A machine may have been taken away early: what is missing leaves its panel out. Beside a stand-in for messages
-(`ddlkit.run.measure.standin`), which takes of a GPU what NCCL would take, nobody is waited for.
+Beside a stand-in for messages, which takes of a GPU what NCCL would take, nobody is waited for.
 """
 
 from __future__ import annotations
@@ -12,11 +11,8 @@ import pandas as pd
 
 from ddlkit import store
 from ddlkit.report import compare
-from ddlkit.report.source import Source, machine_of
+from ddlkit.report.source import Source
 
-Panels = dict[
-    str, tuple[str, pd.DataFrame]
-]  # by heading: label of the axis, table by case and series
 WHO = {
     "standin": "stand-in",
     "copy_engine": "copy engine",
@@ -25,46 +21,15 @@ WHO = {
 _WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 
 
-def panels(source: Source) -> Panels:
-    """Return kernels beside messages, and the share of a GPU that training reaches."""
-    where, drawn = machine_of(source.directories[0]), {}
-    if source.has("contention"):
-        slow = compare.slowdowns(source.table("contention"))
-        slow = slow.query("device == 'cuda' and kernel != 'idle'")
-        columns = [slow[name].str.replace("_", " ") for name in ("kernel", "communication")]
-        times = 100 * (slow.pivot_table("slowdown", *columns, aggfunc="median") - 1)
-        if len(times):
-            says = f"{where}, kernels beside messages: up to {times.max().max():.0f}% longer"
-            drawn[says] = "longer than alone [%]", times.rename(columns={"standin": "stand-in"})
-    if source.has("layers") and source.has("peaks"):
-        rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
-        if len(rows):
-            largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
-            titles = largest["network"].map(store.network_title)
-            shares = 100 * largest.pivot_table("c", titles, "precision")
-            ends = f"{shares.min().min():.0f} to {shares.max().max():.0f}%"
-            label = "share of the fastest matrix product [%]"
-            drawn[f"{where}, training: {ends} of the fastest product"] = label, shares
-    return drawn
-
-
-def recorded() -> list[Panels]:
-    """Return the `panels` of each machine under data/recorded that has any."""
-    return [drawn for path in store.list_recorded() if (drawn := panels(Source((path,))))]
-
-
-def numbers(drawn: Panels) -> pd.DataFrame:
-    """Return what `panels` show, a row a number: axis, case, series, value."""
-    names = ["axis", "case", "series"]
-    tables = [pd.concat({label: rows}).stack().rename_axis(names) for label, rows in drawn.values()]
-    return pd.concat(tables).rename("value").reset_index()
+def training_shares(source: Source) -> pd.DataFrame:
+    """Return in % what training reaches of a GPU's fastest matrix product, by network and precision."""
+    rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
+    largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
+    return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
 
 
 def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
-    """Return iterations and kernels beside the stand-in, as sharing figures take them; empty without any.
-
-    data : a recording's name, or directory; else the first that has such training
-    """
+    """Return iterations and kernels of a recording, by name or directory, else the first that has such."""
     named = Path(data) if "/" in data else store.RECORDED / data
     for path in [*([named] if data else []), *store.list_recorded()]:
         source = Source((path,))

@@ -1,8 +1,8 @@
-"""omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed and as trained.
+"""omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed.
 
 Costs are those of the authors' published code, layer times are scanned (`ddlkit.papers.omgs.cluster`). The
-lab computes as the nearest setting does, and so much longer as its shortest sparse message is above the
-start-up that it stands for: its times over that stretch are those of the paper's cluster.
+lab computes as the nearest setting does, stretched as its shortest sparse message is over the start-up that
+it stands for: its times over that stretch are those of the paper's cluster.
 
 Of figure 3, fixed before anything was recorded: a training's score is the share of held-out images that is
 right or, for a text, 1/perplexity, after its last epoch; of a network and method, the mean over seeds.
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
@@ -117,11 +116,7 @@ def compatible(network: str, with_: Sequence[str] = TIMES) -> pd.DataFrame:
 
 
 def savings() -> pd.DataFrame:
-    """Return by network what OMGS-SGD saves of TopK-SGD's iteration, in s.
-
-    saved_s : as printed; most_saved_s : the most that any layer times allow at the published costs, with as
-        many messages as printed
-    """
+    """Return what OMGS-SGD saves of TopK-SGD's iteration: as printed, and the most that costs allow, in s."""
     frame = printed().assign(saved_s=lambda rows: rows["topk_s"] - rows["omgs_s"])
     frame["most_saved_s"] = [
         max(
@@ -155,10 +150,7 @@ def modelled() -> pd.DataFrame:
 
 
 def replayed(campaign: Source) -> pd.DataFrame:
-    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster.
-
-    predicted : before it was played. Where two algorithms have one plan, it was replayed once, stands twice.
-    """
+    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster."""
     planning = campaign.table("collectives")  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
     groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
@@ -172,11 +164,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
 
 
 def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
-    """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms.
-
-    An algorithm whose plan is another's was not played: it is planned again. Compute and selections were
-    waited out: what was measured is what was exposed.
-    """
+    """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms."""
     row = played[played["density"] < 1].iloc[0]
     case, network = Case.from_row(row), NETWORKS[row["network"]]
     workloads, selections = campaign.workloads(), campaign.selections()
@@ -208,7 +196,7 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
     named = [whole[whole["density"] == 1].assign(algorithm=DENSE)]
     for algorithm, spec in PLANS.items():
         rows = sparse[sparse["plan"] == spec]
-        if rows.empty:
+        if rows.empty:  # its plan is another's, which was played once
             ends = ";".join(map(str, make_plan(spec, workload, cost).ends))
             rows = sparse[sparse["ends"] == ends]
         named.append(rows.assign(algorithm=algorithm))
@@ -218,8 +206,7 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """Return by network omgs Tab VI's ratios of `replayed`: s1, s2: OMGS over TopK and MGS.
 
-    best: exact merging over TopK; fastest: of TopK, MGS and OMGS; resolved: how much a time's repeats differ,
-    at most (relative); limited: whether the processor may have slowed one of the three.
+    best: exact merging over TopK; fastest: of three; resolved: how much repeats differ, at most (relative)
     """
     wide, three = frame.pivot(index="network", columns="algorithm"), ["TopK", "MGS", "OMGS"]
     took = wide["iteration"]
@@ -230,7 +217,6 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
         "fastest": took[three].idxmin(axis=1),
         "messages": wide["messages", "OMGS"].astype(int),
         "resolved": wide["repeatability"][three].max(axis=1),
-        "limited": wide["processor_limited"][three].any(axis=1),
     }
     return pd.DataFrame(columns).loc[frame["network"].unique()]
 
@@ -244,7 +230,6 @@ def at_papers_startup() -> pd.DataFrame:
 def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     """Return omgs Fig 4: PLAYED by model at the paper's costs, and as `replayed` at its start-up.
 
-    paper : of whole iterations, Tab VI; the model leaves the update out, as the paper does
     s1, s2 : iterations over OMGS-SGD's; less_exposed : exposed communication of TopK-SGD over its own
     ``_paper`` : of Tab VI and Section V-E, which prints "about", and "very close", here 1, of VGG-16
     """
@@ -280,7 +265,9 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
     with plots.sheet(columns=2, rows=3, height=8.6) as (figure, axes):
         for ax, network in zip(axes.flat, networks, strict=False):
             rows = frame[frame["network"] == network].set_index(places.names).reindex(places)
-            _draw_parts(ax, rows, pairs="left: model, right: replayed")
+            parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
+            how: dict[str, Any] = {"label": "iteration [s]", "legend": ""}
+            plots.bars(ax, parts, stacked=True, pairs="left: model, right: replayed", **how)
             paper_s = rows["paper"].to_numpy()[::2]
             plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
             gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
@@ -297,12 +284,6 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
             off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
             ax.set_title(f"Median {off:.0%} off the paper")
     return figure
-
-
-def _draw_parts(ax: Axes, rows: pd.DataFrame, **how: Any) -> None:
-    """Draw PLAYED, stacked, of rows by algorithm and a second level."""
-    parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
-    plots.bars(ax, parts, stacked=True, label="iteration [s]", legend="", **how)
 
 
 LABELS = {
@@ -324,10 +305,8 @@ SEEDS = 3  # with so many of every method a network is judged, and not before
 def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    trained : table ``sparse_convergence``, by default of every machine; what serves several methods, whose
-        plans are the same, stands once for each
-    value : what is drawn; sends : how often, so far, each element would have been sent if all were sent
-        equally often; NaN with a schedule
+    trained : table ``sparse_convergence``, by default of every machine
+    value : what is drawn; sends : how often, so far, each element would have been sent if all were alike
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()

@@ -1,7 +1,7 @@
 """The sharing paper's figures: what it prints or its model says, and what machines measured.
 
 A configuration is compared with the default of the same round, so that drift cancels; shown is the median
-over rounds, with its 95% interval. A figure's CSV keeps names as they were recorded; `shown` spells them.
+over rounds, with its 95% interval.
 """
 
 from __future__ import annotations
@@ -108,10 +108,7 @@ def least_first(name: str) -> tuple[int, ...]:
 
 
 def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
-    """Return a heat map, a row a number: panel, row, column, value, lower, upper, default, order.
-
-    In rows is ``index``, in columns the configuration; without an index its parts: "2x256" in row 2.
-    """
+    """Return a heat map, a row a number; without ``index`` rows are parts of the configuration's name."""
     rows = rows if index else one_group(rows)
     names = rows["configuration"]
     parts = names.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
@@ -152,8 +149,9 @@ def _paper(name: str) -> pd.DataFrame:
 
 
 def _gains() -> pd.DataFrame:
-    """Return figure 8's gains over the default: configuration, gain, network, batch, case ("AlexNet, 16")."""
-    gains = sharing_model.gains(throughput()).rename_axis("configuration", axis=1)
+    """Return figure 8's gains over the default in per cent, by configuration, network, batch and case."""
+    images = throughput().rename_axis("configuration", axis=1)
+    gains = 100 * (images.div(images[DEFAULT], axis=0) - 1)
     return _named(gains.stack().rename("gain").reset_index())
 
 
@@ -206,10 +204,7 @@ def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure8(tables: Tables) -> pd.DataFrame:
-    """Return `cells` of every network and batch's gain over the default, in per cent.
-
-    Measured ones by link with several networks, of configurations that were measured in half of the cases.
-    """
+    """Return `cells` of all gains in per cent; of configurations that half of the cases have."""
     maps = [cells("paper", _gains(), "gain", "case")]
     for link, rows in _links(tables, "iterations"):
         gains = _named(throughputs(plain(rows)))
@@ -221,10 +216,7 @@ def figure8(tables: Tables) -> pd.DataFrame:
 
 
 def figure5(tables: Tables) -> list[dict[str, Timeline]]:
-    """Return timelines of ResNet-18, default, best and starved: of the paper by its model, and by link.
-
-    Their names are "where, role: configuration". The best is that of odd rounds, the timelines of even ones.
-    """
+    """Return timelines of ResNet-18, default, best (of odd rounds) and starved: by the model, and by link."""
     model, roles = sharing_model.fitted("both"), ("default", "best", "starved")
     simulated = {
         f"V100S, {role}: {name}": model.iteration(*RESNET, name).timeline()
@@ -238,9 +230,7 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
         best = gains.loc[gains["gain"].idxmax(), "configuration"]
         ways = default_of(gains), best, min(gains["configuration"], key=least_first)
         first = _of(tables["spans"], gains.iloc[0])
-        first = first.drop_duplicates(
-            [*CELL, "configuration", "task", "rank"]
-        )  # of several sessions
+        first = first.drop_duplicates(["configuration", "task", "rank"])  # of several sessions
         spans = {
             name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
             for name, each in first.groupby("configuration")
@@ -277,10 +267,7 @@ def figure7(tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def parts(link: str, iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
-    """Return PARTS of default and best of each network and batch, by "here, link": means of rounds, in s.
-
-    The best is that of odd rounds; shown are even ones in which both were trained. Of a single case: nothing.
-    """
+    """Return PARTS (s) of default and best of each case: means of even rounds, best of odd ones."""
     rows, bars = plain(iterations), [pd.DataFrame()]
     odd, default = rows["repeat"] % 2 == 1, default_of(rows)
     gains, even = one_group(throughputs(rows[odd])), rows[~odd]
@@ -345,17 +332,10 @@ def shown(name: Any) -> Any:
     return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
-    """Return heat maps of `cells` by heading, in the words of readers.
-
-    between : in a heading between where gains are from and how many, or their intervals, are beyond no gain
-    """
+def maps(table: pd.DataFrame) -> dict[str, Panel]:
+    """Return heat maps of `cells` by heading, in the words of readers."""
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
-        says = shown(name)
-        if between:
-            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
-            says += f"{between}{(low > 0).sum()} of {len(rows)} better, {(high < 0).sum()} worse"
         rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
         order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
         axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
@@ -366,21 +346,19 @@ def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
         )
         default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
         framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
-        drawn[says] = Panel(grid, framed, (lower, upper))
+        drawn[shown(name)] = Panel(grid, framed, (lower, upper))
     return drawn
 
 
 def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return for `plots.paired_bars` by heading, which counts wins, the bars and which of a pair is which."""
+    """Return for `plots.paired_bars` by heading the bars and which of a pair is which."""
     drawn = {}
     for name, table in bars.items():
         cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
         names = [f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases]
-        default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
-        won = f"{np.sum(best_s < default_s)}/{np.sum(best_s != default_s)}"
         renamed = table.set_axis(np.repeat(names, 2)).rename(columns={PARTS[0]: "compute only"})
         whose = "the paper's best" if name == SIMULATED else "best of other rounds"
-        drawn[f"{shown(name)}: best wins {won}"] = renamed, f"left: default; right: {whose}"
+        drawn[shown(name)] = renamed, f"left: default; right: {whose}"
     return drawn
 
 
