@@ -223,7 +223,9 @@ def draw09(frame: pd.DataFrame) -> Figure:
                 ax.axhline(row.paper, label=f"paper, {row.network}: {row.paper_loss:g}", **shape)
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
-            ax.set_title({"running": "while training"}.get(images, f"{images} images"))
+            ax.set_title(
+                {"running": "while training"}.get(images, images.replace("_", "-") + " images")
+            )
     return figure
 
 

@@ -45,7 +45,7 @@ from ddlkit.papers.dag.graph import Gpus, Schedule, period_s, s_sgd, schedule
 from ddlkit.report import plots
 from ddlkit.report.claims import claimed, load_claims
 from ddlkit.report.figures.osf_lab import Lab
-from ddlkit.report.plots.style import INK, SOFT, theme
+from ddlkit.report.plots.style import INK, SOFT
 
 MOST = 0.094  # AlexNet's mean error in dag V-D
 ENDS, ITERATIONS = 5, 20
@@ -91,7 +91,6 @@ def tasks(drawn: Schedule) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-@theme()
 def draw_tasks(ax: Axes, schedule: Schedule) -> None:
     """Draw dag Fig 1: a column a step, a row a GPU; circles compute, the critical path is thick."""
     import networkx as nx

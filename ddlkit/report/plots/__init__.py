@@ -1,7 +1,7 @@
 """Plots: functions that draw tables on given axes, in one theme, with one look for each role.
 
 Numbers come in base units (seconds, bytes). A table's index has the cases, sizes or workers, a column is a
-series. ``style`` says what a name looks like, ``shown`` writes files and shows them in a notebook.
+series.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
 from ddlkit.core.fit import Fit
-from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
+from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.shown import save_figure as save_figure
@@ -42,15 +41,11 @@ from ddlkit.report.plots.style import (
     name_bars,
     plain_log_ticks,
     set_log,
-    theme,
     time_unit,
 )
 from ddlkit.report.plots.style import look as look
 
-LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 
-
-@theme()
 def canvas(
     columns: int = 1, rows: int = 1, height: float = 3.2, **options: Any
 ) -> tuple[Figure, Any]:
@@ -58,13 +53,11 @@ def canvas(
     return plt.subplots(rows, columns, figsize=(WIDTH, height), **options)
 
 
-@theme()
 def heading(ax: Axes, text: str) -> None:
     """Set the bold title of a panel, at its left."""
     ax.set_title(text)
 
 
-@theme()
 def title(figure: Figure, text: str) -> None:
     """Set what a figure of several panels shows, above them all, in lines as wide as it."""
     lines = textwrap.fill(text, int(figure.get_figwidth() / 0.082))  # inches of a letter
@@ -74,12 +67,11 @@ def title(figure: Figure, text: str) -> None:
 @contextmanager
 def sheet(said: str = "", **shape: Any) -> Iterator[tuple[Figure, Any]]:
     """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
-    with theme():
-        figure, axes = canvas(**shape)
-        yield figure, axes
-        _shared_legend(figure)
-        if said:
-            title(figure, said)
+    figure, axes = canvas(**shape)
+    yield figure, axes
+    _shared_legend(figure)
+    if said:
+        title(figure, said)
 
 
 def _shared_legend(figure: Figure) -> None:
@@ -89,7 +81,6 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(named.values(), named, loc="outside lower left", ncols=4)
 
 
-@theme()
 def bars(
     ax: Axes,
     table: pd.DataFrame,
@@ -121,10 +112,9 @@ def bars(
     add_legend(ax, legend)
     places = np.arange(0, rows, step) + (step - 1) / 2
     names = [str(name) for name in table.index[::step]]
-    name_bars(ax, places.tolist(), names, 0.75 if legend == "right" else 1.0)
+    name_bars(ax, places.tolist(), names, 0.75 if pairs or legend == "right" else 1.0)
 
 
-@theme()
 def paired_bars(
     panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, wide: bool = False
 ) -> tuple[Figure, Axes]:
@@ -145,20 +135,16 @@ def paired_bars(
     return figure, axes[""]
 
 
-@theme()
 def points(
     ax: Axes, x: ArrayLike, y: ArrayLike, role: str | Style, *, label: str = "", size: float = 7
 ) -> None:
-    """Draw a role's markers at (n,) places, in a white rim that tells them from bars of their colour."""
+    """Draw a role's markers at (n,) places."""
     style = look(role) if isinstance(role, str) else role
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
     line.set(markerfacecolor=style.face, label=label or style.label)
-    if size > 3:  # smaller ones are many
-        line.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
-@theme()
 def dots(
     ax: Axes,
     cases: Sequence[str],
@@ -183,19 +169,6 @@ def dots(
     add_legend(ax, legend)
 
 
-@theme()
-def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
-    """Draw panels of `dots` under each other: by heading the label of the axis and a table of cases."""
-    lengths = [len(rows) + 3 for _, rows in panels.values()]
-    shape: dict[str, Any] = {"rows": len(panels), "height": 0.22 * sum(lengths) + 0.5}
-    figure, axes = canvas(**shape, squeeze=False, height_ratios=lengths)
-    for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
-        dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
-        heading(ax, name)
-    return figure
-
-
-@theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
     by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
@@ -208,7 +181,6 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
     ax.set_xlabel(label)
 
 
-@theme()
 def intervals(
     ax: Axes,
     cases: Sequence[str],
@@ -249,7 +221,6 @@ class Panel(NamedTuple):
     ends: tuple[pd.DataFrame, pd.DataFrame]
 
 
-@theme()
 def heat_maps(
     panels: Mapping[str, Panel],
     *,
@@ -282,7 +253,6 @@ def heat_maps(
     bar.ax.set_ylim(low, high)
     if log:
         plain_log_ticks(bar.ax.yaxis)
-    bar.outline.set(visible=False)
     return figure
 
 
@@ -301,16 +271,13 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         first, count = (0, len(grid)) if row is None else (grid.index.get_loc(row), 1)
         corner = panel.grid.columns.get_loc(column), first
         ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
-    inches = ax.bbox.width / ax.figure.dpi / grid.shape[1]
-    side = (30, "right") if max(map(len, grid)) > 11 * inches else (0, "center")
-    plt.setp(ax.get_xticklabels(), rotation=side[0], ha=side[1], rotation_mode="anchor")
+    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)
     ax.grid(visible=False)
 
 
-@theme()
 def lines(
     ax: Axes,
     table: pd.DataFrame,
@@ -352,8 +319,7 @@ def samples(
 ) -> None:
     """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them.
 
-    ``x``, ``y`` and ``series`` are columns. Times stand over bytes, both logarithmic, in the unit that reads
-    best.
+    ``x``, ``y`` and ``series`` are columns. Times stand over bytes, both logarithmic.
     """
     timed = y == "seconds"
     factor, unit = time_unit(frame[y]) if timed else (1.0, "")
@@ -366,7 +332,6 @@ def samples(
     lines(ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words)
 
 
-@theme()
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = None) -> None:
     """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals.
 
@@ -396,26 +361,11 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]], *, density: float | None = 
     add_legend(ax, "inside")
 
 
-@theme()
-def cost_forms(
-    fits: Mapping[str, Fit[Any]],
-    off: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    chosen: str,
-) -> Figure:
-    """Draw times of forms fitted to the same messages and, below, their errors at held-out sizes.
-
-    off : by form (k,) held-out sizes and signed relative errors
-    """
-    figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
-    cost_fit(above, fits)
-    errors = {form: pd.Series(*off[form][::-1]).abs() for form in fits if form in off}
-    percent = 100 * pd.DataFrame(errors).clip(lower=LEAST_DRAWN)
-    label = "error at held-out sizes [%]"
-    lines(below, percent, xlabel="message size", ylabel=label, log="by", legend="")
-    below.set_ylim(bottom=90 * LEAST_DRAWN)
-    heading(above, f"chosen: {look(chosen).label}")
-    above.set(xlabel="")
-    add_legend(above, "right")
+def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
+    """Draw times of forms fitted to the same messages."""
+    figure, ax = canvas(height=3.6)
+    cost_fit(ax, fits)
+    heading(ax, f"chosen: {look(chosen).label}")
     return figure
 
 
@@ -431,12 +381,8 @@ def timelines(
     return figure, pd.concat(spans)
 
 
-@theme()
 def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
-    """Draw rank 0's spans as bars, a row per stream; timelines (by heading) on one time axis.
-
-    Above each stands how long it is.
-    """
+    """Draw rank 0's spans as bars, timelines (by heading) on one time axis; above each, how long it is."""
     chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
     longest_s = max(spans.duration_s for spans in chosen.values())
     scale, unit = time_unit(longest_s)
@@ -459,7 +405,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
 
 
 def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
-    """Draw spans from time zero; number the messages if they are few and wide enough."""
+    """Draw spans from time zero, a row per stream."""
     table = spans.to_frame()
     table["left"] = (table["start_s"] - table["start_s"].min()) * scale
     table["width"] = (table["end_s"] - table["start_s"]) * scale
@@ -469,13 +415,6 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
         shape: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
         row = streams.index(stream) - 0.36, 0.72
         ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
-    messages = table[table["kind"].isin(COMMUNICATION)]
-    wide = messages[messages["width"] > 0.03 * spans.duration_s * scale]
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
-    for message in wide.itertuples() if len(messages) <= 12 else ():
-        middle = message.left + message.width / 2
-        ax.text(middle, streams.index(message.stream), str(message.group), **how)
     ax.set_yticks(range(len(streams)), streams)
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)

@@ -6,8 +6,7 @@ Marker, line and hatch tell things apart without colour, too; ``looks.yml`` besi
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from ddlkit.store.files import own_yaml
 WIDTH = 7.2  # inches of a figure
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _FOLDER = Path(__file__).parent
-_RC = mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False)
+mpl.rcParams.update(mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False))
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,6 @@ FAMILIES["plans"] = {
     name: Style(planner.label, *planner.look) for name, planner in planners().items()
 }
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
-
-
-@contextmanager
-def theme() -> Iterator[None]:
-    """Set the workbook's look, as a context (``with theme():``) or a decorator; restore it on leaving."""
-    with mpl.rc_context(_RC):
-        yield
 
 
 def known(name: str) -> bool:
