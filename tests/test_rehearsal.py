@@ -18,7 +18,7 @@ import torch
 
 import smi
 from ddlkit import store
-from ddlkit.report.figures import gpu_own, sharing
+from ddlkit.report.figures import sharing
 from ddlkit.report.source import Source
 from ddlkit.run.measure import standin
 from ddlkit.run.sessions import MEASURED, preflight
@@ -109,13 +109,13 @@ def test_the_kernel_beside_which_others_run_is_the_stand_in_itself(rehearsed: Pa
 
 def test_figures_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
     """However little it is: one network, one round, no default for the stand-in."""
-    here = gpu_own.one_gpu(str(rehearsed))
+    here = sharing.one_gpu(str(rehearsed))
     assert {"iterations", "kernels"} <= here.keys()
     beside = set(sharing.figure3(here)[0]["panel"])
     assert {"stand-in, full speed", "copy engine"} <= beside
     figures = [getattr(sharing, f"figure{number}")(here) for number in range(1, 9)]
     assert all(len(figure) for figure in figures)
-    shares = gpu_own.training_shares(Source((rehearsed,)))
+    shares = sharing.training_shares(Source((rehearsed,)))
     assert len(shares) and shares.notna().any(axis=None)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.report.claims import paper_table, prose
-from ddlkit.report.figures import gpu_own, sharing, sharing_model
+from ddlkit.report.figures import sharing, sharing_model
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 
 WAYS = {"t1-free-idle": 1.2, "t1-free-nice10": 1.1, "t2-free-normal": 1.0, "t2-free-raised": 0.9}
@@ -151,7 +151,7 @@ def beside_stand_in() -> pd.DataFrame:
 
 def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Path) -> None:
     store.save_table(beside_stand_in(), tmp_path, "sharing-x", schema="sharing", command=["made"])
-    one_gpu = gpu_own.one_gpu(str(tmp_path))
+    one_gpu = sharing.one_gpu(str(tmp_path))
     rates = ["stand-in, full speed", "stand-in, 10 GB/s"]
     gains, grid = (sharing.maps(of(one_gpu)) for of in (sharing.figure4, sharing.figure8))
     assert set(gains) - set(sharing.maps(sharing.figure4({}))) == {*rates}

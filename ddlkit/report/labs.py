@@ -26,10 +26,7 @@ ECHO_BYTES = 28 + FRAMING_BYTES  # around the payload of an echo: IP, ICMP and w
 
 
 def waking(echoes: pd.DataFrame) -> float:
-    """Return seconds that a round trip takes longer for each second of delay, by a table ``echoes``.
-
-    The slope of what an echo takes beyond four delays and its bytes on four links.
-    """
+    """Return seconds that an echo takes beyond four delays and its bytes, for each second of delay."""
     alone = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
     medians = alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
     named = medians["link"].map(read_link)
@@ -40,10 +37,7 @@ def waking(echoes: pd.DataFrame) -> float:
 
 
 def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFrame:
-    """Return one row per lab of equal links and size, each lab predicted from all others of its kind.
-
-    Links without delay are of no kind. wake_up : `waking`
-    """
+    """Return one row per lab and size, each lab predicted from all others of its kind; wake_up : `waking`."""
     labs, frames = ring_labs(collectives), []
     for kind, law in (("tbf", None), ("emulated", wake_up)):
         alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
@@ -59,10 +53,7 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
 
 
 def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors of TRIVIAL models on the iteration and, below, on exposed communication, by kind.
-
-    kinds : title -> rows of `accuracy.validate`
-    """
+    """Return errors of TRIVIAL models on the iteration and on exposed communication, by title of rows."""
     shape: dict[str, Any] = {"rows": 2, "sharex": "row", "squeeze": False}
     with plots.sheet(columns=len(kinds), height=5.0, **shape) as (figure, axes):
         for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):

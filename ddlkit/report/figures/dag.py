@@ -164,18 +164,15 @@ class Parts:
         return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
 
     def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
-        """Return the mean seconds between updates of a case's schedule, one disk for all ranks.
-
-        Decoding is on the core that trains, unless there are two cores for each rank. Without the first ENDS,
-        while loaders get ahead, and the last, when nothing is left to be fetched.
-        """
+        """Return the mean seconds between updates of a case's schedule, one disk for all ranks."""
         loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0, "decodes_on_cpu": True}
         strategy = Strategy(**loads, sends_during_backward=sends == "during", batches_ahead=ahead)
         decoding = "own" if self.cores >= 2 * self.ranks else "trains"
         gpus = Gpus(1, self.ranks, decoding=decoding)
         decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
         graph = s_sgd(times, strategy, gpus, iterations=ITERATIONS, decode_s=decode_s)
-        return float(np.diff(schedule(graph).iteration_ends_s[ENDS:-ENDS]).mean())
+        ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]  # loaders get ahead, and run out
+        return float(np.diff(ends_s).mean())
 
 
 def parts(place: Path | None = None) -> dict[str, Parts]:
@@ -370,10 +367,7 @@ def draw(bars: pd.DataFrame) -> Figure:
 
 
 def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
-    """Draw Fig 4, a column a network: the paper's clusters by model; below, emulated ones, measured.
-
-    In the lab a line is the mean error that the paper prints about the prediction.
-    """
+    """Draw Fig 4 by model and measured; a line is the paper's mean error about the prediction."""
     printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")

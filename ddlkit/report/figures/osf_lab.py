@@ -138,16 +138,13 @@ def replaced(lab: Lab) -> pd.DataFrame:
 
 
 def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
-    """Return one row per case and phase, of rank 0: seconds, and shares of the communication time.
-
-    negotiated : in the model an agreement takes as long as the smallest message
-    """
+    """Return one row per case and phase, of rank 0: seconds, and shares of the communication time."""
     tables = {}
     for case in lab.cases(negotiated=negotiated):
         if place := _buffer(case):
             messages, measured = lab.calibration.of_case(case), lab.phases(case)
             how: dict[str, Any] = {"slowest": case.straggler, "link": messages.link}
-            how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0
+            how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0  # the smallest
             model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)
             columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
             table = pd.DataFrame(columns).assign(repeatability_s=measured.agg(mean_difference))

@@ -1,13 +1,14 @@
 """The sharing paper's figures: what it prints or its model says, and what machines measured.
 
 A configuration is compared with the default of the same round, so that drift cancels; shown is the median
-over rounds, with its 95% interval.
+over rounds, with its 95% interval. Of a GPU of one's own: training beside a stand-in for messages.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.report import compare
 from ddlkit.report.claims import paper_table
-from ddlkit.report.figures import gpu_own, sharing_model
+from ddlkit.report.figures import sharing_model
 from ddlkit.report.figures.sharing_model import PARTS, RESNET
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.plots import Panel
-from ddlkit.report.source import open_sharing
+from ddlkit.report.source import Source, open_sharing
 
 Tables = Mapping[str, pd.DataFrame]  # by KINDS
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
@@ -31,6 +33,12 @@ OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processo
 SIMULATED = "V100S, simulated"
 ENDS = ["lower", "upper"]
 CELL = ["network", "batch", "plan", "link"]
+WHO = {
+    "standin": "stand-in",
+    "copy_engine": "copy engine",
+    "nccl_one_gpu": "two ranks of NCCL on one GPU",
+}
+COPY_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 SEEN = {  # where controls are read back
     "threads": ["taken_threads"],
     "cores": ["taken_cores"],
@@ -45,7 +53,7 @@ def recorded(data: str = "") -> Tables:
         name = kind if kind == "controls" else f"sharing_{kind}"
         if place and place.has(name):
             tables[kind] = place.rounds(name) if kind == "iterations" else place.table(name)
-    for kind, rows in gpu_own.one_gpu(data).items():
+    for kind, rows in one_gpu(data).items():
         tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
     return tables
 
@@ -367,3 +375,57 @@ def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
     words = [re.split(r", (?=default|best|starved)|: ", name) for name in group]
     names = [f"{shown(where)}, {role}: {shown(way)}" for where, role, way in words]
     return dict(zip(names, group.values(), strict=True))
+
+
+def training_shares(source: Source) -> pd.DataFrame:
+    """Return in % what training reaches of a GPU's fastest matrix product, by network and precision."""
+    rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
+    largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
+    return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
+
+
+def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
+    """Return iterations and kernels of a recording, by name or directory, else the first that has such."""
+    named = Path(data) if "/" in data else store.RECORDED / data
+    for path in [*([named] if data else []), *store.list_recorded()]:
+        source = Source((path,))
+        if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
+            tables = {"iterations": _iterations(source.table("sharing"))}
+            if source.has("contention"):
+                tables["kernels"] = _kernels(source.table("contention"))
+            return tables
+    return {}
+
+
+def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``sharing`` table's single precision of at most two ranks as iterations, a round a sample."""
+    rows = sharing.query("precision == 'fp32' and ranks <= 2 and quantity == 'iteration'")
+    rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
+    last = rows["policy"].str.partition("_")[2]
+    name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    return rows.assign(
+        plan="ddp",
+        link=[_at("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
+        configuration=name.where(last == "", name + "+" + last),
+        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(lower=0),
+    )
+
+
+def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``contention`` table as kernels; a link is who communicates, at which rate."""
+    rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
+    by = ["kernel", "ranks"]
+    alone_s = rows[rows["communication"] == "none"].groupby(by)["seconds"].median()
+    rows = rows.join(alone_s.rename("kernel_alone_s"), on=by)
+    way = rows["communication"].str.extract(COPY_WAY, expand=False)
+    who = rows["communication"].str.replace(COPY_WAY, "", regex=True).map(WHO)
+    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"]).dropna(subset="who")
+    shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    links = [*map(_at, rows["who"], rows["bytes_per_s_asked"])]
+    return rows.assign(configuration=rows["way"].fillna(shape), link=links)
+
+
+def _at(who: str, rate: float) -> str:
+    if who != WHO["standin"]:
+        return who
+    return f"{who}, {rate / 1e9:g} GB/s" if rate else f"{who}, full speed"

@@ -1,7 +1,6 @@
 """Plots: functions that draw tables on given axes, in one theme, with one look for each role.
 
-Numbers come in base units (seconds, bytes). A table's index has the cases, sizes or workers, a column is a
-series.
+Numbers come in base units; a table's index has the cases, sizes or workers, a column is a series.
 """
 
 from __future__ import annotations
@@ -86,53 +85,42 @@ def bars(
     table: pd.DataFrame,
     *,
     label: str,
-    seconds: bool = False,
     stacked: bool = False,
     legend: str = "above",
     pairs: str = "",
 ) -> None:
     """Draw a group of bars per row, a bar per column, beside or upon each other.
 
-    Times in ``seconds`` are drawn in the unit that reads best, which then follows ``label``.
-
     pairs : where every two rows belong together and have one name, what the text below the axis says
     """
-    factor, unit = time_unit(table.to_numpy()) if seconds else (1.0, "")
     step, (rows, columns) = 2 if pairs else 1, table.shape
     middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns
-    heights = np.nan_to_num(factor * table.to_numpy(dtype=float))
+    heights = np.nan_to_num(table.to_numpy(dtype=float))
     bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
     for k, style in enumerate(looks([str(name) for name in table.columns])):
         at = middles if stacked else middles + width * (k - (columns - 1) / 2)
         drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
         filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
         plt.setp(drawn.patches, linewidth=0.3, **filled)
-    ax.set(xlabel=pairs, ylabel=f"{label} [{unit}]" if seconds else label)
+    ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
-    places = np.arange(0, rows, step) + (step - 1) / 2
-    names = [str(name) for name in table.index[::step]]
-    name_bars(ax, places.tolist(), names, 0.75 if pairs or legend == "right" else 1.0)
+    name_bars(ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])])
 
 
 def paired_bars(
-    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, wide: bool = False
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
 ) -> tuple[Figure, Axes]:
-    """Draw pairs of stacked bars in seconds, two panels in a row; return the figure, and the last axes empty.
-
-    wide : the first panel has a row of its own, and so have the axes, below all others
-    """
-    first, *rest = panels
-    names = [first, first, *rest, "", ""] if wide else [first, *rest, ""]
-    rows: list[Any] = [names[k : k + 2] for k in range(0, len(names), 2)]
-    heights = [2.2] * (len(rows) - 1) + [3.8 if wide else 2.2]
-    figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
-    axes = figure.subplot_mosaic(rows, height_ratios=heights)
-    for name, (parts, which) in panels.items():
-        bars(axes[name], parts, label=label, seconds=True, stacked=True, pairs=which, legend="")
-        heading(axes[name], name)
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
+    heights = [2.0] * len(panels) + [last]
+    figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
+    for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
+        factor, unit = time_unit(parts)
+        words: dict[str, Any] = {"label": f"{label} [{unit}]", "pairs": which, "legend": ""}
+        bars(ax, factor * parts, stacked=True, **words)
+        heading(ax, name)
     _shared_legend(figure)
-    return figure, axes[""]
+    return figure, axes[-1]
 
 
 def points(
@@ -317,10 +305,7 @@ def samples(
     center: str = "median",
     percent: float = 95,
 ) -> None:
-    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them.
-
-    ``x``, ``y`` and ``series`` are columns. Times stand over bytes, both logarithmic.
-    """
+    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them."""
     timed = y == "seconds"
     factor, unit = time_unit(frame[y]) if timed else (1.0, "")
     names, half = frame[series].unique(), percent / 200

@@ -144,20 +144,17 @@ def column(name: str) -> tuple[str, str]:
         return name.replace("_", " "), bracketed[1]
     if known(name):
         return name, ""
-    words = _COLUMNS["names"].get(name, name).replace("_", " ").split(" ")
-    qualifier = (
-        words.pop()
-        if words[-1] in ("computed", "difference", "least", "most") and len(words) > 1
-        else ""
-    )
-    plain, unit = " ".join(words), ""
+    words, unit = _COLUMNS["names"].get(name, name).replace("_", " "), ""
+    pattern = "(.+?)(?: (computed|difference|least|most))?$"
+    ((plain, qualifier),) = re.findall(pattern, words)
+    of_share = {*plain.split(" ")} & {*_COLUMNS["shares"]}
     for ending, spelled in _COLUMNS["units"].items():
         if (" " + plain).endswith(" " + ending.replace("_", " ")):
             plain, unit = plain[: -len(ending)].strip(), spelled
             plain = plain or ("rate" if "_per_" in ending else ending)
             break
     head = f"{plain} {qualifier}".strip()
-    if qualifier == "difference" or (not unit and {*words} & {*_COLUMNS["shares"]}):
+    if qualifier == "difference" or (not unit and of_share):
         return head, "share"
     return (f"{head} [{unit}]" if unit and plain != "seconds" else head), unit
 
