@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from ddlkit.core.link import GlooRing, read_link
 from ddlkit.core.workload import Floats
-from ddlkit.model import Calibration
-from ddlkit.model.predictor import OWN
-from ddlkit.model.rings import LEAST_SIZES, by_law, fit_rings, held_out_rings, ring_labs, ring_of
+from ddlkit.model.rings import fit_rings, held_out_rings, ring_labs, ring_of
 from ddlkit.report import labs, source
 
 SIZES: Floats = 1024 * 4.0 ** np.arange(8.0)
@@ -68,46 +66,6 @@ def test_no_message_is_faster_than_its_bytes_and_its_round_trips(
     np.testing.assert_allclose(at_once(SIZES), steps / ranks * SIZES * slope, rtol=1e-9)
     later_s = replace(cost, delay_s=2 * delay_s)(0.0) - cost(0.0)
     assert later_s == pytest.approx(steps * 4 * delay_s, rel=1e-6), "four delays a step"
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.floats(3e-5, 1e-3), st.floats(0.97, 1.3))
-def test_between_sizes_it_is_right_where_messages_follow_the_law(
-    software_s: float, over: float
-) -> None:
-    values = np.log([software_s, over, 0.5])
-    messages = made([(LINK, 4)], values=values)
-    table = Calibration.of(messages, draws=0)
-    by = by_law(table, messages, cores=2).between(LINK, 4)
-    exact = truth(LINK, 4, values)(BETWEEN)
-    assert np.abs(np.log(by.cost(BETWEEN) / exact)).max() < 2e-3
-    straight = np.abs(np.log(table.between(LINK, 4).cost(BETWEEN) / exact))
-    assert straight.max() > 0.02, "a table that runs straight is not"
-    assert by.others[OWN] is table.between(LINK, 4).cost, "models on trial keep the table"
-
-
-@pytest.mark.parametrize("factor", [0.7, 1.5])
-def test_what_the_law_misses_is_kept_and_intervals_hold_it(factor: float) -> None:
-    """A link on which messages of 1 MiB and more take otherwise, as where packets are lost."""
-    steady = made([(LINK, 4)])
-    other = np.where(steady["bytes"] >= 2**20, factor, 1.0)
-    spread = []
-    for messages in (steady, steady.assign(seconds=steady["seconds"] * other)):
-        by = by_law(Calibration.of(messages), messages, cores=2).between(LINK, 4)
-        seconds = messages.groupby("bytes")["seconds"].median().to_numpy()
-        error = np.log(by.cost(SIZES) / seconds)
-        assert np.abs(error).max() < abs(np.log(factor)) / 2
-        drawn = np.log([draw(BETWEEN) for draw in by.draws] / by.cost(BETWEEN))
-        spread.append(drawn.std(axis=0).max())
-    assert spread[0] < 0.01 < 0.03 < spread[1]
-
-
-def test_what_the_law_does_not_tell_keeps_its_table() -> None:
-    messages = made([(LINK, 4)])
-    few = messages[messages["bytes"].isin(SIZES[: LEAST_SIZES - 1])]
-    for other in (made([("lab:500mbit", 4)]), messages.assign(collective="all_gather"), few):
-        table = Calibration.of(other, draws=0)
-        assert by_law(table, other, cores=2).known == table.known
 
 
 @pytest.mark.parametrize("waking", [None, 0.0, 0.2])

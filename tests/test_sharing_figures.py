@@ -40,7 +40,6 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
     gains = [100 * (1 / seconds - 1) for seconds in TRAINED.values()]
     assert first["gain"][: len(gains)].tolist() == pytest.approx(gains)
     assert (first.loc[first["configuration"] == "t2-free-normal", "gain"] == 0).all()
-    assert sharing.throughputs(rows[rows["configuration"] == "t1-free-idle"]).empty
 
 
 def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
@@ -82,22 +81,18 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 
 
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
-    for table in (sharing.figure2({}), *sharing.figure3({}), sharing.figure4({})):
-        assert table["value"].notna().all() and table["default"].any()
     again = sharing.figure8({})
-    assert (
-        len(again) == throughput().count().sum() and (again["value"][again["default"]] == 0).all()
-    )
+    assert len(again) == throughput().count().sum()
+    assert (again["value"][again["default"]] == 0).all()
     (panel,) = sharing.maps(again).values()
     assert panel.default == (None, DEFAULT) and panel.grid.shape == throughput().shape
 
 
-def test_slowdowns_explain_what_is_fitted_and_what_is_not() -> None:
-    for fitted in (True, False):
-        by = sharing_model.errors(fitted)
-        assert by["cases"].dropna().nunique() == 1
-        assert by.loc["both", "regret"] < by.loc["none", "regret"] < by.loc["default", "regret"]
-        assert by.loc["both", "median"] < by.loc["none", "median"]
+def test_slowdowns_explain_what_is_not_fitted() -> None:
+    by = sharing_model.errors()
+    assert by["cases"].dropna().nunique() == 1
+    assert by.loc["both", "regret"] < by.loc["none", "regret"] < by.loc["default", "regret"]
+    assert by.loc["both", "median"] < by.loc["none", "median"]
 
 
 def test_a_model_s_timeline_is_as_long_as_its_grid_says() -> None:
@@ -120,9 +115,7 @@ def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to
     assert kept["saved printed [ms]"].dropna().tolist() == [3.97, 6.92]
     bars_ms = 1e3 * kept.loc[:1, sharing_model.PARTS].sum(axis=1)
     assert saved.loc[16, "model"] == pytest.approx(bars_ms[0] - bars_ms[1], rel=1e-6)
-    parts = sharing_model.printed_parts()["printed_s"]
-    assert len(parts) == 3
-    for name, seconds in parts.items():
+    for name, seconds in sharing_model.printed_parts()["printed_s"].items():
         assert printed[f"fig05c-{name}"] == pytest.approx(1e3 * seconds)
 
 
