@@ -125,7 +125,7 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
     }
     for log, wanted in shades.items():
-        panel = plots.Panel(grid, None, (0.9 * grid, 1.1 * grid))
+        panel = plots.Panel(grid, 0.9 * grid, 1.1 * grid)
         figure = plots.heat_maps({"b": panel}, label="over that alone", log=log)
         texts = [text.get_text() for text in figure.axes[0].texts]
         assert texts == ["(1.00)" if log else "1.00", "2.00", "4.00"], "no difference is in it"

@@ -56,8 +56,7 @@ def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     )
     order = ["free-idle", "free-nice10", "free-normal", "free-raised", "own-normal"]
     assert table["row"].tolist() == [*order, "free-normal-omp2"]
-    panel = sharing.maps(table)["here"]
-    assert panel.default == ("normal", "t2") and panel.grid.loc["normal", "t2"] == 2
+    assert sharing.maps(table)["here"].grid.loc["normal", "t2"] == 2
     shapes = ["2x64", "1x512", "1x64+2x64", "1x64"]
     assert sorted(shapes, key=sharing.least_first) == ["1x64", "1x512", "2x64", "1x64+2x64"]
 
@@ -83,9 +82,8 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
     again = sharing.figure8({})
     assert len(again) == throughput().count().sum()
-    assert (again["value"][again["default"]] == 0).all()
     (panel,) = sharing.maps(again).values()
-    assert panel.default == (None, DEFAULT) and panel.grid.shape == throughput().shape
+    assert (panel.grid[DEFAULT] == 0).all() and panel.grid.shape == throughput().shape
 
 
 def test_slowdowns_explain_what_is_not_fitted() -> None:
@@ -138,7 +136,6 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
         for blocks, threads in ((1, 64), (2, 256), (4, 64)):
             gain = 100 * (1.2 / (1 + blocks / 10) - 1)
             assert gains[name].grid.loc[blocks, threads] == pytest.approx(gain)
-        assert gains[name].default == (2, 256)
         parts = bars[f"here, {name}"]
         assert len(parts) == 4 and (parts.to_numpy() >= 0).all()
     assert len(sharing.figure5(one_gpu)) == 1, "no spans of a GPU"

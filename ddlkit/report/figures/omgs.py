@@ -10,7 +10,7 @@ right or, for a text, 1/perplexity, after its last epoch; of a network and metho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -73,15 +73,6 @@ def fig01() -> dict[str, Timeline]:
     for name, spec in specs.items():
         lines[name] = sparse_timeline(workload, make_plan(spec, workload, cost), cost)
     return lines
-
-
-def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
-    """Draw the timelines of `fig01`; titles say how much longer they are than TopK-SGD."""
-    whole_s, titled = timelines["TopK-SGD"].duration_s, {}
-    for name, line in timelines.items():
-        where = " on a link 4 times as fast" if name == "P-SGD" else ""
-        titled[f"{name}{where}: {line.duration_s / whole_s - 1:+.0%}"] = line
-    return plots.timelines(titled, "model", height=1.28)[0]
 
 
 @cache

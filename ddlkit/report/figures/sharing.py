@@ -126,15 +126,15 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
     ends = {end: rows.get(end, np.nan) for end in ENDS}
     order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
-    table = parts.assign(panel=panel, value=rows[value], **ends, default=names == default_of(rows))
+    table = parts.assign(panel=panel, value=rows[value], **ends)
     table = table.assign(place=place, order=order).dropna(subset="value")
     table = table.sort_values(["place", "order"], ignore_index=True)
-    return table[["panel", "row", "column", "value", *ENDS, "default", "order"]]
+    return table[["panel", "row", "column", "value", *ENDS, "order"]]
 
 
 def numbers(table: pd.DataFrame) -> pd.DataFrame:
     """Return `cells` as a figure's CSV has them."""
-    return table.drop(columns=["default", "order"])
+    return table.drop(columns="order")
 
 
 def figure1(tables: Tables) -> pd.DataFrame:
@@ -352,9 +352,7 @@ def maps(table: pd.DataFrame) -> dict[str, Panel]:
             wide[end].loc[order].rename_axis(index=axes[0], columns=axes[1])
             for end in ("value", *ENDS)
         )
-        default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
-        framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
-        drawn[shown(name)] = Panel(grid, framed, (lower, upper))
+        drawn[shown(name)] = Panel(grid, lower, upper)
     return drawn
 
 

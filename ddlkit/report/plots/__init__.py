@@ -17,7 +17,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from ddlkit.core.fit import Fit
@@ -199,14 +198,11 @@ def intervals(
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
-
-    default : row and column that are framed, the whole column where the row is None
-    """
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
 
     grid: pd.DataFrame
-    default: tuple[Any, Any] | None
-    ends: tuple[pd.DataFrame, pd.DataFrame]
+    low: pd.DataFrame
+    high: pd.DataFrame
 
 
 def heat_maps(
@@ -220,7 +216,7 @@ def heat_maps(
 ) -> Figure:
     """Draw heat maps by heading on one colour scale: white is no difference, red worse.
 
-    A number that may well be no difference stands in parentheses, and the default is framed.
+    A number that may well be no difference stands in parentheses.
     log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
     """
     columns = columns or len(panels)
@@ -249,16 +245,11 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
 
     log = isinstance(scale, LogNorm)
     grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    unsure = ((panel.ends[0] < log) & (panel.ends[1] > log)).to_numpy()
+    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
     text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
     colors = "RdBu_r" if log else "RdBu"
     sns.heatmap(grid, ax=ax, norm=scale, cmap=colors, xticklabels=True, yticklabels=True, **shape)
-    if panel.default is not None:
-        row, column = panel.default
-        first, count = (0, len(grid)) if row is None else (grid.index.get_loc(row), 1)
-        corner = panel.grid.columns.get_loc(column), first
-        ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
