@@ -93,7 +93,10 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
-        ({"engines": "emulated", "jitters": "1ms"}, "jitters: unknown key: a link's delay is the same"),
+        (
+            {"engines": "emulated", "jitters": "1ms"},
+            "jitters: unknown key: a link's delay is the same",
+        ),
         ({"density": 2}, "density: 2: must be a number from"),
         ({"delays": ["1ms"] * 20_000, "engines": "emulated"}, "40000 cases, the product of its"),
         ({"networks": "lenet"}, r"points\[0\]: unknown network 'lenet'"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlkit.core.link import bus_factor, read_link
+from ddlkit.core.link import read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model.rings import GlooRing, fit_rings, held_out_rings, ring_labs, ring_of
 from ddlkit.report import labs, source
@@ -83,16 +83,6 @@ def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
         assert np.abs(wrong(SIZES) / exact_s - 1).max() > 0.02
 
 
-def test_start_ups_count_the_smallest_message_once_for_each_message() -> None:
-    lab = {"link": "lab:1gbit", "collective": "all_reduce"}
-    messages = pd.DataFrame({"bytes": [8, 8, 8, 64], "seconds": [0.1, 0.2, 0.9, 7.0]})
-    cases = pd.DataFrame({"ends": ["1;2;3;4", "2;4", "4"], "measured_compute_s": 2.0})
-    share = labs.startup_share(
-        cases.assign(**lab, workers=2), messages.assign(**lab, ranks=2, in_flight=1)
-    )
-    assert share.tolist() == pytest.approx([0.4, 0.2, 0.1])
-
-
 def test_labs_that_follow_the_law_are_told_by_it() -> None:
     tbf = [("lab:1gbit", 4), ("lab:500mbit", 8), ("lab:1gbit", 2)]
     known = pd.concat([made(LABS, waking=0.3), made(tbf)])
@@ -119,14 +109,3 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
         ring = ring_of(fit_rings(alike, cores, law), named, int(ranks), law)
         sizes = own["bytes"].to_numpy(float)
         np.testing.assert_allclose(own["seconds"], ring(sizes), rtol=1e-6)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 6, 8, 16])
-def test_no_algorithm_sends_less_than_a_link_must_carry(ranks: int) -> None:
-    counts = labs.textbook(ranks)
-    assert min(carried for _, carried in counts.values()) >= bus_factor("all_reduce", ranks) - 1e-12
-    assert counts["ring"] == (2 * (ranks - 1), bus_factor("all_reduce", ranks))
-    assert counts["direct"][0] == 2 <= counts["tree"][0] == 2 * math.ceil(math.log2(ranks))
-    of_eight = {"halving_doubling": (6, 1.75), "tree": (6, 6), "hierarchical": (8, 1.75)}
-    assert of_eight.items() <= labs.textbook(8).items()
-    assert labs.textbook(6)["halving_doubling"] == (6, 3.5), "two of the six fold"

@@ -9,11 +9,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -69,44 +67,35 @@ def luminance(color: str) -> float:
     return float(np.dot([0.2126, 0.7152, 0.0722], np.array(to_rgb(color)) ** 2.2))
 
 
-def test_looks_of_a_family_differ_without_colour() -> None:
+def test_looks_of_a_family_and_of_a_series_differ_without_colour() -> None:
     for family in ("roles", "trials", "plans", "forms", "algorithms", "selections", "spans"):
         styles = looks.FAMILIES[family].values()
-        features = ["color", "label"] + ["marker"] * (family != "spans")
-        for feature in features + ["line"] * (family == "roles"):
+        for feature in ["color", "label"] + ["marker"] * (family != "spans"):
             assert len({str(getattr(style, feature)) for style in styles}) == len(styles), feature
-        for one, other in combinations(styles, 2) if family in ("roles", "spans") else ():
-            grey = abs(luminance(one.color) - luminance(other.color))
-            assert one.hatch != other.hatch or grey > 0.05, (one.label, other.label)
     assert set(looks.FAMILIES["spans"]) == set(KINDS)
     with pytest.raises(UserError, match="no style for 'guess'"):
         looks.look("guess")
-
-
-def test_of_two_names_with_one_look_the_second_is_darker_and_strangers_differ() -> None:
     first, second, stranger, other = looks.looks(["adafusion", "adafusion:repaired", "x", "y"])
     assert luminance(second.color) < luminance(first.color) and second.hollow > first.hollow
     assert (stranger.color, stranger.marker) != (other.color, other.marker)
 
 
-def test_the_theme_is_left_behind_and_a_sheet_names_everything_once() -> None:
-    before = dict(mpl.rcParams)
+def test_a_sheet_names_everything_once() -> None:
     table = pd.DataFrame({"model": [1.0, 2.0], "measured": [2.0, 1.0]}, [1, 2])
     with plots.sheet("A finding", columns=2) as (figure, axes):
         for ax in axes:
             plots.lines(ax, table, xlabel="n", ylabel="time [s]", legend="")
-    assert dict(mpl.rcParams) == before and figure.get_suptitle() == "A finding"
+    assert figure.get_suptitle() == "A finding"
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["model", "measured"]
     plt.close(figure)
 
 
 def test_bars_are_as_high_as_the_table_says_beside_or_upon_each_other(ax: Axes) -> None:
-    table = pd.DataFrame({"measured": [2e-3, 3e-3], "model": [1e-3, np.nan]}, ["none", "single"])
+    table = pd.DataFrame({"measured": [2.0, 3.0], "model": [1.0, np.nan]}, ["none", "single"])
     for stacked in (False, True):
         ax.clear()
-        ends = ("rounds", [2.5e-3, 4e-3], [3.5e-3, 9e-3])
-        plots.bars(ax, table, label="iteration", seconds=True, stacked=stacked, spread=ends)
+        plots.bars(ax, table, label="iteration [ms]", stacked=stacked)
         first, second = [bars for bars in ax.containers if isinstance(bars, BarContainer)]
         heights = [[bar.get_height() for bar in group] for group in (first, second)]
         assert np.allclose(heights, [[2, 3], [1, 0]])
@@ -115,10 +104,6 @@ def test_bars_are_as_high_as_the_table_says_beside_or_upon_each_other(ax: Axes) 
         assert apart == pytest.approx(0 if stacked else first[0].get_width())
         assert [group[0].get_hatch() for group in (first, second)] == ["", "///"]
         assert ax.get_ylabel() == "iteration [ms]" and names(ax.xaxis) == ["none", "single"]
-        (spread,) = [line for line in ax.collections if isinstance(line, LineCollection)]
-        wanted = [[[0, 2.5], [0, 3.5]], [[1, 4], [1, 9]]]
-        assert np.allclose(np.array(spread.get_segments()), np.array(wanted))
-        assert ax.get_ylim()[0] == 0 and ax.get_ylim()[1] >= 9
 
 
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
@@ -139,7 +124,7 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         True: {0.25: 0, 1: 0.5, 2: 0.75, 4: 1},
     }
     for log, wanted in shades.items():
-        panel = plots.Panel(grid, None, (0.9 * grid, 1.1 * grid))
+        panel = plots.Panel(grid, 0.9 * grid, 1.1 * grid)
         figure = plots.heat_maps({"b": panel}, label="over that alone", log=log)
         texts = [text.get_text() for text in figure.axes[0].texts]
         assert texts == ["(1.00)" if log else "1.00", "2.00", "4.00"], "no difference is in it"
@@ -280,10 +265,7 @@ def test_outputs_go_where_the_environment_says(
     assert kept == {"a_s": 0.333333, "n": 4, "where": "lab"}
     assert json.loads((tmp_path / "summaries" / "20_fit.json").read_text()) == kept
     assert outputs.read_summaries(tmp_path) == {"20_fit": kept}
-
-
-@pytest.mark.parametrize("value", [float("nan"), np.zeros(2)])
-def test_what_is_no_finite_number_is_not_kept(tmp_path: Path, value: Any) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        outputs.record_summary("a", {"x": value}, tmp_path)
-    assert not list(tmp_path.rglob("*.*"))
+    for value in (float("nan"), np.zeros(2)):
+        with pytest.raises((ValueError, TypeError)):
+            outputs.record_summary("a", {"x": value}, tmp_path)
+    assert not (tmp_path / "summaries" / "a.json").exists()

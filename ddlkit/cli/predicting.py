@@ -134,8 +134,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     compared = fits.compare(sizes, seconds, *forms, **of)
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     own_output(to, arguments.file)
-    off = {form: (unseen.sizes, unseen.errors) for form, unseen in compared.unseen.items()}
-    plots.write_png(plots.cost_forms(compared.fits, off, compared.chosen), to)
+    plots.write_png(plots.cost_forms(compared.fits, compared.chosen), to)
     said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to)}
     if arguments.json:
         said["forms"] = json.loads(compared.table.to_json(orient="index"))

@@ -15,11 +15,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlkit.core.link import FRAMING_BYTES, STEPS, read_link, wire_s_per_byte
-from ddlkit.model.calibration import undisturbed
+from ddlkit.core.link import FRAMING_BYTES, read_link, wire_s_per_byte
 from ddlkit.model.rings import held_out_rings, ring_labs
 from ddlkit.report import plots
-from ddlkit.report.accuracy import WITHIN
 from ddlkit.report.plots.style import look
 
 TRIVIAL = ("no_overlap", "perfect_overlap", "model")
@@ -27,25 +25,8 @@ WELL = 0.03  # median |error| of a lab that counts as well predicted
 ECHO_BYTES = 28 + FRAMING_BYTES  # around the payload of an echo: IP, ICMP and what a wire counts
 
 
-def startup_share(cases: pd.DataFrame, collectives: pd.DataFrame) -> pd.Series:
-    """Return (cases,) what all messages' start-ups take one after the other, over compute.
-
-    A start-up is the median of the smallest message that was calibrated in the case's lab.
-    """
-    keys = ["link", "ranks", "collective"]
-    alone = collectives[collectives["in_flight"] == 1]
-    rows = alone[alone["bytes"] == alone.groupby(keys)["bytes"].transform("min")]
-    startup_s = rows.groupby(keys)["seconds"].median()
-    labs = pd.MultiIndex.from_frame(cases[["link", "workers", "collective"]])
-    messages = cases["ends"].astype(str).str.count(";") + 1
-    return messages * startup_s.reindex(labs).to_numpy() / cases["measured_compute_s"]
-
-
 def waking(echoes: pd.DataFrame) -> float:
-    """Return seconds that a round trip takes longer for each second of delay, by a table ``echoes``.
-
-    The slope of what an echo takes beyond four delays and its bytes on four links.
-    """
+    """Return seconds that an echo takes beyond four delays and its bytes, for each second of delay."""
     alone = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
     medians = alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
     named = medians["link"].map(read_link)
@@ -56,10 +37,7 @@ def waking(echoes: pd.DataFrame) -> float:
 
 
 def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFrame:
-    """Return one row per lab of equal links and size, each lab predicted from all others of its kind.
-
-    Links without delay are of no kind. wake_up : `waking`
-    """
+    """Return one row per lab and size, each lab predicted from all others of its kind; wake_up : `waking`."""
     labs, frames = ring_labs(collectives), []
     for kind, law in (("tbf", None), ("emulated", wake_up)):
         alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
@@ -74,43 +52,8 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
     return pd.concat(frames, ignore_index=True)
 
 
-def algorithms(collectives: pd.DataFrame, link: str, ranks: int) -> pd.DataFrame:
-    """Return measured times of algorithms sent step by step over that of the fastest: (algorithm, bytes).
-
-    Before them two columns: their steps, and the bytes on the busiest link over the message's.
-    """
-    rows = collectives[collectives["algorithm"].str.startswith(STEPS)]
-    rows = rows[(rows["link"] == link) & (rows["ranks"] == ranks) & (rows["in_flight"] == 1)]
-    names = undisturbed(rows)["algorithm"].str.removeprefix(STEPS)
-    counts = pd.DataFrame(textbook(ranks), ["steps", "bytes"]).T
-    seconds = rows.pivot_table("seconds", names, "bytes", "median")
-    return counts.join(seconds / seconds.min(), how="inner")
-
-
-def textbook(ranks: int) -> dict[str, tuple[int, float]]:
-    """Return of each algorithm its steps, and the bytes on the busiest link over the message's.
-
-    As Thakur, Rabenseifner and Gropp print them (2005, sections 4.1 to 4.5), with a fold where ranks are no
-    power of two. Hierarchical: rings within nodes of at most 4 ranks, and between nodes.
-    """
-    bits, share = ranks.bit_length() - 1, 2 * (ranks - 1) / ranks
-    core, rounds = 1 << bits, (ranks - 1).bit_length()
-    fold = 2 * (core < ranks)
-    node = max(size for size in range(1, 5) if ranks % size == 0)
-    return {
-        "ring": (2 * (ranks - 1), share),
-        "halving_doubling": (2 * bits + fold, 2 * (core - 1) / core + fold),
-        "tree": (2 * rounds, 2 * rounds),
-        "hierarchical": (2 * (node - 1) + 2 * (ranks // node - 1), share),
-        "direct": (2, share),
-    }
-
-
 def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors of TRIVIAL models on the iteration and, below, on exposed communication, by kind.
-
-    kinds : title -> rows of `accuracy.validate`
-    """
+    """Return errors of TRIVIAL models on the iteration and on exposed communication, by title of rows."""
     shape: dict[str, Any] = {"rows": 2, "sharex": "row", "squeeze": False}
     with plots.sheet(columns=len(kinds), height=5.0, **shape) as (figure, axes):
         for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
@@ -124,21 +67,6 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
             column[0].set_title(f"{title}: median error {off['model_error']:.1%}")
             ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(**off)
             column[1].set_title(f"Exposed: {ends} by own compute")
-    return figure
-
-
-def by_startups(plain: pd.DataFrame, sets: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors of cases against their ``startup_share``: a panel per set, plain links in each."""
-    figure, axes = plots.canvas(len(sets), height=3.0, sharex=True, sharey=True)
-    for ax, (name, rows) in zip(axes, sets.items(), strict=True):
-        for role, some in {"plain_links": plain, "links_with_delay": rows}.items():
-            plots.points(ax, some["startup_share"], 100 * some["model_error"], role, size=3)
-        beyond = (rows["model_error"].abs() > WITHIN).sum()
-        share = f"{beyond} of {len(rows)} off by more than {WITHIN:.0%}"
-        plots.heading(ax, f"{name.capitalize()} set: {share}")
-        ax.set(xscale="log", xlabel="start-ups of all messages / compute")
-    axes[0].set_ylabel("error, iteration [%]")
-    axes[0].legend(loc="lower left")
     return figure
 
 

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit
-from ddlkit.core.link import FRAMING
-from ddlkit.core.units import GB, KB, MB, format_bytes
+from ddlkit.core.units import KB, MB
 from ddlkit.core.workload import Workload
 from ddlkit.papers.osf import PHASES
 from ddlkit.papers.osf.cluster import FIVE, REPLACED, WORKERS
@@ -192,9 +191,7 @@ def draw05(frame: pd.DataFrame) -> Figure:
     bars = frame["workers"].astype(str) + np.where(lab & slow, " slow", "")
     named = frame.assign(place=np.where(lab, PLACES["measured"], cluster), bar=bars)
     named = named.sort_values(["grade", "slowest", "workers"], ascending=[False, True, True])
-    rows = rows_of(frame[slow], grade="model", network="ResNet101", phase="NEGOTIATE")
-    ends = [f"{rows['model'].iloc[k]:.0%} among {rows['workers'].iloc[k]}" for k in (0, -1)]
-    said = f"One worker is slower: NEGOTIATE is {ends[0]}, {ends[1]}, of ResNet-101 (model)"
+    said = "One worker is slower: among few workers NEGOTIATE is most of communication"
     return _phases(named, "workers", "share of communication [%]", said)
 
 
@@ -204,35 +201,31 @@ def draw07(frame: pd.DataFrame) -> Figure:
     over = {name: frame[f"{name}_over_unfused"] for name in ("model", "measured", "paper")}
     over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
     bars, places = frame["buffer_bytes"].map(buffer_name), frame["look"].fillna("").map(PLACES)
-    wide = frame.pivot_table("seconds_over_unfused", "network", "buffer_bytes", aggfunc="sum")
-    grown = [f"{wide[GB][name] - 1:+.0%} ({spelled(name)}" for name in TWO]
-    said = f"{grown[0]}) and {grown[1]}; paper {over['paper'].max() - 1:+.0%})"
-    said = f"A buffer exchanges ALLREDUCE for WAIT: 1 GB changes communication on the cluster by {said}"
+    said = "A buffer exchanges ALLREDUCE for WAIT: ResNet-101 gains by that, VGG-16 loses"
     named = frame.assign(**over, bar=bars, place=places)
     return _phases(named, "buffer", "communication [% of unfused]", said)
 
 
 def draw09(frame: pd.DataFrame) -> Figure:
     """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
-    epochs, paper = frame["epoch"].max(), look("paper")
-    last = rows_of(frame, epoch=epochs, measured_on="running")
+    last = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
     means = last.groupby("network", sort=False)["share_of_guess"].mean()
     said = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())
-    said = f"Loss while training after {epochs} epochs, over ln(classes): {said}"
-    sets = {"running": "while training", "training": "training images"}
-    sets["held_out"] = "held-out images"
+    said = f"Loss while training after the last epoch, over ln(classes): {said}"
     with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
-        for ax, (images, title) in zip(axes, sets.items(), strict=True):
+        for ax, images in zip(axes, ("running", "training", "held_out"), strict=True):
             rows = frame[frame["measured_on"] == images]
             value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
             plots.samples(ax, rows, **value, center="mean", percent=100)
             printed = rows.dropna(subset="paper").drop_duplicates("network")
             for width, row in zip((1, 2), printed.itertuples(), strict=False):
-                shape = {"color": paper.color, "linestyle": ":", "linewidth": width}
+                shape = {"color": look("paper").color, "linestyle": ":", "linewidth": width}
                 ax.axhline(row.paper, label=f"paper, {row.network}: {row.paper_loss:g}", **shape)
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
-            ax.set_title(title)
+            ax.set_title(
+                {"running": "while training"}.get(images, images.replace("_", "-") + " images")
+            )
     return figure
 
 
@@ -254,8 +247,7 @@ def fig10(frame: pd.DataFrame) -> Figure:
             plots.lines(ax, errors, xlabel="message size", ylabel=label, log="b", legend="")
             bdp, printed = rows[[f"{of}bandwidth_delay_bytes" for of in ("", "paper_")]].iloc[0]
             ax.axvline(bdp, color=SOFT, linewidth=0.8, label="BDP here")
-            paper = {"color": look("paper").color, "linestyle": look("paper").line}
-            ax.axvline(printed, label=f"paper: BDP {printed / KB:g} KB", **paper)
+            ax.axvline(printed, color=look("paper").color, label=f"paper: BDP {printed / KB:g} KB")
             ax.label_outer()
             ax.set_title(f"{link}, {ranks} ranks")
     return figure
@@ -274,33 +266,6 @@ def as_replayed(
     return workload.scaled(compute["dilation"]), rows_of(runs, **compute)
 
 
-def gaps(audit: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Return how far the planners AUDITED are from the best plan, by share of instances and by start-ups.
-
-    audit : of `ddlkit.papers.audit.random_audit`
-    """
-    wide = 100 * audit.pivot(index="instance", columns="planner", values="gap")[AUDITED]
-    index = 100 * (np.arange(len(wide)) + 1) / len(wide)
-    shares = pd.DataFrame(np.sort(wide, axis=0), columns=wide.columns, index=index)
-    load, edges = (
-        audit.groupby("instance")["start_ups_over_compute"].first(),
-        np.geomspace(0.01, 10, 7),
-    )
-    bins = pd.cut(load, edges, labels=np.sqrt(edges[1:] * edges[:-1]))
-    means = wide.groupby(bins, observed=True).mean()
-    near = (f"{look(p).label} on {np.mean(wide[p] < 1):.0%}" for p in ("mg_wfbp", "ddp"))
-    said = f"Within 1% of the best plan, of random networks: {', '.join(near)}"
-    with plots.sheet(said, columns=2, height=3.4) as (figure, (left, right)):
-        label = "gap to the best plan, at most [%]"
-        plots.lines(left, shares, xlabel="share of networks [%]", ylabel=label, legend="")
-        left.set_ylim(0, 50)  # a few are larger
-        words: dict[str, Any] = {"xlabel": "all start-ups / compute", "ylabel": "mean gap [%]"}
-        plots.lines(right, means, **words, log="x", legend="")
-    parts = {"share_percent": shares, "start_ups_over_compute": means}
-    tables = [part.rename_axis("value").reset_index().assign(of=of) for of, part in parts.items()]
-    return figure, pd.concat(tables, ignore_index=True)
-
-
 def draw11(numbers: pd.DataFrame) -> Figure:
     """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
     best = numbers[numbers["grade"].isna()]
@@ -312,9 +277,10 @@ def draw11(numbers: pd.DataFrame) -> Figure:
     panels["gain over that buffer [%], replayed"] = lab.assign(
         network=lab["network"].map(network_title) + ", " + lab["over"].str[7:]
     )
-    rule = rows_of(model, planner=ADAFUSION, over=CONSTANT)
-    most, least = 100 * rule["gain_high"].max(), 100 * rule["paper_gain_low"].max()
-    said = f"adaFusion gains {most:.0f}% over 100 MB at most; the paper prints {least:g}% at least"
+    rule = rows_of(model, planner=ADAFUSION, over=CONSTANT)[["gain_high", "paper_gain_low"]].max()
+    said = "adaFusion gains {:.0%} over 100 MB at most; the paper prints {:.1%} at least".format(
+        *rule
+    )
     with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
         for ax, (label, rows) in zip(axes.flat, panels.items(), strict=True):
             wide = rows.pivot(index="network", columns="planner").rename(index=network_title)
@@ -326,44 +292,24 @@ def draw11(numbers: pd.DataFrame) -> Figure:
 
 
 def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
-    """Return all-reduce times by size, and busbw over the rate; ``medians`` of link and ranks has both."""
-    with plots.sheet(columns=2, height=3.2) as (figure, (left, right)):
-        plots.samples(left, samples.sort_values("series"), x="bytes", series="series")
+    """Return all-reduce times by size; ``medians`` of link and ranks has the floors."""
+    with plots.sheet("A small message costs a start-up, a large one its bytes") as (figure, ax):
+        plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
         scale, _ = time_unit(samples["seconds"])
         limited = medians.dropna()
         for _, rows in limited[limited["bytes"] >= FLOOR_FROM].groupby("series"):
             shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
-            left.plot(rows["bytes"], scale * rows["floor_s"], **shape)
-        if len(limited):
-            shares = 100 * limited.pivot(index="bytes", columns="series", values="busbw_over_rate")
-            label = "busbw over rate [%]"
-            plots.lines(right, shares, xlabel="message size", ylabel=label, log="b", legend="")
-            right.axhline(100 * FRAMING, color=SOFT, linewidth=0.8)
-            largest = f"{format_bytes(shares.index[-1])} reach {shares.iloc[-1].min():.0f}%"
-            right.set_title(f"{largest} of the rate")
-        left.set_title("A small message costs a start-up")
+            ax.plot(rows["bytes"], scale * rows["floor_s"], **shape)
     return figure
-
-
-def _largest_step(medians: pd.DataFrame) -> str:
-    """Return between which two sizes selecting at DENSITY slows down most, in words."""
-    times = medians[np.isclose(medians["density"], DENSITY)].set_index("elements")["seconds"]
-    where = times.index.get_loc((times / times.shift()).idxmax())
-    before, after = times.index[where - 1 : where + 1]
-    ratio = times[after] / times[before]
-    return f"{after:,} elements take {ratio:.0f} times as long as {before:,}"
 
 
 def omgs_fig02(
     selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
-    """Return omgs's figure 2, its numbers, and alpha (s) and beta (s/byte) for as many nodes.
+    """Return omgs's figure 2, its numbers, and the authors' code's alpha (s) and beta (s/byte).
 
     selecting : fits at DENSITY, by form; gathering : to one link's all-gathers
     measured : samples of selections at several densities
-
-    gamma is read as 2.2e-10 s. alpha and beta stand in the paper's picture alone: here they are its authors'
-    code's (data/papers/omgs/code.csv), for as many nodes, where it has those, and for NODES.
     """
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
     few, ring = np.geomspace(1e3, 1e6, 7).round(), gathering[0]
@@ -385,7 +331,7 @@ def omgs_fig02(
         ax.set_ylim(top=30 * ax.get_ylim()[1])  # room for the legend
         plots.heading(ax, name)
     medians = measured.groupby(["elements", "density"])["seconds"].median().reset_index()
-    plots.title(figure, f"No formula has this step: {_largest_step(medians)}")
+    plots.title(figure, "Selecting looks at every element; no formula has its steps")
     gathered = pd.Series(ring.seconds).groupby(ring.sizes).median()
     printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
     parts = [medians, gathered.rename("gather_s").rename_axis("bytes").reset_index()]

@@ -1,8 +1,8 @@
-"""omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed and as trained.
+"""omgs's figures 1, 3 and 4, its settings by model, and its algorithms as replayed.
 
 Costs are those of the authors' published code, layer times are scanned (`ddlkit.papers.omgs`). The
-lab computes as the nearest setting does, and so much longer as its shortest sparse message is above the
-start-up that it stands for: its times over that stretch are those of the paper's cluster.
+lab computes as the nearest setting does, stretched as its shortest sparse message is over the start-up that
+it stands for: its times over that stretch are those of the paper's cluster.
 
 Of figure 3, fixed before anything was recorded: a training's score is the share of held-out images that is
 right or, for a text, 1/perplexity, after its last epoch; of a network and method, the mean over seeds.
@@ -10,17 +10,15 @@ right or, for a text, 1/perplexity, after its last epoch; of a network and metho
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
@@ -63,10 +61,7 @@ SHOWN = ("TopK", "MGS", "OMGS", "exact")  # in figure 4; LAGS-SGD takes several 
 
 
 def fig01() -> dict[str, Timeline]:
-    """Return dense and sparse algorithms on four layers, in ready order: 16 workers, published costs.
-
-    Dense gradients take a ring over a link four times as fast as the paper's.
-    """
+    """Return algorithms on four layers, 16 workers, published costs; dense on a link 4 times as fast."""
     sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
     workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
     cost = replace(published_cost(WORKERS, audit.DENSITY), selecting=audit.SELECTION)
@@ -78,15 +73,6 @@ def fig01() -> dict[str, Timeline]:
     for name, spec in specs.items():
         lines[name] = sparse_timeline(workload, make_plan(spec, workload, cost), cost)
     return lines
-
-
-def draw_fig01(timelines: Mapping[str, Timeline]) -> Figure:
-    """Draw the timelines of `fig01`; titles say how much longer they are than TopK-SGD."""
-    whole_s, titled = timelines["TopK-SGD"].duration_s, {}
-    for name, line in timelines.items():
-        where = " on a link 4 times as fast" if name == "P-SGD" else ""
-        titled[f"{name}{where}: {line.duration_s / whole_s - 1:+.0%}"] = line
-    return plots.timelines(titled, "model", height=1.28)[0]
 
 
 @cache
@@ -118,11 +104,7 @@ def compatible(network: str, with_: Sequence[str] = TIMES) -> pd.DataFrame:
 
 
 def savings() -> pd.DataFrame:
-    """Return by network what OMGS-SGD saves of TopK-SGD's iteration, in s.
-
-    saved_s : as printed; most_saved_s : the most that any layer times allow at the published costs, with as
-        many messages as printed
-    """
+    """Return what OMGS-SGD saves of TopK-SGD's iteration: as printed, and the most that costs allow, in s."""
     frame = printed().assign(saved_s=lambda rows: rows["topk_s"] - rows["omgs_s"])
     frame["most_saved_s"] = [
         max(
@@ -156,10 +138,7 @@ def modelled() -> pd.DataFrame:
 
 
 def replayed(campaign: Source) -> pd.DataFrame:
-    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster.
-
-    predicted : before it was played. Where two algorithms have one plan, it was replayed once, stands twice.
-    """
+    """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster."""
     planning = campaign.table("collectives")  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
     groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
@@ -173,11 +152,7 @@ def replayed(campaign: Source) -> pd.DataFrame:
 
 
 def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.DataFrame:
-    """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms.
-
-    An algorithm whose plan is another's was not played: it is planned again. Compute and selections were
-    waited out: what was measured is what was exposed.
-    """
+    """Return rows of `replayed` of one network and link: those of a plan under each of its algorithms."""
     row = played[played["density"] < 1].iloc[0]
     case, network = Case.from_row(row), NETWORKS[row["network"]]
     workloads, selections = campaign.workloads(), campaign.selections()
@@ -209,7 +184,7 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
     named = [whole[whole["density"] == 1].assign(algorithm=DENSE)]
     for algorithm, spec in PLANS.items():
         rows = sparse[sparse["plan"] == spec]
-        if rows.empty:
+        if rows.empty:  # its plan is another's, which was played once
             ends = ";".join(map(str, make_plan(spec, workload, cost).ends))
             rows = sparse[sparse["ends"] == ends]
         named.append(rows.assign(algorithm=algorithm))
@@ -219,8 +194,7 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
 def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """Return by network omgs Tab VI's ratios of `replayed`: s1, s2: OMGS over TopK and MGS.
 
-    best: exact merging over TopK; fastest: of TopK, MGS and OMGS; resolved: how much a time's repeats differ,
-    at most (relative); limited: whether the processor may have slowed one of the three.
+    best: exact merging over TopK; fastest: of three; resolved: how much repeats differ, at most (relative)
     """
     wide, three = frame.pivot(index="network", columns="algorithm"), ["TopK", "MGS", "OMGS"]
     took = wide["iteration"]
@@ -231,7 +205,6 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
         "fastest": took[three].idxmin(axis=1),
         "messages": wide["messages", "OMGS"].astype(int),
         "resolved": wide["repeatability"][three].max(axis=1),
-        "limited": wide["processor_limited"][three].any(axis=1),
     }
     return pd.DataFrame(columns).loc[frame["network"].unique()]
 
@@ -245,7 +218,6 @@ def at_papers_startup() -> pd.DataFrame:
 def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     """Return omgs Fig 4: PLAYED by model at the paper's costs, and as `replayed` at its start-up.
 
-    paper : of whole iterations, Tab VI; the model leaves the update out, as the paper does
     s1, s2 : iterations over OMGS-SGD's; less_exposed : exposed communication of TopK-SGD over its own
     ``_paper`` : of Tab VI and Section V-E, which prints "about", and "very close", here 1, of VGG-16
     """
@@ -272,94 +244,20 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_fig04(frame: pd.DataFrame) -> Figure:
-    """Draw omgs Fig 4 of `fig04`: parts of iterations, and ratios of OMGS-SGD, beside what is printed."""
-    networks = [str(name) for name in frame["network"].unique()]
+    """Draw omgs Fig 4 of `fig04`: parts of iterations, by model and replayed, beside what is printed."""
     places = pd.MultiIndex.from_product([SHOWN, ("model", "lab")], names=["algorithm", "where"])
-    ours = frame[frame["algorithm"] == "OMGS"].set_index(["where", "network"])
-    labels = {"iteration over OMGS-SGD's": {"s1": ", TopK", "s2": ", MGS"}}
-    labels |= {"exposed communication, TopK / OMGS": {"less_exposed": ""}}
-    with plots.sheet(columns=2, rows=3, height=8.6) as (figure, axes):
-        for ax, network in zip(axes.flat, networks, strict=False):
-            rows = frame[frame["network"] == network].set_index(places.names).reindex(places)
-            _draw_parts(ax, rows, pairs="left: model, right: replayed")
+    said = "Parts of an iteration, by model and replayed, beside the printed times"
+    with plots.sheet(said, columns=2, rows=2, height=6.0) as (figure, axes):
+        for ax, (network, own) in zip(axes.flat, frame.groupby("network", sort=False), strict=True):
+            rows = own.set_index(places.names).reindex(places)
+            parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
+            how: dict[str, Any] = {"label": "iteration [s]", "legend": ""}
+            plots.bars(ax, parts, stacked=True, pairs="left: model, right: replayed", **how)
             paper_s = rows["paper"].to_numpy()[::2]
             plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
             gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
             ax.set_title(f"{network}: gain {gain:.0%}, printed {stated:.0%}")
-        for ax, (label, names) in zip(axes[2], labels.items(), strict=True):
-            cases = [network + of for of in names.values() for network in networks]
-            roles = {"paper": ("_paper", "model"), "model": ("", "model"), "replayed": ("", "lab")}
-            values = {
-                role: np.concatenate([ours.loc[where, name + end][networks] for name in names])
-                for role, (end, where) in roles.items()
-            }
-            dots = {role: (each, each) for role, each in values.items()}
-            plots.intervals(ax, cases, dots, label=label, reference=1.0)
-            off = np.nanmedian(np.abs(values["replayed"] / values["paper"] - 1))
-            ax.set_title(f"Median {off:.0%} off the paper")
     return figure
-
-
-def _draw_parts(ax: Axes, rows: pd.DataFrame, **how: Any) -> None:
-    """Draw PLAYED, stacked, of rows by algorithm and a second level."""
-    parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
-    plots.bars(ax, parts, stacked=True, label="iteration [s]", legend="", **how)
-
-
-def trained(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return iterations of real sparsified training: medians over iterations, of the mean over ranks.
-
-    rows : table ``sparse_training``. Networks of many tensors come first.
-    update : adding up what came, and the step; least, most : of its rounds' medians; fastest : in how many of
-        its rounds it was the fastest
-    """
-    specs = {spec: name for name, spec in PLANS.items()}
-    update_s = rows["update_s"] + rows["scatter_s"]
-    rows = rows.assign(algorithm=rows["plan"].map(specs), update_s=update_s)
-    keys = ["network", "ranks", "algorithm", "messages"]
-    names = {f"{part}_s": part for part in (*PARTS[:3], "update", "iteration")}
-    names["exposed_communication_s"] = "exposed"
-    means = rows.groupby([*keys, "repeat", "iteration"])[[*names]].mean().rename(columns=names)
-    rounds = means.groupby([*keys, "repeat"])["iteration"].median()
-    frame = means.groupby(keys)[[*PLAYED, "iteration"]].median()
-    frame = frame.join(rounds.groupby(keys).agg(least="min", most="max", rounds="size"))
-    first = rounds == rounds.groupby(["network", "ranks", "repeat"]).transform("min")
-    frame = frame.assign(fastest=first.groupby(keys).sum()).reset_index()
-    frame["tensors"] = -frame.groupby("network")["messages"].transform("max")
-    frame["place"] = frame["algorithm"].map({name: place for place, name in enumerate(PLANS)})
-    frame = frame.sort_values(["ranks", "tensors", "network", "place"], ignore_index=True)
-    return frame.drop(columns=["tensors", "place"])
-
-
-def draw_training(frame: pd.DataFrame) -> Figure:
-    """Draw parts of real iterations of `trained`, a panel a network; titles: LAGS over the fastest plan."""
-    ranks, late = sorted(frame["ranks"].unique()), behind(frame)
-    places = pd.MultiIndex.from_product([PLANS, ranks], names=["algorithm", "ranks"])
-    pairs, networks = " and ".join(map(str, ranks)), frame.groupby("network", sort=False)
-    with plots.sheet(columns=2, rows=-(-len(networks) // 2), height=6.0) as (figure, axes):
-        for ax, (network, rows) in zip(axes.flat, networks, strict=False):
-            rows = rows.set_index(places.names).reindex(places)
-            spread = ("shortest to longest round", rows["least"], rows["most"])
-            _draw_parts(ax, rows, pairs=f"{pairs} ranks", spread=spread)
-            shares = " and ".join(f"{late[network, n]:+.0%}" for n in ranks if (network, n) in late)
-            ax.set_title(f"{store.network_title(str(network))}: LAGS {shares}")
-    return figure
-
-
-def behind(frame: pd.DataFrame) -> pd.Series:
-    """Return by network and ranks of `trained` how much longer LAGS takes than the fastest plan, relative."""
-    wide = frame.pivot(index=["network", "ranks"], columns="algorithm", values="iteration")
-    return (wide["LAGS"] / wide.min(axis=1) - 1).dropna()
-
-
-def decided(frame: pd.DataFrame) -> dict[tuple[str, int], str]:
-    """Return by network and ranks the plan whose slowest round is faster than any round of another."""
-    fastest = {}
-    for (network, ranks), rows in frame.groupby(["network", "ranks"]):
-        best, *others = rows.sort_values("iteration").to_dict("records")
-        if best["most"] < min(other["least"] for other in others):
-            fastest[str(network), int(ranks)] = best["algorithm"]
-    return fastest
 
 
 LABELS = {
@@ -381,10 +279,8 @@ SEEDS = 3  # with so many of every method a network is judged, and not before
 def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """Return held-out scores by epoch of each network, method and seed; of several lengths the longest.
 
-    trained : table ``sparse_convergence``, by default of every machine; what serves several methods, whose
-        plans are the same, stands once for each
-    value : what is drawn; sends : how often, so far, each element would have been sent if all were sent
-        equally often; NaN with a schedule
+    trained : table ``sparse_convergence``, by default of every machine
+    value : what is drawn; sends : how often, so far, each element would have been sent if all were alike
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()
@@ -446,18 +342,13 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 
 
 def draw_fig03(frame: pd.DataFrame) -> Figure:
-    """Draw omgs Fig 3 of what is `complete`; titles have OMGS-SGD's score over dense's, last and best."""
-    networks = [str(name) for name in frame["network"].unique()]
+    """Draw omgs Fig 3 of what is `complete`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
-    epochs = frame.groupby(["network", "method", "epoch"])["score"].mean()
-    best = epochs.groupby(["network", "method"]).max().unstack()
-    peaks = best["OMGS"] / best["dense"]
     how: dict[str, Any] = {"x": "epoch", "y": "value", "series": "method", "center": "mean"}
-    with plots.sheet(columns=len(networks), height=3.4, squeeze=False) as (figure, axes):
-        for ax, network in zip(axes[0], networks, strict=True):
-            rows = frame[frame["network"] == network]
+    with plots.sheet(columns=len(of_omgs), height=3.4, squeeze=False) as (figure, axes):
+        for ax, (network, rows) in zip(axes[0], frame.groupby("network", sort=False), strict=True):
             shown = rows[rows["epoch"] >= 5 * (network == LEARNED[TEXT])]  # before, far above
             plots.samples(ax, shown, percent=100, **how)
             ax.set_ylabel(str(rows["measure"].iloc[0]))
-            ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%}, best {peaks[network]:.0%}")
+            ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")
     return figure

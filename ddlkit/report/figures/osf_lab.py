@@ -1,7 +1,6 @@
 """osf's figures as tables: measured in the lab, beside the cluster by model and what the paper prints.
 
-A prediction knows the layer profile and the collectives that were measured on their own, nothing of the
-runs. In the *regime* start-ups and bytes weigh against compute as in the setting that fits the paper best.
+In the *regime* start-ups and bytes weigh against compute as in the setting that fits the paper best.
 """
 
 from __future__ import annotations
@@ -71,10 +70,7 @@ class Lab:
         return cls(alone.table("runs"), alone.table("timeline"), opened.workloads(), calibration)
 
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:
-        """Return the cases with or without a negotiation, in the order of the recording.
-
-        plain : only those with equal workers, dense gradients, one message in flight
-        """
+        """Return cases with or without a negotiation; ``plain``: equal workers, dense, one in flight."""
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = [case for case in map(Case.from_row, rows) if case.negotiated == negotiated]
         return [c for c in cases if not plain or c.density == c.straggler == c.in_flight == 1]
@@ -104,10 +100,7 @@ def _buffer(case: Case) -> tuple[str, int] | None:
 
 
 def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
-    """Return scaling factors measured without fusion, and the errors of FORMULAS against them.
-
-    The formulas know osf Eq 7 through the smallest and the largest calibrated message.
-    """
+    """Return scaling factors measured without fusion, and errors of FORMULAS with osf Eq 7 against them."""
     rows = []
     for lab, case in [(each, case) for each in labs for case in each.cases(plain=True)]:
         if case.plan == "none":
@@ -120,10 +113,7 @@ def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
 
 
 def fused(lab: Lab) -> pd.DataFrame:
-    """Return scaling factors measured against the buffer, among four equal workers.
-
-    repeatability : largest difference of repeats. Of cases run with and without a negotiation, that without.
-    """
+    """Return factors measured against the buffer, four workers; of cases run both ways, not negotiated."""
     rows = {}
     for case in (*lab.cases(negotiated=True, plain=True), *lab.cases(plain=True)):
         if case.workers == 4 and (place := _buffer(case)):
@@ -148,17 +138,13 @@ def replaced(lab: Lab) -> pd.DataFrame:
 
 
 def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
-    """Return one row per case and phase, of rank 0: seconds, and shares of the communication time.
-
-    negotiated : of these cases, where an agreement is taken to be as quick as the smallest message; else of
-        those in which a message leaves as soon as it is complete
-    """
+    """Return one row per case and phase, of rank 0: seconds, and shares of the communication time."""
     tables = {}
     for case in lab.cases(negotiated=negotiated):
         if place := _buffer(case):
             messages, measured = lab.calibration.of_case(case), lab.phases(case)
             how: dict[str, Any] = {"slowest": case.straggler, "link": messages.link}
-            how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0
+            how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0  # the smallest
             model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)
             columns = {"model_s": pd.Series(model), "measured_s": measured.mean()}
             table = pd.DataFrame(columns).assign(repeatability_s=measured.agg(mean_difference))
@@ -169,10 +155,7 @@ def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
 
 
 def gains_in_regime() -> pd.DataFrame:
-    """Return measured gains of figure 11's planners over the constant buffer, in the regime, by rounds.
-
-    A planner whose plan is another case's counts as that.
-    """
+    """Return measured gains of figure 11's planners over the constant buffer, in the regime, by rounds."""
     lab, rows = Lab.load(REGIMES), []
     cases = pd.Series(lab.cases(plain=True))
     for network, mine in cases.groupby([osf_name(case.network) for case in cases], sort=False):
@@ -180,7 +163,7 @@ def gains_in_regime() -> pd.DataFrame:
         names, cost = {c.ends: c.plan for c in mine}, lab.calibration.of_case(first).cost
         for rule in dict.fromkeys(("adafusion", *osf_scaling.RULES)):
             ends = ";".join(map(str, make_plan(rule, lab.workload(first), cost).ends))
-            name = rule if rule in factors else names.get(ends, CONSTANT)
+            name = rule if rule in factors else names.get(ends, CONSTANT)  # another case's plan
             if name != CONSTANT:
                 gain = factors[name] / factors[CONSTANT] - 1
                 row = {"network": network, "planner": rule, "over": CONSTANT, "gain": gain.mean()}
@@ -200,10 +183,7 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def fig09(trained: pd.DataFrame) -> pd.DataFrame:
-    """Return loss by epoch of each network, seed and set of images of the longest trainings.
-
-    share_of_guess : over ln(classes), the loss of a guess
-    """
+    """Return loss by epoch of the longest trainings; share_of_guess : over ln(classes), a guess's loss."""
     trained = trained[trained["epochs"] == trained["epochs"].max()]
     frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
     names = {"": "published", "_replaced": "replaced", "_no_dropout": "published, no dropout"}
@@ -224,10 +204,8 @@ def fig10(
 ) -> pd.DataFrame:
     """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
 
-    collectives : samples to make costs from; tensors : those of another run, which are predicted. No cost has
-        seen the size that it predicts. Raises UserError when no link has both
-    ``tensors`` of the result counts how many have that size; ``repeated`` is the relative difference of the
-    two runs at sizes that both have, else NaN.
+    collectives : samples to make costs from; tensors : of another run, predicted, each size unseen
+    ``tensors`` of the result counts them; ``repeated`` is the two runs' relative difference
     """
     before = {place: rows for place, rows in _all_reduces(collectives)}
     frames = [
@@ -273,10 +251,7 @@ def _errors(seen: pd.DataFrame, rows: pd.DataFrame, models: Sequence[str]) -> pd
 
 
 def decided(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return per link and side of the bandwidth-delay product whether its tensors tell Eq 18 from a line.
-
-    That is, whether median errors of the best line and of the better Eq 18 differ by more than the two runs.
-    """
+    """Return per link and side of the BDP if the best line and Eq 18 differ by more than the two runs."""
     small = (frame["bytes"] < frame["bandwidth_delay_bytes"]).map({True: "small", False: "large"})
     sides = frame.assign(side=small, error=frame["error"].abs(), apart=frame["repeated"].abs())
     rows: list[dict[str, Any]] = []
@@ -287,11 +262,6 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
         row |= {"line": line, "line_error": each[line], "eq18": curve, "eq18_error": each[curve]}
         rows.append({**row, "decided": abs(each[line] - each[curve]) > row["runs_differ"]})
     return pd.DataFrame(rows)
-
-
-def below(network: str, size: float) -> float:
-    """Return the share of a network's tensors with fewer bytes (float32) than ``size``."""
-    return float(np.mean(4 * np.array(networks.parameters(network)) < size))
 
 
 def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
@@ -348,10 +318,7 @@ def fig04() -> pd.DataFrame:
 
 
 def fig06() -> pd.DataFrame:
-    """Return messages and factor against the buffer, where a message is a tensor, and 1 GB as printed.
-
-    ``paper``: what the printed gain or loss at 1 GB makes of the factor without fusion here.
-    """
+    """Return messages and factor against the buffer; ``paper``: what the printed change makes of ours."""
     model = osf_scaling.over(osf_scaling.fig06, [*BUFFERED, "quantity"], unit="tensor")
     change = {"ResNet101": claimed("osf-fig06-resnet101"), "VGG16": -claimed("osf-fig06-vgg16")}
     stated = model["network"].map(change) / 100

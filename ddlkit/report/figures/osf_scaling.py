@@ -1,7 +1,6 @@
-"""osf's figures by model: the paper's cluster in all settings that fit its statements equally well.
+"""osf's figures by model: ranges over the *compatible* settings of the paper's cluster.
 
-A range goes from the least to the largest number over the *compatible* settings: VGG-16 at its 0.25, and of
-the other statements as many as hold together. What the text says stands in a column ``paper``.
+These have VGG-16 at its 0.25, and of the other statements as many as hold together.
 """
 
 from __future__ import annotations
@@ -72,18 +71,17 @@ def setting_search() -> SettingSearch:
     return settle(stated(), grid, cluster.quantities(grid))
 
 
-@lru_cache(maxsize=2)
-def compatible(unit: str = "") -> tuple[PaperSetting, ...]:
+@lru_cache(maxsize=1)
+def compatible() -> tuple[PaperSetting, ...]:
     """Return every setting that agrees with as many statements as that of the figures, the best first."""
     search = setting_search()
     mask = search.most(ANCHOR)
     order = np.argsort(search.miss[mask], kind="stable")
-    settings = map(search.grid.setting, np.argwhere(mask)[order])
-    return tuple(setting for setting in settings if unit in ("", setting.unit))
+    return tuple(map(search.grid.setting, np.argwhere(mask)[order]))
 
 
 def setting() -> PaperSetting:
-    """Return the setting of the figures: VGG-16 at its 0.25, and of the rest as much as fits together."""
+    """Return the setting of the figures."""
     return compatible()[0]
 
 
@@ -94,7 +92,7 @@ def over(
     unit: str = "",
 ) -> pd.DataFrame:
     """Return a figure at the best compatible setting, its ``values`` with ``_low`` and ``_high`` over all."""
-    settings = compatible(unit)
+    settings = [each for each in compatible() if unit in ("", each.unit)]
     by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
     low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
     return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
@@ -117,16 +115,8 @@ def csf_of(workload: Workload, cost: MessageCost) -> float:
     return no_overlap(Iteration(workload, single(workload), cost)).scaling_factor
 
 
-def _unfused(workload: Workload, cost: MessageCost) -> float:
-    """Return the factor when every tensor is sent as soon as it is ready."""
-    return predict(workload, none(workload), cost).scaling_factor
-
-
 def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
-    """Return the scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10).
-
-    The paper's iteration has no update; the workload's comes after all else, as in our own model.
-    """
+    """Return the scaling factor without fusion by each of FORMULAS (osf Eqs 2, 3, 8 to 10)."""
     sent_s = cost(workload.bytes[::-1]).tolist()
     times = workload.forward_s, workload.backward_s[::-1].tolist(), sent_s
     alone_s = workload.compute_s - workload.update_s
@@ -146,10 +136,7 @@ def fig01(setting: PaperSetting) -> dict[str, Timeline]:
 
 
 def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
-    """Return four equal tensors; waiting for the second pays, waiting for the last does not.
-
-    Numbers are chosen here; the paper draws none.
-    """
+    """Return four equal tensors, numbers chosen here: waiting for the second pays, for the last not."""
     workload = Workload.from_arrays(2e-3, (2e-3, 2e-3, 9e-3, 5e-3), [4 * MB] * 4)
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(4e-3, slope, workers=WORKERS, algorithm="ring")
@@ -165,7 +152,8 @@ def fig03(setting: PaperSetting) -> pd.DataFrame:
 
     def factors(network: str) -> dict[str, float]:
         workload = setting.workload(network)
-        return {"simulated": _unfused(workload, cost), **formulas(workload, cost)}
+        simulated = predict(workload, none(workload), cost).scaling_factor
+        return {"simulated": simulated, **formulas(workload, cost)}
 
     frame = _tidy(factors, {"network": FIVE})
     simulated = frame.groupby("network")["model"].transform("first")
@@ -210,16 +198,16 @@ def _fused(setting: PaperSetting, network: str, capacity: int) -> dict[str, floa
 
 
 def fig08(setting: PaperSetting) -> pd.DataFrame:
-    """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion.
-
-    Model "OSF" overlaps, "CSF" sends everything afterwards.
-    """
+    """Return the factor of VGG-16, as it is and replaced, from 1 to 32 workers without fusion."""
 
     def factors(network: str, workers: int) -> dict[str, float]:
         if workers == 1:
             return {"OSF": 1.0, "CSF": 1.0}
         workload, cost = setting.workload(network), setting.cost(workers)
-        return {"OSF": _unfused(workload, cost), "CSF": csf_of(workload, cost)}
+        return {
+            "OSF": predict(workload, none(workload), cost).scaling_factor,
+            "CSF": csf_of(workload, cost),
+        }
 
     frame = _tidy(factors, {"network": ("VGG16", REPLACED), "workers": WORKER_COUNTS})
     printed = {"VGG16": claimed("osf-fig08-before"), REPLACED: claimed("osf-fig08-after")}

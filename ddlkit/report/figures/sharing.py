@@ -1,13 +1,14 @@
 """The sharing paper's figures: what it prints or its model says, and what machines measured.
 
 A configuration is compared with the default of the same round, so that drift cancels; shown is the median
-over rounds, with its 95% interval. A figure's CSV keeps names as they were recorded; `shown` spells them.
+over rounds, with its 95% interval. Of a GPU of one's own: training beside a stand-in for messages.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.report import compare
 from ddlkit.report.claims import paper_table
-from ddlkit.report.figures import gpu_own, sharing_model
+from ddlkit.report.figures import sharing_model
 from ddlkit.report.figures.sharing_model import PARTS, RESNET
 from ddlkit.report.papers.sharing import BATCHES, DEFAULT, throughput
 from ddlkit.report.plots import Panel
-from ddlkit.report.source import open_sharing
+from ddlkit.report.source import Source, open_sharing
 
 Tables = Mapping[str, pd.DataFrame]  # by KINDS
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
@@ -31,6 +33,12 @@ OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processo
 SIMULATED = "V100S, simulated"
 ENDS = ["lower", "upper"]
 CELL = ["network", "batch", "plan", "link"]
+WHO = {
+    "standin": "stand-in",
+    "copy_engine": "copy engine",
+    "nccl_one_gpu": "two ranks of NCCL on one GPU",
+}
+COPY_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 SEEN = {  # where controls are read back
     "threads": ["taken_threads"],
     "cores": ["taken_cores"],
@@ -45,7 +53,7 @@ def recorded(data: str = "") -> Tables:
         name = kind if kind == "controls" else f"sharing_{kind}"
         if place and place.has(name):
             tables[kind] = place.rounds(name) if kind == "iterations" else place.table(name)
-    for kind, rows in gpu_own.one_gpu(data).items():
+    for kind, rows in one_gpu(data).items():
         tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
     return tables
 
@@ -108,10 +116,7 @@ def least_first(name: str) -> tuple[int, ...]:
 
 
 def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
-    """Return a heat map, a row a number: panel, row, column, value, lower, upper, default, order.
-
-    In rows is ``index``, in columns the configuration; without an index its parts: "2x256" in row 2.
-    """
+    """Return a heat map, a row a number; without ``index`` rows are parts of the configuration's name."""
     rows = rows if index else one_group(rows)
     names = rows["configuration"]
     parts = names.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
@@ -121,15 +126,15 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
     ends = {end: rows.get(end, np.nan) for end in ENDS}
     order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
-    table = parts.assign(panel=panel, value=rows[value], **ends, default=names == default_of(rows))
+    table = parts.assign(panel=panel, value=rows[value], **ends)
     table = table.assign(place=place, order=order).dropna(subset="value")
     table = table.sort_values(["place", "order"], ignore_index=True)
-    return table[["panel", "row", "column", "value", *ENDS, "default", "order"]]
+    return table[["panel", "row", "column", "value", *ENDS, "order"]]
 
 
 def numbers(table: pd.DataFrame) -> pd.DataFrame:
     """Return `cells` as a figure's CSV has them."""
-    return table.drop(columns=["default", "order"])
+    return table.drop(columns="order")
 
 
 def figure1(tables: Tables) -> pd.DataFrame:
@@ -152,8 +157,9 @@ def _paper(name: str) -> pd.DataFrame:
 
 
 def _gains() -> pd.DataFrame:
-    """Return figure 8's gains over the default: configuration, gain, network, batch, case ("AlexNet, 16")."""
-    gains = sharing_model.gains(throughput()).rename_axis("configuration", axis=1)
+    """Return figure 8's gains over the default in per cent, by configuration, network, batch and case."""
+    images = throughput().rename_axis("configuration", axis=1)
+    gains = 100 * (images.div(images[DEFAULT], axis=0) - 1)
     return _named(gains.stack().rename("gain").reset_index())
 
 
@@ -206,10 +212,7 @@ def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure8(tables: Tables) -> pd.DataFrame:
-    """Return `cells` of every network and batch's gain over the default, in per cent.
-
-    Measured ones by link with several networks, of configurations that were measured in half of the cases.
-    """
+    """Return `cells` of all gains in per cent; of configurations that half of the cases have."""
     maps = [cells("paper", _gains(), "gain", "case")]
     for link, rows in _links(tables, "iterations"):
         gains = _named(throughputs(plain(rows)))
@@ -221,10 +224,7 @@ def figure8(tables: Tables) -> pd.DataFrame:
 
 
 def figure5(tables: Tables) -> list[dict[str, Timeline]]:
-    """Return timelines of ResNet-18, default, best and starved: of the paper by its model, and by link.
-
-    Their names are "where, role: configuration". The best is that of odd rounds, the timelines of even ones.
-    """
+    """Return timelines of ResNet-18, default, best (of odd rounds) and starved: by the model, and by link."""
     model, roles = sharing_model.fitted("both"), ("default", "best", "starved")
     simulated = {
         f"V100S, {role}: {name}": model.iteration(*RESNET, name).timeline()
@@ -238,9 +238,7 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
         best = gains.loc[gains["gain"].idxmax(), "configuration"]
         ways = default_of(gains), best, min(gains["configuration"], key=least_first)
         first = _of(tables["spans"], gains.iloc[0])
-        first = first.drop_duplicates(
-            [*CELL, "configuration", "task", "rank"]
-        )  # of several sessions
+        first = first.drop_duplicates(["configuration", "task", "rank"])  # of several sessions
         spans = {
             name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
             for name, each in first.groupby("configuration")
@@ -277,10 +275,7 @@ def figure7(tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def parts(link: str, iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFrame]:
-    """Return PARTS of default and best of each network and batch, by "here, link": means of rounds, in s.
-
-    The best is that of odd rounds; shown are even ones in which both were trained. Of a single case: nothing.
-    """
+    """Return PARTS (s) of default and best of each case: means of even rounds, best of odd ones."""
     rows, bars = plain(iterations), [pd.DataFrame()]
     odd, default = rows["repeat"] % 2 == 1, default_of(rows)
     gains, even = one_group(throughputs(rows[odd])), rows[~odd]
@@ -345,17 +340,10 @@ def shown(name: Any) -> Any:
     return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
-    """Return heat maps of `cells` by heading, in the words of readers.
-
-    between : in a heading between where gains are from and how many, or their intervals, are beyond no gain
-    """
+def maps(table: pd.DataFrame) -> dict[str, Panel]:
+    """Return heat maps of `cells` by heading, in the words of readers."""
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
-        says = shown(name)
-        if between:
-            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
-            says += f"{between}{(low > 0).sum()} of {len(rows)} better, {(high < 0).sum()} worse"
         rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
         order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
         axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
@@ -364,23 +352,19 @@ def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
             wide[end].loc[order].rename_axis(index=axes[0], columns=axes[1])
             for end in ("value", *ENDS)
         )
-        default = rows.loc[rows["default"], ["row", "column"]].to_numpy().tolist()
-        framed = (None if len(default) > 1 else default[0][0], default[0][1]) if default else None
-        drawn[says] = Panel(grid, framed, (lower, upper))
+        drawn[shown(name)] = Panel(grid, lower, upper)
     return drawn
 
 
 def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return for `plots.paired_bars` by heading, which counts wins, the bars and which of a pair is which."""
+    """Return for `plots.paired_bars` by heading the bars and which of a pair is which."""
     drawn = {}
     for name, table in bars.items():
         cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
         names = [f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases]
-        default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
-        won = f"{np.sum(best_s < default_s)}/{np.sum(best_s != default_s)}"
         renamed = table.set_axis(np.repeat(names, 2)).rename(columns={PARTS[0]: "compute only"})
         whose = "the paper's best" if name == SIMULATED else "best of other rounds"
-        drawn[f"{shown(name)}: best wins {won}"] = renamed, f"left: default; right: {whose}"
+        drawn[shown(name)] = renamed, f"left: default; right: {whose}"
     return drawn
 
 
@@ -389,3 +373,57 @@ def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
     words = [re.split(r", (?=default|best|starved)|: ", name) for name in group]
     names = [f"{shown(where)}, {role}: {shown(way)}" for where, role, way in words]
     return dict(zip(names, group.values(), strict=True))
+
+
+def training_shares(source: Source) -> pd.DataFrame:
+    """Return in % what training reaches of a GPU's fastest matrix product, by network and precision."""
+    rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
+    largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
+    return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
+
+
+def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
+    """Return iterations and kernels of a recording, by name or directory, else the first that has such."""
+    named = Path(data) if "/" in data else store.RECORDED / data
+    for path in [*([named] if data else []), *store.list_recorded()]:
+        source = Source((path,))
+        if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
+            tables = {"iterations": _iterations(source.table("sharing"))}
+            if source.has("contention"):
+                tables["kernels"] = _kernels(source.table("contention"))
+            return tables
+    return {}
+
+
+def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``sharing`` table's single precision of at most two ranks as iterations, a round a sample."""
+    rows = sharing.query("precision == 'fp32' and ranks <= 2 and quantity == 'iteration'")
+    rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
+    last = rows["policy"].str.partition("_")[2]
+    name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    return rows.assign(
+        plan="ddp",
+        link=[_at("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
+        configuration=name.where(last == "", name + "+" + last),
+        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(lower=0),
+    )
+
+
+def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
+    """Return a ``contention`` table as kernels; a link is who communicates, at which rate."""
+    rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
+    by = ["kernel", "ranks"]
+    alone_s = rows[rows["communication"] == "none"].groupby(by)["seconds"].median()
+    rows = rows.join(alone_s.rename("kernel_alone_s"), on=by)
+    way = rows["communication"].str.extract(COPY_WAY, expand=False)
+    who = rows["communication"].str.replace(COPY_WAY, "", regex=True).map(WHO)
+    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"]).dropna(subset="who")
+    shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
+    links = [*map(_at, rows["who"], rows["bytes_per_s_asked"])]
+    return rows.assign(configuration=rows["way"].fillna(shape), link=links)
+
+
+def _at(who: str, rate: float) -> str:
+    if who != WHO["standin"]:
+        return who
+    return f"{who}, {rate / 1e9:g} GB/s" if rate else f"{who}, full speed"

@@ -147,16 +147,16 @@ def predicted(model: str) -> pd.DataFrame:
     return pd.concat(tables)
 
 
-def errors(of_fitted: bool = False) -> pd.DataFrame:
+def errors() -> pd.DataFrame:
     """Return by model: cases, median absolute error of figure 8's throughputs, and regret.
 
-    Of configurations that are printed at both FITTED batches; at the other batches, or ``of_fitted``.
+    Of batches not FITTED, and configurations that are printed at both of these.
     regret : how much slower, in the mean, the model's choice is than the best; also of keeping the "default"
     """
     grid = throughput()
     fit = grid.index.isin(FITTED, level="batch")
     printed_twice = grid[fit].notna().groupby("network").all().reindex(grid.index, level="network")
-    measured = grid.where(printed_twice)[fit == of_fitted]
+    measured = grid.where(printed_twice)[~fit]
     relative, table = measured.div(measured.max(axis=1), axis=0), {}
     for name in FIT_MODELS:
         images = predicted(name).loc[measured.index].where(measured.notna())
@@ -165,19 +165,6 @@ def errors(of_fitted: bool = False) -> pd.DataFrame:
         table[name] = {"cases": off.count(), "median": off.median(), "regret": 1 - reached.mean()}
     table["default"] = {"regret": 1 - relative[DEFAULT].mean()}
     return pd.DataFrame(table).T
-
-
-def gains(images: pd.DataFrame) -> pd.DataFrame:
-    """Return throughputs' gain over the default's, in per cent, a column each configuration."""
-    return 100 * (images.div(images[DEFAULT], axis=0) - 1)
-
-
-def points_away() -> list[float]:
-    """Return how far ResNet-18's gains by the model are from figures 4 and 8: medians, in per cent points."""
-    grid = paper_table("sharing", "fig04")
-    printed = grid["gain_percent"].set_axis(configurations(grid)), gains(throughput()).loc[RESNET]
-    model = gains(predicted("both")).loc[RESNET].drop(DEFAULT)
-    return [float((model - each[model.index]).abs().median()) for each in printed]
 
 
 def best(network: str, batch: int) -> str:
@@ -229,10 +216,7 @@ def saved() -> pd.DataFrame:
 
 
 def printed() -> pd.DataFrame:
-    """Return every time that the text gives of figure 7, in ms, beside the model of figure 8.
-
-    AlexNet's computation only, which is one for both configurations, comes first.
-    """
+    """Return every time that the text gives of figure 7, in ms, beside the model; AlexNet's one twice."""
     names = {"alexnet": "AlexNet", "vgg16": "VGG-16", "vgg19": "VGG-19", "vit": "ViT-Base/16"}
     names |= {f"resnet{depth}": f"ResNet-{depth}" for depth in (18, 50, 101)}
     quantities = {part.replace(" ", "-"): [k] for k, part in enumerate(PARTS)}

@@ -15,7 +15,6 @@ from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.report import claims
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import dag as figures
-from ddlkit.report.figures import dag_clusters
 from ddlkit.report.source import open_campaign
 
 OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
@@ -91,7 +90,7 @@ CHECKS |= {
         "Table IV's 24 M in float32 over time and link rate: not defined",
     ),
     "dag-v100-speed": lambda: modelled(
-        (LIKE_RESNET, dag_clusters.compatible().alexnet_speedup.max()),
+        (LIKE_RESNET, figures.compatible().alexnet_speedup.max()),
         "ResNet-50's, by the printed backward times, to AlexNet's largest of the compatible settings",
     ),
     "dag-fig01-tasks": lambda: counted(
@@ -118,16 +117,16 @@ CHECKS |= {
 
 
 def _by_model(statement: str, claim: str) -> Result:
-    return claims.by_model(dag_clusters.setting_search(), statement, 1 / dag_clusters.unit(claim))
+    return claims.by_model(figures.setting_search(), statement, 1 / figures.unit(claim))
 
 
-for _statement, _claim in dag_clusters.STATEMENTS.items():
+for _statement, _claim in figures.STATEMENTS.items():
     check(_claim, _statement, _claim)(_by_model)
 
 
 @check("dag-finding4")
 def _merged() -> Result:
-    start_s, per_byte = dag_clusters.compatible().message("V100", "Caffe-MPI", WHOLE)
+    start_s, per_byte = figures.compatible().message("V100", "Caffe-MPI", WHOLE)
     sizes = cluster.layer_bytes("ResNet-50")
     each_s, sent_s = len(sizes) * start_s, sizes.sum() * per_byte
     note = "ResNet-50's layers one by one over all in one message, 16 V100, all compatible settings"
@@ -137,7 +136,7 @@ def _merged() -> Result:
 @cache
 def _periods(framework: str, gpu: str, network: str) -> tuple[float, float, float, float]:
     """Return seconds between scheduled updates, of all messages; between updates without, with two copies."""
-    times, _, _ = dag_clusters.central().times(gpu, network, framework, WHOLE)
+    times, _, _ = figures.central().times(gpu, network, framework, WHOLE)
     # GPUs are equal: one is scheduled, with the messages of sixteen.
     times = replace(times, io_s=0.0)
     baseline = replace(times, communication_s=0.0 * times.communication_s)
@@ -181,12 +180,12 @@ def _hiding_pays() -> Result:
 @check("dag-fig04-googlenet-most", "GoogleNet")
 @check("dag-fig04-resnet50-most", "ResNet-50")
 def _lab_error(network: str) -> Result:
-    lab = dag_clusters.fig04_lab()
+    lab = figures.fig04_lab()
     alone = ~lab["limited"][lab["network"] == network]
     note = (
         f"average of {alone.sum()} of {len(alone)} cases, all that the processor cannot have slowed"
     )
-    return measured(dag_clusters.lab_errors(lab)[network], note, "replayed")
+    return measured(figures.lab_errors(lab)[network], note, "replayed")
 
 
 @check("dag-finding1")

@@ -1,7 +1,6 @@
 """Plots: functions that draw tables on given axes, in one theme, with one look for each role.
 
-Numbers come in base units (seconds, bytes). A table's index has the cases, sizes or workers, a column is a
-series. ``style`` says what a name looks like, ``shown`` writes files and shows them in a notebook.
+Numbers come in base units; a table's index has the cases, sizes or workers, a column is a series.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 
 from ddlkit.core.fit import Fit
-from ddlkit.core.timeline import COMMUNICATION, KINDS, Timeline
+from ddlkit.core.timeline import KINDS, Timeline
 from ddlkit.report.plots.shown import live_box as live_box
 from ddlkit.report.plots.shown import measured_here as measured_here
 from ddlkit.report.plots.shown import save_figure as save_figure
@@ -42,15 +39,11 @@ from ddlkit.report.plots.style import (
     name_bars,
     plain_log_ticks,
     set_log,
-    theme,
     time_unit,
 )
 from ddlkit.report.plots.style import look as look
 
-LEAST_DRAWN = 1e-3  # a relative error on a logarithmic axis
 
-
-@theme()
 def canvas(
     columns: int = 1, rows: int = 1, height: float = 3.2, **options: Any
 ) -> tuple[Figure, Any]:
@@ -58,13 +51,11 @@ def canvas(
     return plt.subplots(rows, columns, figsize=(WIDTH, height), **options)
 
 
-@theme()
 def heading(ax: Axes, text: str) -> None:
     """Set the bold title of a panel, at its left."""
     ax.set_title(text)
 
 
-@theme()
 def title(figure: Figure, text: str) -> None:
     """Set what a figure of several panels shows, above them all, in lines as wide as it."""
     lines = textwrap.fill(text, int(figure.get_figwidth() / 0.082))  # inches of a letter
@@ -74,12 +65,11 @@ def title(figure: Figure, text: str) -> None:
 @contextmanager
 def sheet(said: str = "", **shape: Any) -> Iterator[tuple[Figure, Any]]:
     """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
-    with theme():
-        figure, axes = canvas(**shape)
-        yield figure, axes
-        _shared_legend(figure)
-        if said:
-            title(figure, said)
+    figure, axes = canvas(**shape)
+    yield figure, axes
+    _shared_legend(figure)
+    if said:
+        title(figure, said)
 
 
 def _shared_legend(figure: Figure) -> None:
@@ -89,81 +79,59 @@ def _shared_legend(figure: Figure) -> None:
     figure.legend(named.values(), named, loc="outside lower left", ncols=4)
 
 
-@theme()
 def bars(
     ax: Axes,
     table: pd.DataFrame,
     *,
     label: str,
-    seconds: bool = False,
     stacked: bool = False,
     legend: str = "above",
-    spread: tuple[str, ArrayLike, ArrayLike] | None = None,
     pairs: str = "",
 ) -> None:
     """Draw a group of bars per row, a bar per column, beside or upon each other.
 
-    Times in ``seconds`` are drawn in the unit that reads best, which then follows ``label``.
-
-    spread : its name and the least and most (n,) of each row's whole, in the table's unit; a line
     pairs : where every two rows belong together and have one name, what the text below the axis says
     """
-    factor, unit = time_unit(table.to_numpy()) if seconds else (1.0, "")
     step, (rows, columns) = 2 if pairs else 1, table.shape
     middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns
-    heights = np.nan_to_num(factor * table.to_numpy(dtype=float))
+    heights = np.nan_to_num(table.to_numpy(dtype=float))
     bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
     for k, style in enumerate(looks([str(name) for name in table.columns])):
         at = middles if stacked else middles + width * (k - (columns - 1) / 2)
         drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
         filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
         plt.setp(drawn.patches, linewidth=0.3, **filled)
-    if spread is not None:
-        least, most = (factor * np.asarray(end, dtype=float) for end in spread[1:])
-        ax.vlines(middles, least, most, label=spread[0], color=INK, linewidth=1.6, zorder=4)
-    ax.set(xlabel=pairs, ylabel=f"{label} [{unit}]" if seconds else label)
+    ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
-    places = np.arange(0, rows, step) + (step - 1) / 2
-    names = [str(name) for name in table.index[::step]]
-    name_bars(ax, places.tolist(), names, 0.75 if legend == "right" else 1.0)
+    name_bars(ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])])
 
 
-@theme()
 def paired_bars(
-    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, wide: bool = False
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
 ) -> tuple[Figure, Axes]:
-    """Draw pairs of stacked bars in seconds, two panels in a row; return the figure, and the last axes empty.
-
-    wide : the first panel has a row of its own, and so have the axes, below all others
-    """
-    first, *rest = panels
-    names = [first, first, *rest, "", ""] if wide else [first, *rest, ""]
-    rows: list[Any] = [names[k : k + 2] for k in range(0, len(names), 2)]
-    heights = [2.2] * (len(rows) - 1) + [3.8 if wide else 2.2]
-    figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.3))
-    axes = figure.subplot_mosaic(rows, height_ratios=heights)
-    for name, (parts, which) in panels.items():
-        bars(axes[name], parts, label=label, seconds=True, stacked=True, pairs=which, legend="")
-        heading(axes[name], name)
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
+    heights = [2.0] * len(panels) + [last]
+    figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
+    for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
+        factor, unit = time_unit(parts)
+        words: dict[str, Any] = {"label": f"{label} [{unit}]", "pairs": which, "legend": ""}
+        bars(ax, factor * parts, stacked=True, **words)
+        heading(ax, name)
     _shared_legend(figure)
-    return figure, axes[""]
+    return figure, axes[-1]
 
 
-@theme()
 def points(
     ax: Axes, x: ArrayLike, y: ArrayLike, role: str | Style, *, label: str = "", size: float = 7
 ) -> None:
-    """Draw a role's markers at (n,) places, in a white rim that tells them from bars of their colour."""
+    """Draw a role's markers at (n,) places."""
     style = look(role) if isinstance(role, str) else role
     x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
     line.set(markerfacecolor=style.face, label=label or style.label)
-    if size > 3:  # smaller ones are many
-        line.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
 
 
-@theme()
 def dots(
     ax: Axes,
     cases: Sequence[str],
@@ -188,19 +156,6 @@ def dots(
     add_legend(ax, legend)
 
 
-@theme()
-def dots_by_heading(panels: Mapping[str, tuple[str, pd.DataFrame]]) -> Figure:
-    """Draw panels of `dots` under each other: by heading the label of the axis and a table of cases."""
-    lengths = [len(rows) + 3 for _, rows in panels.values()]
-    shape: dict[str, Any] = {"rows": len(panels), "height": 0.22 * sum(lengths) + 0.5}
-    figure, axes = canvas(**shape, squeeze=False, height_ratios=lengths)
-    for ax, (name, (label, rows)) in zip(axes.flat, panels.items(), strict=True):
-        dots(ax, [str(case) for case in rows.index], rows, label=label, legend="right")
-        heading(ax, name)
-    return figure
-
-
-@theme()
 def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
     """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
     by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
@@ -213,7 +168,6 @@ def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: 
     ax.set_xlabel(label)
 
 
-@theme()
 def intervals(
     ax: Axes,
     cases: Sequence[str],
@@ -244,17 +198,13 @@ def intervals(
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
-
-    default : row and column that are framed, the whole column where the row is None
-    """
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
 
     grid: pd.DataFrame
-    default: tuple[Any, Any] | None
-    ends: tuple[pd.DataFrame, pd.DataFrame]
+    low: pd.DataFrame
+    high: pd.DataFrame
 
 
-@theme()
 def heat_maps(
     panels: Mapping[str, Panel],
     *,
@@ -266,7 +216,7 @@ def heat_maps(
 ) -> Figure:
     """Draw heat maps by heading on one colour scale: white is no difference, red worse.
 
-    A number that may well be no difference stands in parentheses, and the default is framed.
+    A number that may well be no difference stands in parentheses.
     log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
     """
     columns = columns or len(panels)
@@ -287,7 +237,6 @@ def heat_maps(
     bar.ax.set_ylim(low, high)
     if log:
         plain_log_ticks(bar.ax.yaxis)
-    bar.outline.set(visible=False)
     return figure
 
 
@@ -296,26 +245,18 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
 
     log = isinstance(scale, LogNorm)
     grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    unsure = ((panel.ends[0] < log) & (panel.ends[1] > log)).to_numpy()
+    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
     text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
     colors = "RdBu_r" if log else "RdBu"
     sns.heatmap(grid, ax=ax, norm=scale, cmap=colors, xticklabels=True, yticklabels=True, **shape)
-    if panel.default is not None:
-        row, column = panel.default
-        first, count = (0, len(grid)) if row is None else (grid.index.get_loc(row), 1)
-        corner = panel.grid.columns.get_loc(column), first
-        ax.add_patch(Rectangle(corner, 1, count, fill=False, edgecolor=INK, linewidth=2))
-    inches = ax.bbox.width / ax.figure.dpi / grid.shape[1]
-    side = (30, "right") if max(map(len, grid)) > 11 * inches else (0, "center")
-    plt.setp(ax.get_xticklabels(), rotation=side[0], ha=side[1], rotation_mode="anchor")
+    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)
     ax.grid(visible=False)
 
 
-@theme()
 def lines(
     ax: Axes,
     table: pd.DataFrame,
@@ -355,11 +296,7 @@ def samples(
     center: str = "median",
     percent: float = 95,
 ) -> None:
-    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them.
-
-    ``x``, ``y`` and ``series`` are columns. Times stand over bytes, both logarithmic, in the unit that reads
-    best.
-    """
+    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them."""
     timed = y == "seconds"
     factor, unit = time_unit(frame[y]) if timed else (1.0, "")
     names, half = frame[series].unique(), percent / 200
@@ -371,7 +308,6 @@ def samples(
     lines(ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words)
 
 
-@theme()
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals."""
     first, *_ = fits.values()
@@ -395,26 +331,11 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     add_legend(ax, "inside")
 
 
-@theme()
-def cost_forms(
-    fits: Mapping[str, Fit[Any]],
-    off: Mapping[str, tuple[ArrayLike, ArrayLike]],
-    chosen: str,
-) -> Figure:
-    """Draw times of forms fitted to the same messages and, below, their errors at held-out sizes.
-
-    off : by form (k,) held-out sizes and signed relative errors
-    """
-    figure, (above, below) = canvas(rows=2, height=6.4, sharex=True)
-    cost_fit(above, fits)
-    errors = {form: pd.Series(*off[form][::-1]).abs() for form in fits if form in off}
-    percent = 100 * pd.DataFrame(errors).clip(lower=LEAST_DRAWN)
-    label = "error at held-out sizes [%]"
-    lines(below, percent, xlabel="message size", ylabel=label, log="by", legend="")
-    below.set_ylim(bottom=90 * LEAST_DRAWN)
-    heading(above, f"chosen: {look(chosen).label}")
-    above.set(xlabel="")
-    add_legend(above, "right")
+def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
+    """Draw times of forms fitted to the same messages."""
+    figure, ax = canvas(height=3.6)
+    cost_fit(ax, fits)
+    heading(ax, f"chosen: {look(chosen).label}")
     return figure
 
 
@@ -430,12 +351,8 @@ def timelines(
     return figure, pd.concat(spans)
 
 
-@theme()
 def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
-    """Draw rank 0's spans as bars, a row per stream; timelines (by heading) on one time axis.
-
-    Above each stands how long it is.
-    """
+    """Draw rank 0's spans as bars, timelines (by heading) on one time axis; above each, how long it is."""
     chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
     longest_s = max(spans.duration_s for spans in chosen.values())
     scale, unit = time_unit(longest_s)
@@ -458,7 +375,7 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
 
 
 def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
-    """Draw spans from time zero; number the messages if they are few and wide enough."""
+    """Draw spans from time zero, a row per stream."""
     table = spans.to_frame()
     table["left"] = (table["start_s"] - table["start_s"].min()) * scale
     table["width"] = (table["end_s"] - table["start_s"]) * scale
@@ -468,13 +385,6 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
         shape: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
         row = streams.index(stream) - 0.36, 0.72
         ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
-    messages = table[table["kind"].isin(COMMUNICATION)]
-    wide = messages[messages["width"] > 0.03 * spans.duration_s * scale]
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
-    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7, "bbox": box}
-    for message in wide.itertuples() if len(messages) <= 12 else ():
-        middle = message.left + message.width / 2
-        ax.text(middle, streams.index(message.stream), str(message.group), **how)
     ax.set_yticks(range(len(streams)), streams)
     ax.set_ylim(len(streams) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
 from ddlkit.report import catalog, outputs
-from ddlkit.report.plots.style import known, theme
+from ddlkit.report.plots.style import known
 from ddlkit.report.source import Source
 from ddlkit.store.files import atomic_write, own_yaml
 
@@ -46,8 +46,7 @@ def write_png(figure: Figure, path: Path, **options: Any) -> Path:
     An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
     """
     buffer = io.BytesIO()
-    with theme():
-        figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
     try:
         old, new = (np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer))
         alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
@@ -84,7 +83,6 @@ def show_tables() -> None:
             shell.display_formatter.formatters["text/html"].for_type(kind, table_html)
 
 
-@theme()
 def table(
     frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
 ) -> Figure:
@@ -146,20 +144,17 @@ def column(name: str) -> tuple[str, str]:
         return name.replace("_", " "), bracketed[1]
     if known(name):
         return name, ""
-    words = _COLUMNS["names"].get(name, name).replace("_", " ").split(" ")
-    qualifier = (
-        words.pop()
-        if words[-1] in ("computed", "difference", "least", "most") and len(words) > 1
-        else ""
-    )
-    plain, unit = " ".join(words), ""
+    words, unit = _COLUMNS["names"].get(name, name).replace("_", " "), ""
+    pattern = "(.+?)(?: (computed|difference|least|most))?$"
+    ((plain, qualifier),) = re.findall(pattern, words)
+    of_share = {*plain.split(" ")} & {*_COLUMNS["shares"]}
     for ending, spelled in _COLUMNS["units"].items():
         if (" " + plain).endswith(" " + ending.replace("_", " ")):
             plain, unit = plain[: -len(ending)].strip(), spelled
             plain = plain or ("rate" if "_per_" in ending else ending)
             break
     head = f"{plain} {qualifier}".strip()
-    if qualifier == "difference" or (not unit and {*words} & {*_COLUMNS["shares"]}):
+    if qualifier == "difference" or (not unit and of_share):
         return head, "share"
     return (f"{head} [{unit}]" if unit and plain != "seconds" else head), unit
 

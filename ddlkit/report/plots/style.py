@@ -5,9 +5,7 @@ Marker, line and hatch tell things apart without colour, too; ``looks.yml`` besi
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from ddlkit.store.files import own_yaml
 WIDTH = 7.2  # inches of a figure
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _FOLDER = Path(__file__).parent
-_RC = mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False)
+mpl.rcParams.update(mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False))
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,6 @@ FAMILIES["plans"] = {
     name: Style(planner.label, *planner.look) for name, planner in planners().items()
 }
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
-
-
-@contextmanager
-def theme() -> Iterator[None]:
-    """Set the workbook's look, as a context (``with theme():``) or a decorator; restore it on leaving."""
-    with mpl.rc_context(_RC):
-        yield
 
 
 def known(name: str) -> bool:
@@ -164,11 +155,11 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
     ax.grid(True, axis="both")
 
 
-def name_bars(ax: Axes, places: Sequence[float], names: Sequence[str], share: float) -> None:
-    """Name groups of bars: in lines as long as a group is wide, or aslant if a word is longer."""
-    letters = max(1, int(share * ax.bbox.width / ax.figure.dpi / len(names) / 0.075))  # inches
-    if any(len(word) > letters for name in names for word in name.split()):
-        ax.set_xticks(places, names, rotation=30, ha="right", rotation_mode="anchor")
-    else:
-        ax.set_xticks(places, [textwrap.fill(name, letters) for name in names])
+def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
+    """Name groups of bars, aslant where the names together are longer than the axis."""
+    long = 0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi  # inches
+    side: dict[str, Any] = (
+        {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    )
+    ax.set_xticks(places, names, **side)
     ax.tick_params(axis="x", length=0)
