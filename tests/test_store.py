@@ -209,7 +209,8 @@ def test_a_crash_at_any_moment_leaves_one_whole_table(
         assert not list(directory.glob("*.tmp")) and not list(directory.glob(".*.tmp"))
         save(directory, collectives(1, sample=8), append=True)
         assert len(store.load_table(path)) == survived[-1] + 1
-    assert set(survived) == {3, 4}, "crashes before and after the table is exchanged"
+    after = {4} if call == "os.fsync" else set()  # the table is exchanged by the last rename
+    assert set(survived) == {3} | after
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from ddlkit.run.sessions import say
 from ddlkit.store import files, has_table
 
 EVERY_S = 20.0
-KEPT = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+KEPT = (".csv", ".csv.gz", ".json", ".jsonl")
 """Ends of the names of tables and stamps; not of a lock or half a file."""
 
 
