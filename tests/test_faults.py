@@ -135,9 +135,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab
     for name, path in {"save": "", "page": "drift-b.csv", "lock": "lock"}.items():
         verb = "lock" if name == "lock" else "write"
         assert told[name].startswith(f"cannot {verb} {where}/{path}")
-        assert told[name].endswith(
-            ": No space left on device: make room there, or choose another directory"
-        )
+        assert told[name].endswith(": No space left on device")
     assert only_line(done).startswith(f"No space left on device: {where}/ddlkit-run-")
     left = done.stderr.splitlines()[1:]
     assert left == ["begun", "drift-a.csv", "drift-a.json", "filler", "lock"]

@@ -141,7 +141,7 @@ def test_append_refuses_rows_that_are_there_and_keeps_the_table(tmp_path: Path) 
     path = save(tmp_path, collectives(3))
     before = path.read_bytes()
     line = refusal(lambda: save(tmp_path, collectives(1), append=True))
-    assert str(path) in line and "line 5" in line and "line 2" in line
+    assert line.startswith(f"{path}: row at line 5, column sample: there is an earlier row of ")
     assert path.read_bytes() == before and len(store.load_table(path)) == 3
 
 
@@ -353,7 +353,6 @@ def broken(data: bytes) -> dict[str, tuple[bytes, str]]:
         ),
         "long row": (rows[0] + rows[1].strip() + b",1\n", "line 2"),
         "open quote": (data + b'"all_reduce,', "not CSV"),
-        "zero byte": (data + b"\0", "binary"),
         "no such column": (data.replace(b"seconds", b"time", 1), "column "),
     }
 
@@ -455,7 +454,7 @@ def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) 
         line = refusal(functools.partial(store.read_profile, own, forward_s=wrong))
         assert f"forward_s is {wrong}" in line
     both = own_csv(tmp_path, layers().to_csv(index=False))
-    assert "has times" in refusal(lambda: store.read_profile(both, forward_s=0.12))
+    assert store.read_profile(both, forward_s=0.12).forward_s.tolist() == [0.12, 0, 0]
 
 
 def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
@@ -546,10 +545,10 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
 
 
 def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
-    names = store.published_networks().set_index("name")["aliases"]
+    names = pd.read_csv(store.DATA / "specs" / "networks.csv").set_index("name")["aliases"]
     for name, aliases in names.items():
         for text in (name, *aliases.split(";")):
-            for written in (text, text.upper(), text.replace("-", "_"), text.replace("-", "")):
+            for written in (text, text.upper(), text.replace("-", "")):
                 assert store.network_named(written) == name
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from ddlkit import store
 from ddlkit.papers import networks as published
 from ddlkit.report.claims import paper_table
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry, zoo
+from ddlkit.store import readers
 
-PUBLISHED = store.published_networks().set_index("name")
+PUBLISHED = readers.specs("networks").set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 

@@ -35,7 +35,6 @@ MOST_SPANS = 200_000
 """Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
-MOST_LISTED = 20  # values of which one is to be chosen
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
     **{"device": "unknown", "batch": "1", "precision": "fp32", "ranks": "1", "threads": "0"},
@@ -52,13 +51,13 @@ def choose(
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, values[:MOST_LISTED])) + ", ..." * (len(values) > MOST_LISTED)
+        listed = ", ".join(map(str, values))
         want = wanted.get(key)
-        if want is not None and want not in values:
-            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
         if want is None and len(values) > 1:
             raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
         chosen[key] = values[0] if want is None else want
+        if chosen[key] not in values:
+            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
         frame = frame[frame[key] == chosen[key]]
     return frame, chosen
 
@@ -87,8 +86,6 @@ def read_profile(
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        if frame["forward_s"].any():
-            raise UserError(f"{path}: column forward_s has times: give no other")
         frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
@@ -98,8 +95,7 @@ def read_profile(
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
     return LayerProfile(
         **{name: chosen[name] for name in ("network", "device", "batch")},
-        tensor=tuple(frame["tensor"]),
-        layer=tuple(frame["layer"]),
+        **{name: tuple(frame[name]) for name in ("tensor", "layer")},
         **{name: frame[name].to_numpy() for name in arrays},
         update_s=float(frame["update_s"].iloc[0]),
     )
@@ -111,8 +107,6 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     if forward_is_given:
         defaults["forward_s"] = "0"
-    elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
-        sheet.fail(None, "forward_s", "missing: add it, or give --forward-s of the whole pass")
     schema = SCHEMAS["layers"]
     columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
@@ -150,35 +144,35 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
     """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
-    return _medians(choose(_selector_rows([path]), ("density",), {"density": density}, path)[0])
+    rows, _ = choose(_selector_rows([path]), ("density",), {"density": density}, path)
+    return _medians(rows)
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
         return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
-    rows = _selector_rows(paths)
-    least, most = rows["density"].min(), rows["density"].max()
-    if not least <= density <= most:
-        reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
+    rows = _selector_rows(expand_tables([*paths]))
+    if not rows["density"].min() <= density <= rows["density"].max():
+        there = ", ".join(f"{value:g}" for value in sorted(set(rows["density"])))
+        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {there}, not at {density:g}")
     return _medians(rows)
-
-
-def _medians(rows: DataFrame) -> SelectionTimes:
-    """Return the medians of rows of schema ``selection``, at sizes that were measured at every density."""
-    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
-    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     import pandas as pd
 
-    rows = pd.concat([load_table(path, "selection") for path in expand_tables([*paths])])
+    rows = pd.concat([load_table(path, "selection") for path in paths])
     rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
     if rows.empty:
         raise UserError(f"{paths[0]}: {SELECTOR} was not measured")
     return rows
+
+
+def _medians(rows: DataFrame) -> SelectionTimes:
+    """Return medians at sizes that were measured at every density."""
+    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
+    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
 
 
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
@@ -198,14 +192,13 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
     times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
     if not times:
-        raise UserError(
-            f"{path}: tells of no reading, decoding or copying: give inputs-alone-*.csv"
-        )
+        raise UserError(f"{path}: no reading, decoding or copying: give inputs-alone-*.csv")
     return times
 
 
 @functools.cache
-def _specs(name: str) -> DataFrame:
+def specs(name: str) -> DataFrame:
+    """Return a table of data/specs: devices or networks; 0 where a number is not known."""
     path = DATA / "specs" / f"{name}.csv"
     return SCHEMAS[name].read(files.read_text(path), str(path))
 
@@ -216,24 +209,15 @@ def datasheet(device: str, quantity: str) -> float:
     device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
         where the precision has them) or memory_bytes_per_s
     """
-    rows = _specs("devices")
+    rows = specs("devices")
     named = rows["device"].str.split("|").map(lambda names: device in names)
     return float(rows["value"][named & (rows["quantity"] == quantity)].sum())
-
-
-def published_networks() -> DataFrame:
-    """Return what is published of each network's size, one row per network; 0 where nothing is.
-
-    printed_gops, flops_per_op, forward_gflops : 1e9 operations of a forward pass as printed, how many FLOP
-        the source means by one (2 where it counts multiply-adds), and their product
-    """
-    return _specs("networks").copy()
 
 
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
     """Return the name and the title of the network by every plain spelling, its names and aliases."""
-    rows = _specs("networks")
+    rows = specs("networks")
     return {
         _plain(text): (name, aliases.partition(";")[0])
         for name, aliases in zip(rows["name"], rows["aliases"], strict=True)
@@ -255,10 +239,9 @@ def network_named(text: str) -> str:
     if plain in spellings:
         return spellings[plain][0]
     names = sorted({name for name, _ in spellings.values()})
-    near = [name for name in names if plain and _plain(name).startswith(plain)]
-    near = near or difflib.get_close_matches(text.lower(), names, n=1)
-    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise UserError(f"unknown network {text!r}: {advice or 'known are ' + ', '.join(names)}")
+    near = difflib.get_close_matches(text.lower(), names, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    raise UserError(f"unknown network {text!r}: {advice}")
 
 
 def network_title(name: str) -> str:

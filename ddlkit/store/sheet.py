@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
@@ -34,12 +33,10 @@ MOST_CELLS = 10_000_000
 
 def _whole(cell: str) -> int:
     """Return a whole number, also when written as 1e6 or 4.0."""
-    try:
-        return int(cell)
-    except ValueError:
-        if float(cell) % 1:
-            raise
-        return int(float(cell))
+    number = Decimal(cell)
+    if number % 1:
+        raise ValueError
+    return int(number)
 
 
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -126,12 +123,12 @@ class Column:
             for row, cell in enumerate(cells):
                 values[row] = read(cell)
         except (ArithmeticError, ValueError):
-            wrong = f"{_shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
+            wrong = f"{shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
             sheet.fail(row, self.name, wrong)
         for broken, problem in self.broken(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
-                sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
+                sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
 
     def default_values(self, n: int) -> np.ndarray:
@@ -159,10 +156,6 @@ class Column:
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
             yield values < 0, "must not be negative"
-
-
-def _shown(cell: str) -> str:
-    return repr(cell if len(cell) <= 40 else cell[:37] + "...")
 
 
 @dataclass(frozen=True)
@@ -218,8 +211,8 @@ class Schema:
         from pandas import DataFrame
 
         sheet = replace(sheet, header=self._today(sheet.header))
-        for name, times in Counter(sheet.header).items():
-            if times > 1:
+        for at, name in enumerate(sheet.header):
+            if name in sheet.header[:at]:
                 sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
                 sheet.fail(None, name, f"not a column of {self.name}")
@@ -235,9 +228,8 @@ class Schema:
         frame = DataFrame(values)
         keys = frame[[*self.key]]
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
-            first = sheet.lines[int(np.argmax((keys == keys.iloc[row]).all(axis=1)))]
             same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
-            sheet.fail(row, self.key[-1], f"repeats the row at line {first} ({same})")
+            sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
         return frame
 
     def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:

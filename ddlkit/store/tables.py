@@ -93,15 +93,16 @@ def save_table(
         }
         with contextlib.suppress(UserError):  # of what is not there, or damaged, nothing is kept
             stamp["replaces"] = _verified(path)[1]
-        files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
-        files.atomic_write(path, data)
+        try:
+            files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
+            files.atomic_write(path, data)
+        finally:
+            if not path.exists():
+                _stamp_path(path).unlink(missing_ok=True)
     return path
 
 
-@functools.cache
-def _commit() -> str:
-    """Return the commit of the code that this process has loaded: asking git takes longer than saving."""
-    return this_machine.commit()
+_commit = functools.cache(this_machine.commit)  # of the code that this process has loaded
 
 
 def _portable(word: str) -> str:
