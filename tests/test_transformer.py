@@ -116,7 +116,7 @@ def test_times_are_in_proportion_to_work_and_make_up_the_one_given(
     [
         (SMALL, ["--compute-s", "1"], "say --sequence"),
         (SMALL, ["--sequence", "4"], "say --peak (FLOP/s) and --utilisation"),
-        (SMALL, ["--sequence", "4", "--compute-s", "1", "--peak", "1"], "--compute-s alone"),
+        (SMALL, ["--sequence", "4", "--compute-s", "1", "--peak", "1"], "--compute-s (above 0) alone"),
         (SMALL, ["--network", "xl"], "no transformer 'xl': choose one by --network: mine"),
         (SMALL + "other,2,8,2,32,50\n", [], "several transformers: choose one"),
         (SMALL.replace("8,2", "8,3"), [], "3 heads do not share d_model 8"),

@@ -145,7 +145,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
 
 
 _PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
-_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json"
+_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json, *.json"
 _INPUTS = (
     arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
     arg("--network", help="which network, when the profile holds several"),
@@ -187,10 +187,8 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
     communication = _sparse(arguments, communication, workload)
     cost = communication.cost
-    if formats.is_plan_file(spec):
-        plan = formats.read_plan(Path(spec))
-    else:
-        plan = make_plan(formats.with_unit(spec), workload, cost)
+    written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
+    plan = written or make_plan(spec, workload, cost)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
     predicted = forecast(workload, plan, communication, **how)
     if assumed:
