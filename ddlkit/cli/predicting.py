@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,8 @@ ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUM
 def import_(arguments: argparse.Namespace) -> None:
     from ddlkit import formats
 
-    names = ("network", "batch", "device", "utilisation", "compute_s", "sequence")
-    options = formats.ImportOptions(
-        **{name: getattr(arguments, name) for name in names},
-        peak_flops_per_s=arguments.peak,
-        with_input=not arguments.without_input,
-        element_bytes=arguments.gradient_bytes,
-    )
+    chosen = [field.name for field in fields(formats.ImportOptions)]
+    options = formats.ImportOptions(**{name: getattr(arguments, name) for name in chosen})
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)

@@ -46,12 +46,12 @@ class ImportOptions:
     network: str | None = None
     batch: int | None = None
     device: str | None = None
-    peak_flops_per_s: float | None = None
+    peak: float | None = None
     utilisation: float | None = None
-    with_input: bool = True
+    without_input: bool = False
     compute_s: float | None = None
     sequence: int | None = None
-    element_bytes: int | None = None
+    gradient_bytes: int | None = None
 
 
 def import_file(
@@ -73,8 +73,8 @@ def import_file(
         batch=options.batch or 1,
         device=options.device or imported.profile.device,
     )
-    if options.element_bytes is not None:
-        profile = profile.sent_as(options.element_bytes)
+    if options.gradient_bytes is not None:
+        profile = profile.sent_as(options.gradient_bytes)
     findings = imported.findings
     if options.batch is None:
         findings += (Finding("batch", (), "the file does not tell the batch size: 1 is taken"),)
@@ -106,7 +106,7 @@ def guess_kind(text: str, source: str) -> str:
 
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     layers = trace.parse_trace(text, source)
-    profile = layers.profile("", with_input=options.with_input)
+    profile = layers.profile("", with_input=not options.without_input)
     count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
     findings = (Finding("iterations", (), count), *trace.check_trace(layers))
     return Imported("", profile, findings)
@@ -147,7 +147,7 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
 
 def _rate(options: ImportOptions, source: str) -> tuple[float, float] | float:
     """Return peak rate and utilisation, or the seconds of the batch, whichever is said."""
-    peak, share, compute_s = options.peak_flops_per_s, options.utilisation, options.compute_s
+    peak, share, compute_s = options.peak, options.utilisation, options.compute_s
     if compute_s is None and peak is not None and share is not None:
         return peak, share
     if compute_s is None or (peak, share) != (None, None) or not 0 < compute_s < np.inf:
