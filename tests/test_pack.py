@@ -184,7 +184,7 @@ def swap_rows(path: Path) -> None:
     ("damage", "told"),
     [
         (lambda at: swap_rows(at / "drift.csv.gz"), "drift.csv.gz: sha256 .* differs"),
-        (lambda at: (at / "drift.csv.gz").unlink(), "drift.csv.gz is missing"),
+        (lambda at: (at / "drift.csv.gz").unlink(), "drift.csv.gz: No such file"),
         (lambda at: (at / tables.STAMPS).write_text("[1]\n"), "damaged line 1"),
     ],
 )

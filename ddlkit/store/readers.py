@@ -105,17 +105,15 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     """Return a user's own rows, with every column of schema ``layers``."""
     sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    if forward_is_given:
-        defaults["forward_s"] = "0"
-    schema = SCHEMAS["layers"]
-    columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
+    schema, given = SCHEMAS["layers"], {"forward_s": "0"} if forward_is_given else {}
+    columns = [replace(c, default=(defaults | given).get(c.name)) for c in schema.columns]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
-    missing = [name for name in defaults if name not in (*sheet.header, "forward_s")]
-    if "layer" in missing:
+    if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
-    if "parameters" in missing:
+    if "parameters" not in sheet.header:
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
         defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    missing = [name for name in defaults if name not in sheet.header]
     assumed.extend(f"{name} = {defaults[name]}" for name in missing)
     return frame
 
@@ -182,18 +180,14 @@ BEST = ("cold files", "one core", "pinned")
 
 
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
-    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` pictures, as far as they were measured.
-
-    Of pictures stored in two forms it is the JPEG's: what is stored raw is not decoded.
-    """
+    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` JPEGs, as far as they were measured."""
     rows = load_table(path, "inputs")
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
     each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
-    times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
-    if not times:
+    if each_s.empty:
         raise UserError(f"{path}: no reading, decoding or copying: give inputs-alone-*.csv")
-    return times
+    return {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
 
 
 @functools.cache
@@ -217,12 +211,11 @@ def datasheet(device: str, quantity: str) -> float:
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
     """Return the name and the title of the network by every plain spelling, its names and aliases."""
-    rows = specs("networks")
-    return {
-        _plain(text): (name, aliases.partition(";")[0])
-        for name, aliases in zip(rows["name"], rows["aliases"], strict=True)
-        for text in (name, *aliases.split(";"))
-    }
+    spellings = {}
+    for row in specs("networks").itertuples():
+        aliases = row.aliases.split(";")
+        spellings |= {_plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)}
+    return spellings
 
 
 def _plain(text: str) -> str:
@@ -269,10 +262,8 @@ SUMS = "SHA256SUMS"
 def read_transcribed(path: Path) -> bytes:
     """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
     data, sums = files.read(path), path.with_name(SUMS)
-    if not sums.is_file():
-        return data
-    listed = files.read_text(sums).splitlines()
-    if f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
+    listed = files.read_text(sums).splitlines() if sums.is_file() else None
+    if listed is not None and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
         advice = f"restore it, or check it against its source and write {SUMS} there anew"
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

@@ -75,26 +75,24 @@ def check_cells(text: str, parted_by: str, file: str) -> None:
 def read_sheet(text: str, file: str) -> Sheet:
     """Return the cells of CSV text, of which there must be some, and as many in each row."""
     check_cells(text, ",\n", file)
-    lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = tuple(name.strip() for name in next(reader))
-        if not any(header) or len(header) > MOST_COLUMNS:
-            what = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
-            raise UserError(f"{file}: line 1, the header: {what}: name the columns that are needed")
-        for row in filter(None, reader):
-            lines.append(reader.line_num)
-            rows.append(row)
-            if len(row) != len(header):
-                problem = f"the row has {len(row)} cells, the header {len(header)}"
-                last = header[min(len(row), len(header) - 1)]
-                sheet = Sheet(file, header, lines, rows)
-                sheet.fail(len(rows) - 1, last, f"{problem}: truncated file or stray comma")
+        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(f"{file}: line {reader.line_num} is not CSV ({error})") from error
-    if not rows:
+    if not any(header) or len(header) > MOST_COLUMNS:
+        problem = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
+        raise UserError(f"{file}: line 1, the header: {problem}: name the columns that are needed")
+    if not numbered:
         raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
-    return Sheet(file, header, lines, rows)
+    sheet = Sheet(file, header, *zip(*numbered, strict=True))
+    for at, row in enumerate(sheet.rows):
+        if len(row) != len(header):
+            problem = f"the row has {len(row)} cells, the header {len(header)}"
+            last = header[min(len(row), len(header) - 1)]
+            sheet.fail(at, last, f"{problem}: truncated file or stray comma")
+    return sheet
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,11 @@ class Column:
                 sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
 
-    def default_values(self, n: int) -> np.ndarray:
-        """Return (n,) defaults. Raises ValueError where there is none."""
+    def default_value(self) -> Any:
+        """Return what a file means that leaves the column out. Raises ValueError where it may not."""
         if self.default is None:
             raise ValueError
-        return np.repeat(self.values(Sheet("", (self.name,), (1,), ((self.default,),))), n)
+        return self.values(Sheet("", (self.name,), (1,), ((self.default,),)))[0]
 
     def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
         """Yield (rows,) which values are wrong, and why, one pair per rule."""
@@ -196,7 +194,7 @@ class Schema:
             raise ValueError
         for column in self.columns:
             if column.name not in header:
-                frame[column.name] = column.default_values(len(frame))
+                frame[column.name] = column.default_value()
             elif column.today:
                 frame[column.name] = frame[column.name].replace(column.today)
             values = frame[column.name].unique() if column.kind == "str" else frame[column.name]
@@ -224,8 +222,8 @@ class Schema:
                 there = ", ".join(sheet.header)[:200]
                 sheet.fail(None, column.name, f"missing; the columns are {there}")
             else:
-                values[column.name] = column.default_values(len(sheet.rows))
-        frame = DataFrame(values)
+                values[column.name] = column.default_value()
+        frame = DataFrame(values, range(len(sheet.rows)))
         keys = frame[[*self.key]]
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
             same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
@@ -241,8 +239,8 @@ class Schema:
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     """Return CSV text of a table, floats to the last digit, checked by reading it back."""
-    columns = [name for name in schema.names if name in frame.columns]
-    names = columns + [str(name) for name in frame.columns if name not in schema.names]
+    names = [name for name in schema.names if name in frame.columns]
+    names += [name for name in frame.columns if name not in names]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)

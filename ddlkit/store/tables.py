@@ -212,11 +212,7 @@ def _stamp_path(path: Path) -> Path:
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
     try:
-        stamp = parse_json(files.read(path).decode() or "null")
-    except UserError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+        stamp = parse_json(files.read(path).decode() or "null") if os.path.lexists(path) else None
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
     return _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
@@ -292,13 +288,13 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
     for number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
             entry = json.loads(line)
-            if "part" not in entry:
+            if "part" in entry:
+                stamp = _stamp(entry["stamp"], path)
+                pack_of, text_sha256 = entry["pack"], entry.get("text_sha256", stamp["sha256"])
+                part = Part(path.parent / pack_of, sums[pack_of], stamp, text_sha256)
+                parts[str(entry["part"])] = part
+            else:
                 sums[entry["pack"]] = str(entry["sha256"])
-                continue
-            stamp = _stamp(entry["stamp"], path)
-            text_sha256 = str(entry.get("text_sha256", stamp["sha256"]))
-            pack = path.parent / entry["pack"]
-            parts[str(entry["part"])] = Part(pack, sums[entry["pack"]], stamp, text_sha256)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(f"{path}: damaged line {number} ({error}): restore it") from error
     return parts
@@ -321,10 +317,8 @@ def _rows(path: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, d
 
 
 @functools.lru_cache(maxsize=16)
-def _pack_text(path: Path, sha256: str, *state: int) -> str:
+def _pack_text(path: Path, sha256: str, *_state: int) -> str:
     """Return the text of a pack of this hash."""
-    if not state:
-        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
     data = files.read(path)
     if (digest := _sha256(data)) != sha256:
         problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
