@@ -102,19 +102,15 @@ points:
 """
 
 
-def spans() -> str:
-    """A timeline in the columns of a recorded one."""
-    names = store.SCHEMAS["timeline"].names
-    rows = []
-    for rank in range(2):
-        for number, kind in enumerate(("forward", "backward", "all_reduce", "update")):
-            row = {
-                **{"case": "c", "repeat": 0, "task": kind, "kind": kind, "stream": "compute"},
-                **{"rank": rank, "iteration": 0, "group": -1, "origin": "replayed", "bytes": 0},
-                **{"start_s": 0.1 * number, "end_s": 0.1 * number + 0.1},
-            }
-            rows.append(",".join(str(row[name]) for name in names))
-    return "\n".join([",".join(names), *rows]) + "\n"
+SPANS = "\n".join(
+    ["case,repeat,task,kind,stream,rank,iteration,group,origin,start_s,end_s,bytes"]
+    + [
+        f"c,0,{kind},{kind},compute,{rank},0,-1,replayed,{0.1 * number},{0.1 * number + 0.1},0"
+        for rank in range(2)
+        for number, kind in enumerate(("forward", "backward", "all_reduce", "update"))
+    ]
+)
+"""A timeline in the columns of a recorded one."""
 
 
 def _import(kind: str, text: str | bytes, *options: str) -> Input:
@@ -142,10 +138,7 @@ CHOSEN = {
     ],
     "fit": [
         *(
-            Input(
-                ("fit", "t.csv", "--form", form, "--json"),
-                {"t.csv": f"bytes,seconds\n{TIMES}".encode()},
-            )
+            Input(("fit", "t", "--form", form, "--json"), {"t": f"bytes,seconds\n{TIMES}".encode()})
             for form in ("alpha_beta", "segments", "auto")
         ),
         Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()}),
@@ -165,7 +158,7 @@ CHOSEN = {
     "timeline": [
         Input(
             ("timeline", "t.csv.gz", "--out", "t.json"),
-            {"t.csv.gz": gzip.compress(spans().encode(), mtime=0)},
+            {"t.csv.gz": gzip.compress(SPANS.encode(), mtime=0)},
         ),
     ],
     "measure": [
@@ -190,10 +183,9 @@ def _bytes(data: bytes, draw: random.Random) -> bytes:
     """Bytes are others, gone, there many times, something that nobody means, or the end of all."""
     at = draw.randrange(len(data) + 1)
     end = at + draw.choice((1, 1, 8, 64))
-    before, run, after = data[:at], data[at:end], data[end:]
-    nasty = draw.choice(NASTY).encode(errors="surrogatepass")
-    changed = draw.choice((draw.randbytes(len(run)), b"", run * 30, nasty + run))
-    return before if draw.random() < 0.1 else before + changed + after
+    nasty = draw.choice(NASTY).encode()
+    changed = draw.choice((draw.randbytes(end - at), b"", data[at:end] * 30, nasty))
+    return data[:at] if draw.random() < 0.1 else data[:at] + changed + data[end:]
 
 
 def _tokens(data: bytes, draw: random.Random) -> bytes:
@@ -201,15 +193,14 @@ def _tokens(data: bytes, draw: random.Random) -> bytes:
     text = data.decode(errors="replace")
     tokens = list(TOKEN.finditer(text))
     if tokens:
-        old, other = (draw.choice(tokens) for _ in range(2))
-        new = draw.choice((other.group(), draw.choice(NEAR), draw.choice(NASTY), ""))
+        old, other = draw.choice(tokens), draw.choice(tokens).group()
+        new = draw.choice((other, draw.choice(NEAR), draw.choice(NASTY), ""))
         text = text[: old.start()] + new + text[old.end() :]
-    return text.encode(errors="surrogatepass")
+    return text.encode()
 
 
 def _mutated_file(name: str, data: bytes, draw: random.Random) -> bytes:
-    hows = [_bytes, _tokens, _tokens]
-    how = draw.choice(hows)
+    how = draw.choice((_bytes, _tokens, _tokens))
     if name.endswith(".gz") and draw.random() < 0.8:
         with contextlib.suppress(OSError, EOFError, zlib.error):  # of what is no gzip any more
             return gzip.compress(how(gzip.decompress(data), draw), mtime=0)
@@ -281,36 +272,26 @@ def answer(given: Input, folder: Path) -> Outcome:
 
 def wrong(given: Input, got: Outcome) -> str:
     """What is wrong with an answer; "" for one line that refuses, or a sane success."""
-    if isinstance(got.status, str):
-        return got.status
-    if changed := got.made.keys() & given.files.keys():
-        return f"its own input was overwritten: {changed}"
-    if left := [name for name in got.made if name.startswith(".")]:
-        return f"left behind: {left}"
+    if got.status not in (0, 2):
+        return str(got.status)
     lines = got.error.splitlines()
-    if any(len(line) > MOST_LINE or not line.isprintable() for line in lines):
-        return f"lines that are long or unprintable: {max(map(len, lines))} characters"
-    if got.status == 2:
-        return _refused(got, lines)
-    if got.status:
-        return f"status {got.status}"
-    if not all(line.startswith("ddlkit: ") for line in lines):
-        return f"more than warnings on standard error: {lines[:3]}"
     try:
-        _sane(given, got)
+        assert not got.made.keys() & given.files.keys(), "its own input was overwritten"
+        assert not any(name.startswith(".") for name in got.made), "half a file is left behind"
+        assert all(len(line) <= MOST_LINE and line.isprintable() for line in lines), "odd lines"
+        (_refused if got.status else _sane)(given, got)
     except (AssertionError, ValueError, KeyError, TypeError) as error:
-        return f"no sane success: {error!r}: {got.out[:200]}"
+        return f"{error!r}: {got.out[:200]} {lines[:3]}"
     return ""
 
 
-def _refused(got: Outcome, lines: list[str]) -> str:
+def _refused(given: Input, got: Outcome) -> None:
+    lines = got.error.splitlines()
     by_argparse = got.error.startswith("usage: ")
-    lines = lines[-1:] if by_argparse else lines
-    errors = [line for line in lines if re.match(r"ddlkit( [a-z-]+)?: error: ", line)]
-    known = all(line.startswith("ddlkit") for line in lines)
-    if got.out or len(errors) != 1 or not known or lines[-1:] != errors:
-        return f"not refused in one line: {got.out[:100]!r} {lines[:3]}"
-    return ""
+    *warnings, line = lines[-1:] if by_argparse else lines
+    assert re.match(r"ddlkit( [a-z-]+)?: error: ", line), "not refused"
+    told = all(re.match("ddlkit: (?!error: )", warning) for warning in warnings)
+    assert told and not got.out, "not refused in one line"
 
 
 def _no_number(text: str) -> float:
@@ -318,38 +299,30 @@ def _no_number(text: str) -> float:
 
 
 FITTED = ("alpha_s", "log_intercept_s", "intercept_s", "log_slope_s", "exposed_communication_s")
+SIZES = ("_s", "bytes", "parameters", "tensors", "messages", "workers")
 
 
 def _check(value: Any, name: str = "") -> None:
     """Every number is finite, and none of a time or a size is negative."""
-    if isinstance(value, dict):
-        for key, one in value.items():
-            _check(one, key)
-    elif isinstance(value, list):
-        for one in value:
-            _check(one, name)
-    elif isinstance(value, float):
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else ((name, v) for v in value):
+            _check(inner, key)
+    elif isinstance(value, (int, float)):
         assert math.isfinite(value), f"{name} is {value}"
-    quantity = name.endswith(("_s", "bytes", "parameters", "tensors", "messages", "workers"))
-    fitted = name in FITTED
-    if quantity and not fitted and isinstance(value, (int, float)):
-        assert value >= 0, f"{name} is {value}"
+        assert value >= 0 or name in FITTED or not name.endswith(SIZES), f"{name} is {value}"
 
 
 def _sane(given: Input, got: Outcome) -> None:
-    command = given.words[0]
-    if "--help" in given.words or not got.out and not got.made:
-        raise AssertionError("nothing was said")
-    for name, data in got.made.items():
-        if name.endswith(".json"):
-            _check(json.loads(data, parse_constant=_no_number))
-    if "--json" in given.words and command != "timeline":
-        answer = json.loads(got.out, parse_constant=_no_number)
+    assert all(line.startswith("ddlkit: ") for line in got.error.splitlines()), "not only warnings"
+    assert got.out or got.made, "nothing was said"
+    documents = [data for name, data in got.made.items() if name.endswith(".json")]
+    if "--json" in given.words:
+        documents.append(got.out.encode())
+    for document in documents:
+        answer = json.loads(document, parse_constant=_no_number)
         _check(answer)
-        if command == "predict":
-            assert answer["iteration_s"] >= answer["compute_s"] * (1 - 1e-9), (
-                "shorter than computing"
-            )
-    else:
+    if given.words[0] == "predict":
+        assert answer["iteration_s"] >= answer["compute_s"] * (1 - 1e-9), "shorter than compute"
+    if "--json" not in given.words:
         said = re.sub(r"(?m)^out .*", "", got.out)  # a file may have any name
         assert not re.search(r"\b(nan|inf|infinity)\b", said.lower()), "no number"

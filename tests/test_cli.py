@@ -3,70 +3,37 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ddlkit import cli, store
+from ddlkit.cli.command import COMMANDS
+from places import PATIENCE_S
 
-GOOD_COST = '{"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}'
-TENSORS = 5  # of conftest's profile
-HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
-
-
-@pytest.fixture
-def messages(tmp_path: Path) -> Path:
-    sizes = np.repeat(np.geomspace(1024, 2**26, 17).round(), 5)
-    seconds = (1e-3 + 8e-9 * sizes) * np.random.default_rng(0).lognormal(0, 0.02, sizes.size)
-    path = tmp_path / "messages.csv"
-    pd.DataFrame({"bytes": sizes.astype(int), "seconds": seconds}).to_csv(path, index=False)
-    return path
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
-    capsys.readouterr()
-    assert cli.main([str(a) for a in arguments]) == 0
-    found: dict = json.loads(capsys.readouterr().out)
-    return found
-
-
-def test_from_times_to_a_cost_to_a_prediction_to_a_plan(
-    profile: Path, messages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cost = tmp_path / "cost.json"
-    for form in ("alpha_beta", "piecewise", "segments", "table"):
-        fitted = run(capsys, "fit", messages, "--form", form, "--json")
-        cost.write_text(json.dumps(fitted))
-        assert fitted["form"] == form
-        assert fitted["fit"]["median_abs_held_out_error"] < 0.2
-        inputs = ("--profile", profile, "--cost", cost, "--json")
-        found = run(capsys, "predict", *inputs, "--plan", "single")
-        # 15 MB in one message after 0.15 s of compute
-        assert found["compute_s"] == pytest.approx(0.15)
-        assert found["iteration_s"] == pytest.approx(0.15 + 1e-3 + 8e-9 * 15e6, rel=0.03)
-        low, high = found["interval_95_s"]
-        assert found["interval_s"] == [low, high] and found["level"] == 0.95
-        assert low <= found["iteration_s"] <= high
-        half = run(capsys, "predict", *inputs, "--plan", "single", "--level", 0.5)
-        assert low < half["interval_s"][0] < half["interval_s"][1] < high
-        assert half["level"] == 0.5 and "interval_95_s" not in half
-        best = run(capsys, "plan", *inputs, "--planner", "exact")
-        assert best["iteration_s"] <= found["iteration_s"]
-        assert sorted(i for group in best["groups"] for i in group) == list(range(TENSORS))
-
-
+Capture = pytest.CaptureFixture[str]
+COST = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}
+FOUR = {"form": "alpha_beta", "alpha_s": 0.0, "beta_s_per_byte": 1e-8, "workers": 4}
+GATHER = {**COST, "workers": 4, "collective": "all_gather"}
+TENSORS, COMPUTE_S = 5, 0.15  # of conftest's profile
 TRACE = "Id Name Forward Backward Comm. Size\n0 data 9 0 0 0\n1 a 20 30 40 4000\n2 b 5 6 70 80\n"
 COUNTS = "tensor,parameters,flops\na,10,1e9\nb,20,2e9\n"
+HEADER = "network,device,batch,tensor,layer,parameters,gradient_bytes,forward_s,backward_s,flops\n"
+DENSE = "--profile profile.csv --cost cost.json"
+WHAT_IF = "what-if --profile profile.csv --cost four.json"
+SPARSE = "--profile profile.csv --cost gather.json --selection selection.json"
 
 
 def kineto_json() -> str:
     """One iteration as a profiler writes it: phases marked, one gradient of 10 float32."""
     size = {"Input Dims": [[10]], "Input type": ["float"]}
-    rows: list[tuple[str, int, int, dict]] = [
+    rows: list[tuple[str, int, int, dict[str, Any]]] = [
         ("ddlkit.forward", 0, 10, {}),
         ("ddlkit.backward", 10, 30, {}),
         ("torch::autograd::AccumulateGrad", 20, 25, size),
@@ -80,150 +47,156 @@ def kineto_json() -> str:
     return json.dumps({"traceEvents": events})
 
 
+FILES = {
+    **{"trace": TRACE, "counts": COUNTS, "kineto": kineto_json(), "text": "hello\n"},
+    "negative": COUNTS.replace("1e9", "-1"),
+    "nan.csv": f"{HEADER}n,cpu,1,t,l,10,40,1,nan,1\n",
+    "binary.csv": "\xff\x01\x02",
+    "nan.json": '{"form": "alpha_beta", "alpha_s": NaN, "beta_s_per_byte": 0}',
+    "cost.json": json.dumps(COST),
+    "four.json": json.dumps(FOUR),
+    "ring.json": json.dumps({**FOUR, "algorithm": "ring"}),
+    "gather.json": json.dumps(GATHER),
+    "selection.json": '{"form": "log", "gamma_s": 2.2e-10}',
+}
+
+
+@pytest.fixture(autouse=True)
+def desk(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of a user, where the commands run."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_bytes(text.encode("latin-1"))
+
+
+def write_times(name: str, sizes: Any, **columns: object) -> None:
+    """Times on a line, with columns that say the same in each row."""
+    sizes = np.array(sizes)
+    frame = pd.DataFrame({"bytes": sizes, "seconds": 1e-3 + 8e-9 * sizes, **columns})
+    frame.to_csv(name, index=False)
+
+
+def run(capsys: Capture, words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert cli.main([*shlex.split(words), "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None:
+    sizes = np.repeat(np.geomspace(1024, 2**26, 17).round(), 5).astype(int)
+    write_times("times.csv", sizes)
+    noisy = pd.read_csv("times.csv")
+    noisy["seconds"] *= np.random.default_rng(0).lognormal(0, 0.02, sizes.size)
+    noisy.to_csv("times.csv", index=False)
+    for form in ("alpha_beta", "piecewise", "segments", "table"):
+        fitted = run(capsys, f"fit times.csv --form {form}")
+        Path("cost.json").write_text(json.dumps(fitted))
+        assert fitted["form"] == form
+        assert fitted["fit"]["median_abs_held_out_error"] < 0.2
+        single = run(capsys, f"predict {DENSE} --plan single")
+        # 15 MB in one message after compute
+        assert single["compute_s"] == pytest.approx(COMPUTE_S)
+        assert single["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6, rel=0.03)
+        low, high = single["interval_95_s"]
+        assert single["interval_s"] == [low, high] and single["level"] == 0.95
+        assert low <= single["iteration_s"] <= high
+        half = run(capsys, f"predict {DENSE} --plan single --level 0.5")
+        assert low < half["interval_s"][0] < half["interval_s"][1] < high
+        assert half["level"] == 0.5 and "interval_95_s" not in half
+        best = run(capsys, f"plan {DENSE} --planner exact")
+        assert best["iteration_s"] <= single["iteration_s"]
+        assert sorted(i for group in best["groups"] for i in group) == list(range(TENSORS))
+
+
 @pytest.mark.parametrize(
-    ("text", "kind", "options", "times_s"),
+    ("name", "kind", "options", "times_s"),
     [
-        (TRACE, "trace", [], (34e-6, 36e-6, 0)),
-        (TRACE, "trace", ["--without-input"], (25e-6, 36e-6, 0)),
-        (kineto_json(), "kineto", [], (10e-6, 15e-6, 10e-6)),
-        (COUNTS, "flops", ["--peak", "1e12", "--utilisation", "0.5"], (0.024, 0.048, 0)),
+        ("trace", "trace", "", (34e-6, 36e-6, 0)),
+        ("trace", "trace", "--without-input", (25e-6, 36e-6, 0)),
+        ("kineto", "kineto", "", (10e-6, 15e-6, 10e-6)),
+        ("counts", "flops", "--peak 1e12 --utilisation 0.5", (0.024, 0.048, 0)),
     ],
 )
 def test_a_foreign_file_becomes_a_profile_that_predicts(
-    text: str,
-    kind: str,
-    options: list[str],
-    times_s: tuple[float, float, float],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, kind: str, options: str, times_s: tuple[float, ...], capsys: Capture
 ) -> None:
-    (tmp_path / "mine.txt").write_text(text)
-    out = tmp_path / "profile.csv"
-    argv = ["import", tmp_path / "mine.txt", "--out", out, "--batch", 4, *options]
-    found = run(capsys, *argv, "--json")
-    assert (found["kind"], found["network"], found["batch"]) == (kind, "mine", 4)
-    assert [found[f"{p}_s"] for p in ("forward", "backward", "update")] == pytest.approx(times_s)
-    assert {finding["what"] for finding in found["findings"]}
-    cost = tmp_path / "cost.json"
-    cost.write_text(GOOD_COST)
-    predicted = run(capsys, "predict", "--profile", out, "--cost", cost, "--json")
+    imported = run(capsys, f"import {name} --out p.csv --batch 4 {options}")
+    assert [imported[key] for key in ("kind", "network", "batch")] == [kind, name, 4]
+    phases = [imported[f"{phase}_s"] for phase in ("forward", "backward", "update")]
+    assert phases == pytest.approx(times_s)
+    assert imported["findings"]
+    predicted = run(capsys, "predict --profile p.csv --cost cost.json")
     assert predicted["compute_s"] == pytest.approx(sum(times_s))
-    assert cli.main([str(word) for word in argv]) == 0
-    assert f"kind                             {kind}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("hello\n", [], "is nothing that can be imported: say --kind"),
-        (TRACE, ["--kind", "table"], "unknown kind 'table'"),
-        (TRACE, ["--batch", "0"], "batch size is 0"),
-        (COUNTS, [], "say --peak (FLOP/s) and --utilisation"),
-        (
-            COUNTS.replace("1e9", "-1"),
-            ["--peak", "1", "--utilisation", "1"],
-            "line 2, column flops",
-        ),
-        (f"{HEADER}n,cpu,1,t,l,10,40,1,1,1\n", [], "a layer profile already"),
-    ],
-)
-def test_a_file_that_cannot_be_imported_is_one_line(
-    text: str,
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "mine.txt").write_text(text)
-    out = tmp_path / "profile.csv"
-    assert_one_line(
-        ["import", str(tmp_path / "mine.txt"), "--out", str(out), *options], message, capsys
-    )
-    assert not out.exists()
-
-
-def test_a_recorded_timeline_becomes_a_trace(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, out = tmp_path / "mine.csv", tmp_path / "trace.json"
+def test_a_recorded_timeline_becomes_a_trace(capsys: Capture) -> None:
     header = "case,repeat,task,kind,stream,rank,iteration,group,origin,start_s,end_s,bytes\n"
     rows = [
         f"{case},0,f,forward,s,0,0,-1,measured,-0.5,{end},0\n" for case, end in (("x", 1), ("y", 2))
     ]
-    path.write_text(header + "".join(rows))
-    argv = ["timeline", str(path), "--out", str(out)]
-    assert_one_line(argv, "several values of case (x, y): choose one by case", capsys)
-    assert_one_line([*argv, "--case", "z"], "no row with case z", capsys)
-    assert cli.main([*argv, "--case", "y"]) == 0
-    (span,) = [e for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    Path("mine.csv").write_text(header + "".join(rows))
+    words = "timeline mine.csv --out chrome.json"
+    assert_one_line(words, "several values of case (x, y): choose one by case", capsys)
+    assert_one_line(f"{words} --case z", "no row with case z", capsys)
+    assert cli.main(f"{words} --case y".split()) == 0
+    events = json.loads(Path("chrome.json").read_text())["traceEvents"]
+    (span,) = [event for event in events if event["ph"] == "X"]
     assert (span["name"], span["ts"], span["dur"]) == ("f", 0, 2.5e6)
 
 
-def test_machine_tells_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "machine", "--json")["cpu"]["cores"] >= 1
+def assert_one_line(words: str, message: str, capsys: Capture) -> None:
+    """Refused in one line, below warnings if any."""
+    capsys.readouterr()
+    assert cli.main(shlex.split(words)) == 2
+    printed = capsys.readouterr()
+    *warnings, line = printed.err.splitlines()
+    assert all(warning.startswith("ddlkit: ") for warning in warnings)
+    assert line.startswith("ddlkit: error: ") and message in line
+    assert printed.out == ""
 
 
 MISTAKES = {
-    "wrong unit in a plan": (["predict", "--plan", "buffer:25Mb"], None, None, "use B, KB"),
-    "unknown planner": (["plan", "--planner", "greedy"], None, None, "unknown planner 'greedy'"),
-    "cost of zero slope and NaN": (
-        ["predict"],
-        None,
-        '{"form": "alpha_beta", "alpha_s": NaN, "beta_s_per_byte": 0}',
-        "must be a finite number",
-    ),
-    "binary profile": (["predict"], b"\x00\xff\x01\x02", None, "binary"),
-    "NaN time": (["predict"], f"{HEADER}n,cpu,1,t,l,10,40,1,nan,1\n".encode(), None, "backward_s"),
+    f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
+    f"plan {DENSE} --planner greedy": "unknown planner 'greedy'",
+    "predict --profile profile.csv --cost nan.json": "must be a finite number",
+    "predict --profile binary.csv --cost cost.json": "binary",
+    "predict --profile nan.csv --cost cost.json": "line 2, column backward_s",
+    "import text --out p.csv": "is nothing that can be imported: say --kind",
+    "import trace --out p.csv --kind table": "unknown kind 'table'",
+    "import trace --out p.csv --batch 0": "batch size is 0",
+    "import counts --out p.csv": "say --peak (FLOP/s) and --utilisation",
+    "import negative --out p.csv --compute-s 1": "line 2, column flops",
+    "import nan.csv --out p.csv": "a layer profile already",
+    "fit absent.csv": "absent.csv",
+    "lab up --rate 1GB": "use bit, kbit, mbit or gbit",
+    "lab down --label nosuchlab": "nosuchlab",
+    "measure layers --networks resnet51:4": "did you mean 'resnet50'?",
+    "measure training --networks resnet50:4": "for layers only",
+    "measure nosuch": "no such suite: use cpu, full, gpu, quick, s",
+    "measure nosuch.json": "cannot read",
+    "measure layers --budget 8x": "time '8x' has unit 'x'",
+    f"plan {DENSE} --density 0.001": "give --density and --selection TABLE together",
+    f"plan {SPARSE} --density 0": "density 0.0 is not above 0",
+    f"plan {SPARSE} --density 0.1 --selection gather.json": "unknown cost form 'alpha_beta'",
+    f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
+    f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
+    f"{WHAT_IF} --accumulate 2": "--accumulate: the graph has no task",
+    f"{WHAT_IF} --in-flight 2": "--in-flight: the graph has no task",
+    f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
+    f"{WHAT_IF} --gpus 8": "an alpha_beta cost can be taken to another number of workers only if",
+    f"{WHAT_IF} --gpus 0": "--gpus 0: there must be at least one",
+    f"{WHAT_IF} --straggler 4:1.2": "use layer:NUMBER to 5, rank:NUMBER to 3",
+    f"{WHAT_IF} --scale all_reduce=fast": "'all_reduce=fast': write all_reduce=0.5",
+    f"{WHAT_IF} --strategy torch": "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK",
+    f"{WHAT_IF} --gpus-per-machine 3": "4 GPUs do not fill machines of 3",
+    **{f"{words} --file": f"{words} is gone: {cli.GONE[words]}" for words in cli.GONE},
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line_that_says_what_and_where(
-    mistake: str, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, profile_bytes, cost_text, message = MISTAKES[mistake]
-    if profile_bytes is not None:
-        profile.write_bytes(profile_bytes)
-    cost = tmp_path / "cost.json"
-    cost.write_text(cost_text or GOOD_COST)
-    argv = [command[0], "--profile", str(profile), "--cost", str(cost), *command[1:]]
-    assert_one_line(argv, message, capsys)
-
-
-def assert_one_line(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert cli.main(argv) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("ddlkit: error: ")
-    assert message in printed.err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["fit", "absent.csv"], "absent.csv"),
-        (["lab", "up", "--rate", "1GB"], "use bit, kbit, mbit or gbit"),
-        (["lab", "down", "--label", "nosuchlab"], "nosuchlab"),
-        (["measure", "layers", "--networks", "resnet51:4"], "did you mean 'resnet50'?"),
-        (["measure", "training", "--networks", "resnet50:4"], "for layers only"),
-        (["measure", "nosuch"], "no such suite: use cpu, full, gpu, quick, s"),
-        (["measure", "nosuch.json"], "cannot read"),
-        (["measure", "layers", "--budget", "8x"], "time '8x' has unit 'x'"),
-    ],
-)
-def test_other_mistakes(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert_one_line(argv, message, capsys)
-
-
-@pytest.mark.parametrize("words", cli.GONE)
-def test_what_is_gone_is_one_line_that_says_what_to_do_instead(
-    words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command, *option = words.split()
-    argv = [command, "--file", *(f"{word}=1" for word in option)]
-    assert_one_line(argv, f"{words} is gone: {cli.GONE[words]}", capsys)
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_that_says_what_and_where(words: str, capsys: Capture) -> None:
+    assert_one_line(words, MISTAKES[words], capsys)
+    assert not Path("p.csv").exists()
 
 
 @pytest.mark.fault(
@@ -231,38 +204,18 @@ def test_what_is_gone_is_one_line_that_says_what_to_do_instead(
     injected="the reading end of standard output is closed",
     holds="no traceback",
 )
-def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback(profile: Path) -> None:
+def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback() -> None:
     ddlkit = [sys.executable, "-m", "ddlkit"]
-    wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], capture_output=True, text=True)
-    assert wrong.returncode == 2
-    assert "Traceback" not in wrong.stderr
-    piped = subprocess.Popen([*ddlkit, "machine"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert piped.stdout is not None and piped.stderr is not None
-    piped.stdout.close()
-    piped.wait()
-    assert b"Traceback" not in piped.stderr.read()
-    piped.stderr.close()
+    how: dict[str, Any] = {"cwd": store.ROOT, "stderr": subprocess.PIPE}
+    wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], **how, check=False)
+    assert wrong.returncode == 2 and b"Traceback" not in wrong.stderr
+    with subprocess.Popen([*ddlkit, "machine"], stdout=subprocess.PIPE, **how) as piped:
+        assert piped.stdout is not None and piped.stderr is not None
+        piped.stdout.close()
+        assert b"Traceback" not in piped.stderr.read()
 
 
-@pytest.fixture
-def four(tmp_path: Path) -> Path:
-    """A cost of four workers: 100 MB/s, and no start-up."""
-    path = tmp_path / "cost.json"
-    line = {"form": "alpha_beta", "alpha_s": 0.0, "beta_s_per_byte": 1e-8, "workers": 4}
-    path.write_text(json.dumps(line))
-    return path
-
-
-def test_what_if_refuses_what_its_graph_leaves_out(
-    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else it would answer as if that had not been said."""
-    for option, value in (("--accumulate", "2"), ("--in-flight", "2")):
-        argv = ["what-if", "--profile", str(profile), "--cost", str(four), option, value]
-        assert_one_line(argv, f"{option}: the graph has no task", capsys)
-
-
-def inputs_table(folder: Path, batch: int) -> Path:
+def inputs_table(batch: int) -> Path:
     """What a batch takes: 0.2 s to read, 0.3 s to decode."""
     parts = {"cold files": ("read", 0.2), "one core": ("decode", 0.3), "cached": ("read", 0.9)}
     common = {"device": "cpu", "stored": "jpeg", "batch": 1, "bytes": 9, "ranks": 1}
@@ -271,67 +224,166 @@ def inputs_table(folder: Path, batch: int) -> Path:
         for how, (quantity, seconds) in parts.items()
     ]
     frame = pd.DataFrame(rows).assign(from_disk=1.0)
-    return store.save_table(frame, folder, "inputs-toy", schema="inputs", command=[])
+    return store.save_table(frame, Path(), "inputs-toy", schema="inputs", command=[])
 
 
-def test_what_if_says_what_limits_before_and_after(
-    profile: Path, four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
     """Messages of half the time, and rank 3 a fifth slower; then input of four times as long."""
-    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
-    changes = ["--scale", "allreduce=0.5", "--straggler", "3:1.2"]
-    sent_s, compute_s = 15e6 * 1e-8, TENSORS * 0.03
-    told = run(capsys, "what-if", *files, *changes)
-    assert told["tasks"] == 10 * (4 * (1 + 1 + 2 * TENSORS) + 1 + 1)
-    assert told["iteration_s"] == pytest.approx(compute_s + sent_s)
-    assert told["iteration_s_after"] == pytest.approx(1.2 * compute_s + 0.5 * sent_s)
-    assert sum(told["shares_of_critical_path_after"].values()) == pytest.approx(1)
-    share = 0.5 * sent_s / told["iteration_s_after"]
-    assert told["shares_of_critical_path_after"]["link"] == pytest.approx(share)
-    assert told["speedup"] == pytest.approx(told["iteration_s"] / told["iteration_s_after"])
-    predicted = run(capsys, "predict", *files)
-    assert told["iteration_s"] == pytest.approx(predicted["iteration_s"])
-    files += ["--inputs", inputs_table(tmp_path, int(pd.read_csv(profile)["batch"].iloc[0]))]
-    slow = run(capsys, "what-if", *files, "--scale", "disk=4")
+    sent_s = 15e6 * 1e-8
+    words = f"{WHAT_IF} --plan single"
+    answer = run(capsys, f"{words} --scale allreduce=0.5 --straggler 3:1.2")
+    assert answer["tasks"] == 10 * (4 * (1 + 1 + 2 * TENSORS) + 1 + 1)
+    assert answer["iteration_s"] == pytest.approx(COMPUTE_S + sent_s)
+    assert answer["iteration_s_after"] == pytest.approx(1.2 * COMPUTE_S + 0.5 * sent_s)
+    shares = answer["shares_of_critical_path_after"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["link"] == pytest.approx(0.5 * sent_s / answer["iteration_s_after"])
+    assert answer["speedup"] == pytest.approx(answer["iteration_s"] / answer["iteration_s_after"])
+    slow = run(capsys, f"{words} --inputs {inputs_table(batch=8)} --scale disk=4")
     assert slow["iteration_s_after"] == pytest.approx(4 * 0.2)  # now the disks limit
     assert slow["limited_by_after"] == "disk" and "disk" not in slow["shares_of_critical_path"]
 
 
-def test_what_if_of_more_gpus_is_the_cost_carried_there(
-    profile: Path, four: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None:
     """Eight ranks of a ring: 7/8 against 3/4 of the bytes; and twice as many samples an iteration."""
-    described = {**json.loads(four.read_text()), "algorithm": "ring"}
-    four.write_text(json.dumps(described))
-    files = ["--profile", profile, "--cost", four, "--plan", "single", "--json"]
-    found = run(capsys, "what-if", *files, "--gpus", "8", "--straggler", "7:1.0")
-    sent_s, compute_s = 15e6 * 1e-8, TENSORS * 0.03
-    assert (found["gpus"], found["gpus_after"]) == (4, 8)
-    assert found["iteration_s"] == pytest.approx(compute_s + sent_s)
-    assert found["iteration_s_after"] == pytest.approx(compute_s + sent_s * (7 / 8) / (3 / 4))
-    grown = found["samples_per_s_after"] / found["samples_per_s"]
-    assert grown == pytest.approx(2 * found["speedup"])
+    words = "--cost ring.json --plan single --gpus 8 --straggler 7:1.0"
+    answer = run(capsys, f"{WHAT_IF} {words}")
+    sent_s = 15e6 * 1e-8 * (7 / 8) / (3 / 4)
+    assert (answer["gpus"], answer["gpus_after"]) == (4, 8)
+    assert answer["iteration_s_after"] == pytest.approx(COMPUTE_S + sent_s)
+    grown = answer["samples_per_s_after"] / answer["samples_per_s"]
+    assert grown == pytest.approx(2 * answer["speedup"])
+
+
+def test_every_planner_of_sparse_messages_can_be_asked_for_and_none_beats_exact(
+    capsys: Capture,
+) -> None:
+    taken = {}
+    for planner in ("none", "single", "mgs:8192", "omgs", "omgs:theorem", "exact"):
+        chosen = run(capsys, f"plan {SPARSE} --density 0.001 --planner {planner}")
+        assert chosen["planner"] == planner and chosen["warnings"] == []
+        assert ("no_plan_below_s" in chosen) == (planner == "exact")
+        taken[planner] = chosen["iteration_s"]
+        predicted = run(capsys, f"predict {SPARSE} --density 0.001 --plan {planner}")
+        assert predicted["iteration_s"] == chosen["iteration_s"]
+    assert min(taken.values()) == taken["exact"]
+    assert chosen["no_plan_below_s"] == pytest.approx(taken["exact"], rel=1e-11)
+
+
+def test_selection_is_computed_and_values_and_indices_are_gathered(capsys: Capture) -> None:
+    answer = run(capsys, f"predict {SPARSE} --density 0.001 --plan single")
+    assert answer["selection_s"] == pytest.approx(2.2e-10 * 3.75e6 * 21.838, rel=1e-4)
+    assert answer["compute_s"] == pytest.approx(COMPUTE_S + answer["selection_s"])
+    gathered = 4 * 4 * 3750  # bytes of 4 workers' values, or of their indices
+    assert answer["communication_s"] == pytest.approx(2 * (1e-3 + 8e-9 * gathered))
+
+
+def test_sparse_messages_are_calibrated_by_the_all_gathers_of_tables(capsys: Capture) -> None:
+    """They are gathered, whatever else the table holds."""
+    recorded = store.RECORDED / "cpu-2x-amd-epyc"
+    times = store.list_tables(Path(f"{recorded}-suite"), "selection-d*.csv.gz")
+    sparse = f"--density 0.005 --selection {' '.join(map(str, times))}"
+    table = f"--collectives {recorded}/collectives-lab-p4-1gbit.csv --ranks 4"
+    answer = run(capsys, f"predict --profile profile.csv {table} {sparse}")
+    assert answer["selection_form"] == "table" and answer["selection_s"] > 0
+    low, high = answer["interval_95_s"]
+    assert COMPUTE_S < low <= answer["iteration_s"] <= high
+    dense = run(capsys, f"predict --profile profile.csv {table}")
+    assert answer["communication_s"] < dense["communication_s"]
+
+
+FALLS_WHERE_IT_IS_DROPPED = """
+import contextlib, signal, sys, time
+from ddlkit import cli
+from ddlkit.core import fit
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def long(*_, **__):
+    if sys.argv[2] == "finaliser":
+        Last()
+    else:
+        with contextlib.suppress(KeyboardInterrupt):  # as an extension does that asks for an attribute
+            signal.raise_signal(signal.SIGTERM)
+    try:
+        time.sleep(200)
+    finally:
+        time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
+        print("cleaned up")
+
+fit.fit = long
+sys.exit(cli.main(["fit", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("where", ["finaliser", "extension"])
+def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
+    where: str, tmp_path: Path
+) -> None:
+    write_times("times.csv", range(1024, 9000, 1024))
+    argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(tmp_path / "times.csv"), where]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+    done = subprocess.run(argv, **how, check=False, cwd=store.ROOT)
+    assert (done.returncode, done.stdout) == (143, "cleaned up\n")
+    assert done.stderr.endswith("ddlkit: interrupted\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
+    for names, options in COMMANDS[name].arguments:
+        default = options.get("default")
+        if default not in (None, "", []):
+            shown = f"{default:g}" if isinstance(default, (int, float)) else default
+            assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
+
+
+def test_messages_outside_the_measured_sizes_are_told(capsys: Capture) -> None:
+    """From a cost of fit and from the times themselves; not when all are inside."""
+    write_times("times.csv", range(1_500_000, 4_500_001, 500_000))
+    Path("fitted.json").write_text(json.dumps(run(capsys, "fit times.csv")))
+    for given in ("--cost fitted.json", "--collectives times.csv --ranks 4"):
+        words = f"predict --profile profile.csv {given} --plan"
+        (line,) = run(capsys, f"{words} none")["warnings"]
+        assert "2 of 5 messages (976.6 KiB to 4.768 MiB) are outside" in line
+        # Two messages of 9 and 6 MB; then none outside.
+        assert "2 of 2 messages" in run(capsys, f"{words} cuts:2")["warnings"][0]
+    write_times("times.csv", [1024, 10**8])
+    assert run(capsys, f"{words} none")["warnings"] == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "conv9=0.5"], "no layer or tensor 'conv9': use one of the profile's, as"),
-        (["--gpus", "8"], "an alpha_beta cost can be taken to another number of workers only if"),
-        (["--gpus", "0"], "--gpus 0: there must be at least one"),
-        (["--straggler", "4:1.2"], "use layer:NUMBER to 5, rank:NUMBER to 3"),
-        (["--scale", "all_reduce=fast"], "'all_reduce=fast': write all_reduce=0.5"),
-        (["--strategy", "torch"], "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK"),
-        (["--gpus-per-machine", "3"], "4 GPUs do not fill machines of 3"),
-    ],
+    ("device", "backend", "alike"),
+    [("cpu", "gloo", True), ("NVIDIA A100", "gloo", False), ("unknown", "nccl", True)],
 )
-def test_a_wrong_change_is_one_line(
-    arguments: list[str],
-    message: str,
-    profile: Path,
-    four: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_profile_of_one_device_with_messages_of_another_is_told(
+    device: str, backend: str, alike: bool, capsys: Capture
 ) -> None:
-    assert cli.main(["what-if", "--profile", str(profile), "--cost", str(four), *arguments]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert [line for line in told if line.startswith("ddlkit: error: ") and message in line]
+    pd.read_csv("profile.csv").assign(device=device).to_csv("profile.csv", index=False)
+    write_times("times.csv", [1024 * 4**k for k in range(9)], backend=backend)
+    Path("fitted.json").write_text(json.dumps(run(capsys, "fit times.csv")))
+    for given in ("--cost fitted.json", "--collectives times.csv --ranks 4"):
+        lines = run(capsys, f"plan --profile profile.csv {given}")["warnings"]
+        assert len(lines) == (not alike)
+        assert alike or f"({device}), the messages were timed between" in lines[0]
+
+
+def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
+    """Wherever the number comes from, the prediction is of that many, and no other is taken."""
+    sizes = [1024 * 4**k for k in range(8)]
+    write_times("silent.csv", sizes)
+    write_times("telling.csv", sizes, ranks=4)
+    predict = "predict --profile profile.csv"
+    for times, at_fit, at_predict in (
+        ("silent.csv", "", "--ranks 4"),
+        ("silent.csv", "--ranks 4", ""),
+        ("telling.csv", "", ""),
+    ):
+        Path("fitted.json").write_text(json.dumps(run(capsys, f"fit {times} {at_fit}")))
+        given = (f"--cost fitted.json {at_predict}", f"--collectives {times} --ranks 4")
+        assert [run(capsys, f"{predict} {words}")["workers"] for words in given] == [4, 4]
+    mistake = "a cost of 4 workers, not 8: --ranks does not carry"
+    assert_one_line(f"{predict} --cost fitted.json --ranks 8", mistake, capsys)
+    for words in ("fit telling.csv", f"{predict} --collectives telling.csv"):
+        assert_one_line(f"{words} --ranks 8", "no row with ranks 8: it has 4", capsys)

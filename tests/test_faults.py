@@ -121,9 +121,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab
     done = mounted(where, FULL, *as_command(SAVE), str(where))
     for line, told in zip(done.stdout.splitlines(), ("write", "lock"), strict=True):
         assert line.startswith(f"cannot {told} {where}/")
-        assert line.endswith(
-            ": No space left on device: make room there, or choose another directory"
-        )
+        assert line.endswith(": No space left on device")
     assert only_line(done).startswith(f"No space left on device: {where}/ddlkit-run-")
     left = done.stderr.splitlines()[1:]
     assert left == ["begun", "drift-a.csv", "drift-a.json", "filler", "lock"]

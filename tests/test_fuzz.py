@@ -51,14 +51,15 @@ def test_what_is_mutated_was_good(
         assert (got.status, fuzzing.wrong(given, got)) == (0, ""), got.error
 
 
-@pytest.mark.parametrize("entry", corpus.ENTRIES, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("name", corpus.ENTRIES)
 def test_what_once_broke_something_is_refused_in_one_line(
-    entry: corpus.Entry, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, guarded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    got = fuzzing.answer(entry.given, tmp_path)
-    assert (got.status, fuzzing.wrong(entry.given, got)) == (2, ""), got.out
-    assert entry.told in got.error
+    word, given = corpus.ENTRIES[name]
+    got = fuzzing.answer(given, tmp_path)
+    assert (got.status, fuzzing.wrong(given, got)) == (2, ""), got.out
+    assert word in got.error
     assert not got.made
 
 

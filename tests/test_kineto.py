@@ -18,7 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit.core.errors import UserError
-from ddlkit.formats import import_file
+from ddlkit.formats import import_file, kineto
 from ddlkit.formats.kineto import (
     ACCUMULATE,
     BACKWARD,
@@ -27,7 +27,6 @@ from ddlkit.formats.kineto import (
     UPDATE,
     Event,
     KinetoTrace,
-    iterations,
     layer_profile,
     parse_kineto,
     timeline,
@@ -62,19 +61,19 @@ def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float)
     assert found.select(found.kind == "all_reduce").bytes.tolist() == sizes
 
 
-@pytest.mark.parametrize(
-    ("name", "on_gpu", "collective"),
-    [
-        ("gloo:all_reduce", False, "all_reduce"),
-        ("nccl:all_reduce", False, ""),  # the range around the launch
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", True, "all_reduce"),
-        ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True, "all_gather"),
-        ("ncclDevKernel_Generic_4", True, "nccl"),
-        ("void gemm", True, ""),
-    ],
-)
-def test_a_message_is_known_by_its_name(name: str, on_gpu: bool, collective: str) -> None:
-    assert Event(name, 0, 1, on_gpu).collective == collective
+MESSAGES = {
+    ("gloo:all_reduce", False): "all_reduce",
+    ("nccl:all_reduce", False): "",  # the range around the launch
+    ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", True): "all_reduce",
+    ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True): "all_gather",
+    ("ncclDevKernel_Generic_4", True): "nccl",
+    ("void gemm", True): "",
+}
+
+
+def test_a_message_is_known_by_its_name() -> None:
+    for (name, on_gpu), collective in MESSAGES.items():
+        assert Event(name, 0, 1, on_gpu).collective == collective
 
 
 N_ITERATIONS = 3
@@ -87,7 +86,7 @@ def tiny() -> nn.Sequential:
 
 
 def record(model: nn.Module, path: Path, with_marks: bool = False, **options: Any) -> None:
-    """KinetoTrace some iterations of training, after one that is not profiled."""
+    """Profile some iterations of training, after one that is not profiled."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     inputs, labels = torch.randn(4, 3, 8, 8), torch.randint(0, 4, (4,))
     name = "ddlkit.{}" if with_marks else "unmarked {}"
@@ -131,7 +130,7 @@ def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> N
     events = json.loads(path.read_text())["traceEvents"]
     unmarked = [e for e in events if e["name"] not in (FORWARD, BACKWARD, UPDATE)]
     without = parse_kineto(json.dumps({"traceEvents": unmarked}), "unmarked")
-    for marked, found in zip(iterations(read_kineto(path)), iterations(without), strict=True):
+    for marked, found in zip(*map(kineto.iterations, (read_kineto(path), without)), strict=True):
         (opens, closes), (start, end) = marked.phases["forward"], found.phases["forward"]
         assert opens <= start < closes <= end == found.phases["backward"][0]
         for kind in ("backward", "update"):
@@ -146,13 +145,6 @@ def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
         layer_profile(read_kineto(path))
     assert timeline(read_kineto(path)).n == 3 * N_ITERATIONS
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler, torch.no_grad():
-        tiny()(torch.randn(1, 3, 8, 8))
-    profiler.export_chrome_trace(str(path))
-    with pytest.raises(
-        UserError, match=r"no-shapes\.json: .*no events of autograd.*optimizer\.step"
-    ):
-        timeline(read_kineto(path))
 
 
 LAUNCH_US = 2.0
@@ -166,9 +158,9 @@ class Gpu:
         self.now_us = 1e9
         self.free_us = self.now_us
 
-    def add(self, name: str, start: float, end: float, cat: str, tid: int, **args: Any) -> None:
+    def add(self, name: str, start: float, end: float, cat: str, **args: Any) -> None:
         event = {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start}
-        self.events.append({**event, "pid": 77, "tid": tid, "args": args})
+        self.events.append({**event, "args": args})
 
     def launch(self, name: str, took_us: float, cat: str = "kernel", **args: Any) -> None:
         link = {"correlation": len(self.events)}
@@ -176,7 +168,7 @@ class Gpu:
             self.now_us += LAUNCH_US
         start = max(self.free_us, self.now_us)
         self.free_us = start + took_us
-        self.add(name, start, self.free_us, cat, 7, **link, **args)
+        self.add(name, start, self.free_us, cat, **link, **args)
 
     @contextmanager
     def within(self, name: str, cat: str = "cpu_op", **args: Any) -> Iterator[None]:
@@ -184,7 +176,7 @@ class Gpu:
         self.now_us += 0.5
         yield
         self.now_us += 0.5
-        self.add(name, start, self.now_us, cat, 1, **args)
+        self.add(name, start, self.now_us, cat, **args)
 
     def json(self) -> str:
         properties = [{"id": 0, "name": "NVIDIA Toy"}]
@@ -200,13 +192,9 @@ def gpu_training(forward: list[float], backward: list[float], n_iterations: int 
             with gpu.within("aten::linear", "cpu_op", **{"Sequence number": i}):
                 gpu.launch("gemm", took_us)
         for i in reversed(range(len(backward))):
-            node: dict[str, Any] = {"Sequence number": i, "Fwd thread id": 1}
-            with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
+            with gpu.within(f"{EVALUATE}: AddmmBackward0", **{"Sequence number": i}):
                 gpu.launch("wgrad", backward[i])
-            shape: dict[str, Any] = {
-                "Input Dims": [[10 * (i + 1)]],
-                "Input type": ["c10::BFloat16"],
-            }
+            shape = {"Input Dims": [[10 * (i + 1)]], "Input type": ["c10::BFloat16"]}
             with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
                 pass
         sent: dict[str, Any] = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}
@@ -254,9 +242,7 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
             '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}',
             r"traceEvents\[0\] \('a'\): ts 1 and dur None",
         ),
-        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": -1}]}', "dur -1"),
         ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}', "no events of autograd"),
-        (" ", "empty"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
 from ddlkit.core.workload import Workload
 from ddlkit.store import files
-from fuzzing import TIMES, spans
+from fuzzing import SPANS, TIMES
 
 TRACED = "0 conv 20 40 50 4000\n1 fc 10 25 70 8000\n"
 
@@ -77,10 +77,10 @@ def test_the_best_plan_does_not_depend_on_how_many_groups_are_priced_at_a_time(
 def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frame = pd.read_csv(io.StringIO(spans()))
+    frame = pd.read_csv(io.StringIO(SPANS))
     recorded = store.save_table(frame, tmp_path, "timeline-x", schema="timeline", command=["test"])
     own, trace = tmp_path / "own.csv", tmp_path / "trace.txt"
-    own.write_text(spans())
+    own.write_text(SPANS)
     trace.write_text(TRACED)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     times = tmp_path / "times.csv"

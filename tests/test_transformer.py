@@ -91,7 +91,7 @@ def test_what_comes_before_a_gradient_is_done_before_it() -> None:
 def test_times_are_in_proportion_to_work_and_make_up_the_one_given(
     compute_s: float, batch: int, element_bytes: int
 ) -> None:
-    options = ImportOptions("gpt2", batch, None, None, None, True, compute_s, 256, element_bytes)
+    options = ImportOptions("gpt2", batch, None, None, None, False, compute_s, 256, element_bytes)
     found = import_file(SPECS, None, options)
     profile, workload = found.profile, found.profile.workload()
     assert found.kind == "transformer" and profile.batch == batch

@@ -24,28 +24,22 @@ from ddlkit.core.errors import UserError, one_line
 assert predicting  # whose import registers its commands
 
 _LINKS, _OMIT = "links no longer change: make a lab of each kind", "leave it out"
-_FORECAST = {
-    "--samples": "the scatter of real training is not in the interval: compare with its table",
-    "--selection-form": "give tables, whose medians are taken, or a cost (JSON) of another form",
-}
 _READ = "give --inputs TABLE, as ddlkit measure input writes it"
+_TABLES = "give tables, whose medians are taken, or a cost (JSON) of another form"
+_FORECASTS, _CHANGES = ("predict", "plan", "what-if"), ("change", "--change", "--rank-rate")
+_LAB = "queue burst framing json congestion ranks-per-node intra-rate seed"
 GONE = {
     "bench": "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
     "measure --algorithm": "the library's own is measured; notebook 11 has recorded times of others",
     "import --messages": "measure messages by themselves: ddlkit measure collectives",
     "lab campaign": "write ddlkit measure FILE.yml, with --predict to write predictions first",
-    **{f"lab {word}": _LINKS for word in ("change", "--change", "--rank-rate", "--rank-delay")},
-    **{f"lab {word}": _OMIT for word in ("--queue", "--burst", "--framing", "--json")},
-    "lab --congestion": "TCP's control is reno",
-    **{
-        f"lab {word}": "each rank has a link of its own"
-        for word in ("--ranks-per-node", "--intra-rate")
-    },
-    "lab --seed": "loss is drawn from one seed",
+    **{f"lab {word}": _LINKS for word in (*_CHANGES, "--rank-delay")},
+    **{f"lab --{word}": _OMIT for word in _LAB.split()},
     "lab --jitter": "a link's delay is the same for all packets: give --delay",
     "lab --background": "others' traffic is a lower --rate",
-    **{f"{of} {w}": _FORECAST[w] for of in ("predict", "plan", "what-if") for w in _FORECAST},
-    **{f"what-if {word}": _READ for word in ("--io-s", "--decode-s", "--h2d-s")},
+    **{f"{name} --samples": "compare with the table of real training" for name in _FORECASTS},
+    **{f"{name} --selection-form": _TABLES for name in _FORECASTS},
+    **{f"what-if --{word}-s": _READ for word in ("io", "decode", "h2d")},
     "what-if --shared-disk": "give --gpus-per-machine, whose GPUs share a disk",
     "what-if --iterations": "ten follow one another",
 }
@@ -105,11 +99,14 @@ def _refused(line: object) -> int:
 
 
 def _refuse_gone(words: Sequence[str]) -> None:
-    """Raise UserError for a command of an earlier version, or a word that one took."""
+    """Raise UserError for a command of an earlier version, a word that one took, or "--" for a value."""
     plain = [word.partition("=")[0] for word in words]
     for name in (*plain[:1], *(f"{plain[0]} {word}" for word in plain[1:])):
         if name in GONE:
             raise UserError(f"{name} is gone: {GONE[name]}")
+    for word in words:
+        if word.startswith("--") and word.endswith("=--"):
+            raise UserError(f"{word[:-3]}: -- is no value")  # argparse would take it for none
 
 
 def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
@@ -158,17 +155,10 @@ def _interrupt(number: int, _: object) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One whose complaint is one line after the usage, and which takes no "--" for an option's value."""
+    """One whose complaint is one line after the usage."""
 
     def error(self, message: str) -> NoReturn:
         super().error(one_line(message))
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = sys.argv[1:] if args is None else list(args)
-        for word in words:
-            if word.startswith("--") and word.endswith("=--"):
-                self.error(f"argument {word[:-3]}: -- is no value")
-        return super().parse_known_args(words, namespace)
 
 
 def _parser() -> argparse.ArgumentParser:

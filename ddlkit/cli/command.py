@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit.core import units
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 
 Run = Callable[[argparse.Namespace], int | None]
 Argument = tuple[tuple[str, ...], dict[str, Any]]
@@ -53,17 +53,13 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
 def show(result: dict[str, Any], as_json: bool) -> None:
     """Print a result as one JSON document, or as aligned lines for a person; refuse a number that is none."""
     for name, value in result.items():
-        _check_finite(name, value)
+        try:
+            json.dumps(value, allow_nan=False, default=str)
+        except ValueError as error:
+            advice = "check sizes, times, rates and their units"
+            raise UserError(f"{name} comes out as {shown(value)}: {advice}") from error
     lines = [f"{name:<32} {_shown(value)}" for name, value in result.items()]
     print(json.dumps(result) if as_json else "\n".join(lines))
-
-
-def _check_finite(name: str, value: Any) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{name} comes out as {value}: check sizes, times, rates and their units")
-    if isinstance(value, (dict, list, tuple)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_finite(name, inner)
 
 
 def _shown(value: Any) -> str:
@@ -72,19 +68,19 @@ def _shown(value: Any) -> str:
         return "not known"
     if isinstance(value, float):
         return f"{value:.6g}"
-    if not is_numbers(value) or not value:
-        return str(value) if value or not isinstance(value, (dict, list)) else "none"
+    if not is_numbers(value):
+        return str(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
     if len(value) > 4:
         return f"{len(value)} from {_shown(min(value))} to {_shown(max(value))} (--json: all)"
-    return ", ".join(map(_shown, value))
+    return ", ".join(map(_shown, value)) or "none"
 
 
 def is_numbers(value: Any) -> bool:
     """Return whether it is a list of numbers, or numbers by name."""
-    held = value.values() if isinstance(value, dict) else value
-    return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in held)
+    inner = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in inner)
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
@@ -212,11 +208,11 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.run.lab import LabShape, parse
 
-    given = {name: getattr(arguments, name) for name in _EMULATED}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name in _EMULATED if (value := getattr(arguments, name)) is not None}
     emulated = arguments.engine == "emulated"
     if given and not emulated:
-        option = next(iter(given))
-        raise UserError(f"--{option} needs --engine emulated: links of tbf have a rate, no more")
+        raise UserError(
+            f"--{[*given][0]} needs --engine emulated: links of tbf have a rate, no more"
+        )
     rate = units.parse_bits_per_s(arguments.rate)
     return LabShape(arguments.ranks, rate, parse(given) if emulated else None)

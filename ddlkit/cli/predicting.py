@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,8 @@ ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUM
 def import_(arguments: argparse.Namespace) -> None:
     from ddlkit import formats
 
-    names = ("network", "batch", "device", "utilisation", "compute_s", "sequence")
-    options = formats.ImportOptions(
-        **{name: getattr(arguments, name) for name in names},
-        peak_flops_per_s=arguments.peak,
-        with_input=not arguments.without_input,
-        element_bytes=arguments.gradient_bytes,
-    )
+    chosen = [field.name for field in fields(formats.ImportOptions)]
+    options = formats.ImportOptions(**{name: getattr(arguments, name) for name in chosen})
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)
@@ -144,7 +139,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
 
 
 _PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
-_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json"
+_PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json, *.json"
 _INPUTS = (
     arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
     arg("--network", help="which network, when the profile holds several"),
@@ -186,10 +181,8 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     communication, measured = (_given if arguments.cost else _calibrated)(arguments)
     communication = _sparse(arguments, communication, workload)
     cost = communication.cost
-    if formats.is_plan_file(spec):
-        plan = formats.read_plan(Path(spec))
-    else:
-        plan = make_plan(formats.with_unit(spec), workload, cost)
+    written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
+    plan = written or make_plan(spec, workload, cost)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
     predicted = forecast(workload, plan, communication, **how)
     if assumed:

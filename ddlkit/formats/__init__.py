@@ -5,8 +5,6 @@ What a file lacks, and what its user must say, raises a UserError of one line.
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +14,6 @@ import numpy as np
 
 from ddlkit.core.errors import Finding, UserError, shown
 from ddlkit.core.plan import FusionPlan
-from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import counts, kineto, trace
 from ddlkit.store import files
@@ -49,12 +46,12 @@ class ImportOptions:
     network: str | None = None
     batch: int | None = None
     device: str | None = None
-    peak_flops_per_s: float | None = None
+    peak: float | None = None
     utilisation: float | None = None
-    with_input: bool = True
+    without_input: bool = False
     compute_s: float | None = None
     sequence: int | None = None
-    element_bytes: int | None = None
+    gradient_bytes: int | None = None
 
 
 def import_file(
@@ -76,8 +73,8 @@ def import_file(
         batch=options.batch or 1,
         device=options.device or imported.profile.device,
     )
-    if options.element_bytes is not None:
-        profile = profile.sent_as(options.element_bytes)
+    if options.gradient_bytes is not None:
+        profile = profile.sent_as(options.gradient_bytes)
     findings = imported.findings
     if options.batch is None:
         findings += (Finding("batch", (), "the file does not tell the batch size: 1 is taken"),)
@@ -100,19 +97,16 @@ def guess_kind(text: str, source: str) -> str:
         "flops": {"tensor", "parameters", "flops"} <= names,
         "transformer": set(counts.REQUIRED) <= names,
     }
-    kinds = [kind for kind in KINDS if is_shown[kind]]
-    if len(kinds) != 1:
-        what = f"may be {' or '.join(kinds)}" if kinds else "is nothing that can be imported"
-        raise UserError(f"{source}: {what}: say --kind; there are {'; '.join(KINDS.values())}")
-    return kinds[0]
+    for kind in KINDS:
+        if is_shown[kind]:
+            return kind
+    kinds = "; ".join(KINDS.values())
+    raise UserError(f"{source}: is nothing that can be imported: say --kind; there are {kinds}")
 
 
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     layers = trace.parse_trace(text, source)
-    try:
-        profile = layers.profile("", with_input=options.with_input)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from error
+    profile = layers.profile("", with_input=not options.without_input)
     count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
     findings = (Finding("iterations", (), count), *trace.check_trace(layers))
     return Imported("", profile, findings)
@@ -153,53 +147,31 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
 
 def _rate(options: ImportOptions, source: str) -> tuple[float, float] | float:
     """Return peak rate and utilisation, or the seconds of the batch, whichever is said."""
-    peak, share, compute_s = options.peak_flops_per_s, options.utilisation, options.compute_s
+    peak, share, compute_s = options.peak, options.utilisation, options.compute_s
     if compute_s is None and peak is not None and share is not None:
         return peak, share
-    if compute_s is None or (peak, share) != (None, None):
-        rates = "--peak (FLOP/s) and --utilisation (0..1) together, or --compute-s alone"
+    if compute_s is None or (peak, share) != (None, None) or not 0 < compute_s < np.inf:
+        rates = "--peak (FLOP/s) and --utilisation (0..1) together, or --compute-s (above 0) alone"
         raise UserError(f"{source}: counts become times by a rate: say {rates}")
-    if not 0 < compute_s < np.inf:
-        raise UserError(f"--compute-s is {compute_s}: must be above zero")
     return compute_s
 
 
 def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
     """Write the profile as a CSV of one's own, without a stamp, over none of the sources."""
-    if path.suffix != ".csv":
-        raise UserError(f"{path}: the table is CSV: name it so")
     text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
     files.atomic_write_text(own_output(path, *sources), text)
 
 
-def is_plan_file(spec: str) -> bool:
-    """Return whether a plan is given by a file, of any suffix if it is there, not by its planner.
-
-    >>> is_plan_file("plan.json"), is_plan_file("buffer:25MB")
-    (True, False)
-    """
-    suffix = Path(spec).suffix
-    return suffix == ".json" or bool(suffix) and os.path.isfile(spec)
-
-
 def read_plan(path: Path) -> FusionPlan:
     """Return the plan in a file of ``ddlkit plan --json``: groups of tensors in forward order, from 0."""
-    described = files.read_json(path, "write it by ddlkit plan --json")
+    advice = "write it by ddlkit plan --json"
+    described = files.read_json(path, advice)
     groups: Any = described.get("groups") if isinstance(described, dict) else None
     if not (isinstance(groups, list) and groups and all(isinstance(g, list) and g for g in groups)):
-        raise UserError(f"{path}: not a plan: it has no groups: write it by ddlkit plan --json")
+        raise UserError(f"{path}: not a plan: it has no groups: {advice}")
     plan = FusionPlan(str(described.get("planner", path.stem)), tuple(accumulate(map(len, groups))))
     for number, (group, wanted) in enumerate(zip(groups, plan.forward_groups(), strict=True)):
         if group not in (wanted, wanted[::-1]):
             problem = f"group {number} is {shown(group)}, expected {shown(wanted)}"
             raise UserError(f"{path}: {problem}: every tensor once, the last first")
     return plan
-
-
-def with_unit(spec: str) -> str:
-    """Return the plan's name itself; refuse a buffer of a few bytes, which nobody means."""
-    sized = re.fullmatch(r"buffer:\s*([0-9]*\.?[0-9]+)\s*(:.*)?", spec)
-    if sized and 0 < float(sized[1]) < KIB:
-        forms = f"buffer:{sized[1]}MB, or buffer:{sized[1]}B if bytes are meant"
-        raise UserError(f"plan {spec!r}: a buffer of {sized[1]} bytes: write {forms}")
-    return spec

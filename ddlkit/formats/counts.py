@@ -9,7 +9,7 @@ its lower half, as in Chowdhery et al. 2022 (arXiv 2204.02311), App B. All else 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +43,6 @@ SHAPES = Schema(
         Column("norm_tensors", "int", "positive", default="2"),
         Column("biased", "bool", default="True"),
         Column("tied", "bool", default="True"),
-        Column("parameters", "int", "non_negative", default="0"),  # as printed; 0: not
-        Column("source", "str", default=""),
     ),
     key=("name",),
 )
@@ -81,18 +79,14 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
 
 
 def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
-    """Return shapes by name, each with the parameters that the table says, where it does."""
+    """Return shapes by name."""
     shapes = {}
-    for row in SHAPES.frame(sheet, exact=False).itertuples():
+    for row in SHAPES.frame(sheet, exact=False).to_dict("records"):
+        name = str(row.pop("name"))
         try:
-            shape = Decoder(**{field.name: getattr(row, field.name) for field in fields(Decoder)})
+            shapes[name] = Decoder(**row)
         except UserError as error:
-            raise UserError(f"{sheet.file}: {row.name}: {error}") from error
-        parameters = sum(tensor.elements for tensor in shape.tensors(1))
-        if row.parameters not in (0, parameters):
-            counts = f"{parameters} parameters by its shape, {row.parameters} in the table"
-            raise UserError(f"{sheet.file}: {row.name}: {counts}: correct one of the two")
-        shapes[str(row.name)] = shape
+            raise UserError(f"{sheet.file}: {name}: {error}") from error
     return shapes
 
 

@@ -19,7 +19,7 @@ from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.papers.dag import IterationTimes
 from ddlkit.store.readers import BYTES_PER_PARAMETER
-from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
 TIMES = ("forward_s", "backward_s", "communication_s")
 _FILE = Schema(
@@ -114,7 +114,7 @@ class LayerTrace:
 def looks_like_one(text: str) -> bool:
     """Return whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
-    return bool(first) and (first[0].lower() == "id" or first[0] == "0" and len(first) == 6)
+    return first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
@@ -127,14 +127,11 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     sheet = _sheet(text, file)
     frame = _FILE.frame(sheet, exact=False)
     ids = frame["id"].to_numpy()
-    rows = np.arange(len(ids))
-    expected = rows - np.maximum.accumulate(np.where(ids == 0, rows, 0))
-    for row in np.flatnonzero(ids != expected)[:1]:
-        problem = f"{ids[row]}, expected {expected[row]}: ids count from 0 in every iteration"
+    starts = np.flatnonzero(ids == 0)
+    count = int(starts[starts > 0][0]) if (starts > 0).any() else len(ids)
+    for row in np.flatnonzero(ids != np.arange(len(ids)) % count)[:1]:
+        problem = f"{ids[row]}, expected {row % count}: ids count from 0, alike in each iteration"
         sheet.fail(int(row), "id", problem)
-    count = int(np.append(np.flatnonzero(ids == 0), len(ids))[1])
-    for row in np.flatnonzero(ids >= count)[:1]:
-        sheet.fail(int(row), "id", f"layer {ids[row]} is not in the first iteration")
     layers = frame[["name", "size"]]
     first = layers.iloc[ids].reset_index(drop=True)
     for row in np.flatnonzero((layers != first).any(axis=1))[:1]:
@@ -150,28 +147,21 @@ def parse_trace(text: str, file: str) -> LayerTrace:
 
 
 def _cells(line: str) -> list[str]:
-    return [cell for cell in re.split(r"[\s,]+", line.strip()) if cell]
+    return re.split(r"[\s,]+", line.strip("\t\r ,"))
 
 
 def _sheet(text: str, file: str) -> Sheet:
-    """Return the lines that are neither blank nor a header, as cells."""
-    check_cells(text, "\n\t ,", file)
-    lines, rows, names = [], [], _FILE.names
-    for line, content in enumerate(text.splitlines(), start=1):
-        cells, where = _cells(content), f"{file}: line {line}"
-        if cells and len(cells) != len(names):
-            problem = f"{len(cells)} columns, expected {len(names)}: {', '.join(names)}"
-            raise UserError(f"{where}: {problem}")
-        if cells and cells[0].lower() == "id":
-            for cell, name in zip(cells, names, strict=True):
-                if not cell.lower().startswith(name):
-                    raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
-        elif cells:
-            lines.append(line)
-            rows.append(cells)
-    if not rows:
-        raise UserError(f"{file}: line 1: no layers: expected lines of {', '.join(names)}")
-    return Sheet(file, names, tuple(lines), tuple(rows))
+    """Return the cells of a trace, with a header or without."""
+    lines = [",".join(_cells(line)) for line in text.splitlines()]
+    headless = lines[0][:2].lower() != "id"
+    sheet = read_sheet("\n".join([",".join(_FILE.names)] * headless + lines), file)
+    if len(sheet.header) != len(_FILE.names):
+        problem = f"{len(sheet.header)} columns, expected {len(_FILE.names)}"
+        raise UserError(f"{file}: line 1: {problem}: {', '.join(_FILE.names)}")
+    for cell, name in zip(sheet.header, _FILE.names, strict=True):
+        if not cell.lower().startswith(name):
+            raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
+    return Sheet(file, _FILE.names, [line - headless for line in sheet.lines], sheet.rows)
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
@@ -179,10 +169,9 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     (forward_s, backward_s, sent_s), rows = trace.mean_s, trace.learnable
     input_s = float(forward_s[: rows[0]].sum())
     totals = (forward_s.sum() - input_s, input_s, backward_s.sum(), sent_s.sum())
-    text = (
-        "forward {}, and {} before the first layer with parameters; backward {}, communication {}"
-    )
-    text = text.format(*map(format_seconds, map(float, totals)))
+    took = [format_seconds(float(total)) for total in totals]
+    text = f"forward {took[0]}, and {took[1]} before the first layer with parameters"
+    text = f"{text}; backward {took[2]}, communication {took[3]}"
     yield Finding("totals", (), f"{text}, gradients {trace.n_bytes.sum()} bytes")
     usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
     with np.errstate(all="ignore"):
@@ -191,7 +180,3 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     if large.any():
         text = f"forward over backward is {np.median(excess[large]):.1f} times the usual ratio"
         yield Finding("forward", tuple(trace.name[row] for row in rows[large]), text)
-    odd = np.flatnonzero((trace.n_bytes > 0) != (sent_s > 0))
-    if len(odd):
-        text = "a gradient without communication time, or such a time without a gradient"
-        yield Finding("message", tuple(trace.name[row] for row in odd), text)

@@ -16,13 +16,10 @@ from ddlkit.store.readers import measured_peaks as measured_peaks
 from ddlkit.store.readers import network_named as network_named
 from ddlkit.store.readers import network_title as network_title
 from ddlkit.store.readers import profile_frame as profile_frame
-from ddlkit.store.readers import published_networks as published_networks
 from ddlkit.store.readers import read_profile as read_profile
 from ddlkit.store.readers import read_selection_times as read_selection_times
 from ddlkit.store.readers import read_timeline as read_timeline
 from ddlkit.store.sheet import SCHEMAS as SCHEMAS
-from ddlkit.store.sheet import Column as Column
-from ddlkit.store.sheet import Schema as Schema
 from ddlkit.store.tables import BENCHMARK_VERSION as BENCHMARK_VERSION
 from ddlkit.store.tables import expand_tables as expand_tables
 from ddlkit.store.tables import has_table as has_table

@@ -14,6 +14,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import secrets
@@ -21,7 +22,6 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,12 +59,7 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "choose another directory or its permissions"
-        if verb == "read":
-            advice = "check the path"
-        elif error.errno in FULL:
-            advice = "make room there, or choose another directory"
-        raise UserError(f"cannot {verb} {path}: {error.strerror or error}: {advice}") from error
+        raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from error
 
 
 def read(path: Path) -> bytes:
@@ -82,19 +77,16 @@ def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> byte
 
 def text_of(data: bytes, path: Path) -> str:
     """Return content as text, unpacked if a .gz."""
-    if path.suffix == ".gz" and data:
-        try:
-            data = _limited(gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked")
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
-    if not data.strip():
-        raise UserError(f"{path}: the file is empty: expected a header line and rows")
     try:
+        if path.suffix == ".gz" and data:
+            data = _limited(gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked")
         text = data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: binary at byte {error.start}, expected text") from error
-    if "\0" in text:
-        raise UserError(f"{path}: binary (a zero byte), expected text")
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty: expected a header line and rows")
     return text
 
 
@@ -206,25 +198,20 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     place = Path(parent or tempfile.gettempdir())
     with contextlib.ExitStack() as held:
         with _refusing("write", place):
-            for left in place.glob(f"{SCRATCH}*"):
-                with contextlib.suppress(OSError), _locked(left, _OURS, _AT_ONCE) as descriptor:
-                    if os.fstat(descriptor).st_uid == os.geteuid():
-                        shutil.rmtree(left)
-            inside = None
-            while inside is None:  # another process may sweep it before it is held
-                path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-                with contextlib.suppress(FileNotFoundError, BlockingIOError):
-                    held.enter_context(_locked(path, _OURS, _AT_ONCE))
-                    (path / "files").mkdir()
-                    inside = path / "files"
+            for left in place.glob(f"{SCRATCH}*/files"):
+                with contextlib.suppress(OSError), _locked(left.parent, _OURS, _AT_ONCE) as owned:
+                    if os.fstat(owned).st_uid == os.geteuid():
+                        shutil.rmtree(left.parent)
+            path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+            held.callback(shutil.rmtree, path, ignore_errors=True)
+            held.enter_context(_locked(path, _OURS, fcntl.LOCK_EX))
+            (path / "files").mkdir()  # nobody removes one that has none yet
         try:
-            yield inside
+            yield path / "files"
         except OSError as error:
             if error.errno in FULL and not error.filename:  # a write does not know where it goes
                 error.filename = str(path)
             raise
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 MOST_DEPTH = 50
@@ -234,11 +221,12 @@ MOST_VALUES = 10_000_000
 """Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
 MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
 """Of YAML, in which an alias counts as all that it stands for."""
-INT64 = 2**63
+MOST_DIGITS = 18
+"""Of a whole number, with its sign: it has 64 bits."""
 
 
 def parse_json(text: str) -> Any:
-    """Return the document in JSON, numbers beyond 64 bits as floats; a ValueError says what is wrong."""
+    """Return the document in JSON, longer numbers as floats; a ValueError says what is wrong."""
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
@@ -255,9 +243,7 @@ def parse_json(text: str) -> Any:
 
 
 def _number(text: str) -> int | float:
-    """Return digits as a number; Python takes minutes for some millions of them."""
-    short = len(text) <= len(f"-{INT64}")
-    return number if short and -INT64 <= (number := int(text)) < INT64 else float(text)
+    return int(text) if len(text) <= MOST_DIGITS else float(text)
 
 
 def read_json(path: Path, advice: str) -> Any:
@@ -269,46 +255,35 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the document in YAML, numbers as of `parse_json`; a ValueError names the line."""
+    """Return the document in YAML as `parse_json` does, of which it has what JSON has."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """With whole numbers that fit, or floats."""
-
-        def construct_yaml_int(self, node: Any) -> int | float:
-            number = super().construct_yaml_int(node)
-            return number if -INT64 <= number < INT64 else float(Decimal(number))
-
-    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
         # Before anything is made of it: a merge copies what its aliases stand for.
-        values, levels = _extent(yaml.compose(text, Loader), {})
-        if levels > MOST_DEPTH:
-            raise ValueError(TOO_DEEP)
-        if values > MOST_YAML_VALUES:
+        if _values(yaml.compose(text, yaml.SafeLoader), {}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
-        return yaml.load(text, Loader)
+        return parse_json(json.dumps(yaml.safe_load(text), default=str))
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
+    except TypeError as error:  # a key that is no text
+        raise ValueError(str(error)) from None
 
 
-def _extent(node: Any, extents: dict[int, tuple[float, int]]) -> tuple[float, int]:
-    """Return how many values a node of YAML stands for, and in how many levels: no end if it holds itself."""
-    held = getattr(node, "value", None)
-    if not isinstance(held, list):
-        return 1, 0
-    if id(node) not in extents:
-        extents[id(node)] = float("inf"), 0
-        inner = [each for pair in held for each in (pair if isinstance(pair, tuple) else (pair,))]
-        values, levels = zip((0.0, 0), *(_extent(each, extents) for each in inner), strict=True)
-        extents[id(node)] = 1 + sum(values), 1 + max(levels)
-    return extents[id(node)]
+def _values(node: Any, counts: dict[int, float]) -> float:
+    """Return how many values a node of YAML, or a pair of them, stands for: no end if it holds itself."""
+    inside = node if isinstance(node, tuple) else getattr(node, "value", "")
+    if isinstance(inside, str):
+        return 1
+    if id(inside) not in counts:
+        counts[id(inside)] = math.inf
+        counts[id(inside)] = 1 + sum(_values(each, counts) for each in inside)
+    return counts[id(inside)]
 
 
 def own_yaml(text: str) -> Any:

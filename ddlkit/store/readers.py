@@ -35,7 +35,6 @@ MOST_SPANS = 200_000
 """Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
-MOST_LISTED = 20  # values of which one is to be chosen
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
     **{"device": "unknown", "batch": "1", "precision": "fp32", "ranks": "1", "threads": "0"},
@@ -52,13 +51,13 @@ def choose(
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
-        listed = ", ".join(map(str, values[:MOST_LISTED])) + ", ..." * (len(values) > MOST_LISTED)
+        listed = ", ".join(map(str, values))
         want = wanted.get(key)
-        if want is not None and want not in values:
-            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
         if want is None and len(values) > 1:
             raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
         chosen[key] = values[0] if want is None else want
+        if chosen[key] not in values:
+            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
         frame = frame[frame[key] == chosen[key]]
     return frame, chosen
 
@@ -87,8 +86,6 @@ def read_profile(
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        if frame["forward_s"].any():
-            raise UserError(f"{path}: column forward_s has times: give no other")
         frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
@@ -98,8 +95,7 @@ def read_profile(
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
     return LayerProfile(
         **{name: chosen[name] for name in ("network", "device", "batch")},
-        tensor=tuple(frame["tensor"]),
-        layer=tuple(frame["layer"]),
+        **{name: tuple(frame[name]) for name in ("tensor", "layer")},
         **{name: frame[name].to_numpy() for name in arrays},
         update_s=float(frame["update_s"].iloc[0]),
     )
@@ -109,19 +105,15 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     """Return a user's own rows, with every column of schema ``layers``."""
     sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    if forward_is_given:
-        defaults["forward_s"] = "0"
-    elif "forward_s" not in sheet.header and "backward_s" in sheet.header:
-        sheet.fail(None, "forward_s", "missing: add it, or give --forward-s of the whole pass")
-    schema = SCHEMAS["layers"]
-    columns = [replace(column, default=defaults.get(column.name)) for column in schema.columns]
+    schema, given = SCHEMAS["layers"], {"forward_s": "0"} if forward_is_given else {}
+    columns = [replace(c, default=(defaults | given).get(c.name)) for c in schema.columns]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
-    missing = [name for name in defaults if name not in (*sheet.header, "forward_s")]
-    if "layer" in missing:
+    if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
-    if "parameters" in missing:
+    if "parameters" not in sheet.header:
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
         defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    missing = [name for name in defaults if name not in sheet.header]
     assumed.extend(f"{name} = {defaults[name]}" for name in missing)
     return frame
 
@@ -150,35 +142,35 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
     """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
-    return _medians(choose(_selector_rows([path]), ("density",), {"density": density}, path)[0])
+    rows, _ = choose(_selector_rows([path]), ("density",), {"density": density}, path)
+    return _medians(rows)
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
         return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
-    rows = _selector_rows(paths)
-    least, most = rows["density"].min(), rows["density"].max()
-    if not least <= density <= most:
-        reach = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {reach}, not at {density:g}")
+    rows = _selector_rows(expand_tables([*paths]))
+    if not rows["density"].min() <= density <= rows["density"].max():
+        there = ", ".join(f"{value:g}" for value in sorted(set(rows["density"])))
+        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {there}, not at {density:g}")
     return _medians(rows)
-
-
-def _medians(rows: DataFrame) -> SelectionTimes:
-    """Return the medians of rows of schema ``selection``, at sizes that were measured at every density."""
-    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
-    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     import pandas as pd
 
-    rows = pd.concat([load_table(path, "selection") for path in expand_tables([*paths])])
+    rows = pd.concat([load_table(path, "selection") for path in paths])
     rows = rows[(rows["operation"] == SELECTOR) & (rows["distribution"] == "normal")]
     if rows.empty:
         raise UserError(f"{paths[0]}: {SELECTOR} was not measured")
     return rows
+
+
+def _medians(rows: DataFrame) -> SelectionTimes:
+    """Return medians at sizes that were measured at every density."""
+    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
+    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
 
 
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
@@ -188,24 +180,19 @@ BEST = ("cold files", "one core", "pinned")
 
 
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
-    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` pictures, as far as they were measured.
-
-    Of pictures stored in two forms it is the JPEG's: what is stored raw is not decoded.
-    """
+    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` JPEGs, as far as they were measured."""
     rows = load_table(path, "inputs")
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
     each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
-    times = {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
-    if not times:
-        raise UserError(
-            f"{path}: tells of no reading, decoding or copying: give inputs-alone-*.csv"
-        )
-    return times
+    if each_s.empty:
+        raise UserError(f"{path}: no reading, decoding or copying: give inputs-alone-*.csv")
+    return {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
 
 
 @functools.cache
-def _specs(name: str) -> DataFrame:
+def specs(name: str) -> DataFrame:
+    """Return a table of data/specs: devices or networks; 0 where a number is not known."""
     path = DATA / "specs" / f"{name}.csv"
     return SCHEMAS[name].read(files.read_text(path), str(path))
 
@@ -216,29 +203,19 @@ def datasheet(device: str, quantity: str) -> float:
     device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
         where the precision has them) or memory_bytes_per_s
     """
-    rows = _specs("devices")
+    rows = specs("devices")
     named = rows["device"].str.split("|").map(lambda names: device in names)
     return float(rows["value"][named & (rows["quantity"] == quantity)].sum())
-
-
-def published_networks() -> DataFrame:
-    """Return what is published of each network's size, one row per network; 0 where nothing is.
-
-    printed_gops, flops_per_op, forward_gflops : 1e9 operations of a forward pass as printed, how many FLOP
-        the source means by one (2 where it counts multiply-adds), and their product
-    """
-    return _specs("networks").copy()
 
 
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
     """Return the name and the title of the network by every plain spelling, its names and aliases."""
-    rows = _specs("networks")
-    return {
-        _plain(text): (name, aliases.partition(";")[0])
-        for name, aliases in zip(rows["name"], rows["aliases"], strict=True)
-        for text in (name, *aliases.split(";"))
-    }
+    spellings = {}
+    for row in specs("networks").itertuples():
+        aliases = row.aliases.split(";")
+        spellings |= {_plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)}
+    return spellings
 
 
 def _plain(text: str) -> str:
@@ -255,10 +232,9 @@ def network_named(text: str) -> str:
     if plain in spellings:
         return spellings[plain][0]
     names = sorted({name for name, _ in spellings.values()})
-    near = [name for name in names if plain and _plain(name).startswith(plain)]
-    near = near or difflib.get_close_matches(text.lower(), names, n=1)
-    advice = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise UserError(f"unknown network {text!r}: {advice or 'known are ' + ', '.join(names)}")
+    near = difflib.get_close_matches(text.lower(), names, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+    raise UserError(f"unknown network {text!r}: {advice}")
 
 
 def network_title(name: str) -> str:
@@ -286,10 +262,8 @@ SUMS = "SHA256SUMS"
 def read_transcribed(path: Path) -> bytes:
     """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
     data, sums = files.read(path), path.with_name(SUMS)
-    if not sums.is_file():
-        return data
-    listed = files.read_text(sums).splitlines()
-    if f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
+    listed = files.read_text(sums).splitlines() if sums.is_file() else None
+    if listed is not None and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
         advice = f"restore it, or check it against its source and write {SUMS} there anew"
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from ddlkit.core.case import Case
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import LEAST, MOST, MOST_WHOLE
 
 if TYPE_CHECKING:
@@ -34,12 +33,10 @@ MOST_CELLS = 10_000_000
 
 def _whole(cell: str) -> int:
     """Return a whole number, also when written as 1e6 or 4.0."""
-    try:
-        return int(cell)
-    except ValueError:
-        if float(cell) % 1:
-            raise
-        return int(float(cell))
+    number = Decimal(cell)
+    if number % 1:
+        raise ValueError
+    return int(number)
 
 
 _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -78,26 +75,24 @@ def check_cells(text: str, parted_by: str, file: str) -> None:
 def read_sheet(text: str, file: str) -> Sheet:
     """Return the cells of CSV text, of which there must be some, and as many in each row."""
     check_cells(text, ",\n", file)
-    lines, rows = [], []
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = tuple(name.strip() for name in next(reader))
-        if not any(header) or len(header) > MOST_COLUMNS:
-            what = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
-            raise UserError(f"{file}: line 1, the header: {what}: name the columns that are needed")
-        for row in filter(None, reader):
-            lines.append(reader.line_num)
-            rows.append(row)
-            if len(row) != len(header):
-                problem = f"the row has {len(row)} cells, the header {len(header)}"
-                last = header[min(len(row), len(header) - 1)]
-                sheet = Sheet(file, header, lines, rows)
-                sheet.fail(len(rows) - 1, last, f"{problem}: truncated file or stray comma")
+        numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(f"{file}: line {reader.line_num} is not CSV ({error})") from error
-    if not rows:
+    if not any(header) or len(header) > MOST_COLUMNS:
+        problem = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
+        raise UserError(f"{file}: line 1, the header: {problem}: name the columns that are needed")
+    if not numbered:
         raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
-    return Sheet(file, header, lines, rows)
+    sheet = Sheet(file, header, *zip(*numbered, strict=True))
+    for at, row in enumerate(sheet.rows):
+        if len(row) != len(header):
+            problem = f"the row has {len(row)} cells, the header {len(header)}"
+            last = header[min(len(row), len(header) - 1)]
+            sheet.fail(at, last, f"{problem}: truncated file or stray comma")
+    return sheet
 
 
 @dataclass(frozen=True)
@@ -126,19 +121,19 @@ class Column:
             for row, cell in enumerate(cells):
                 values[row] = read(cell)
         except (ArithmeticError, ValueError):
-            wrong = f"{_shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
+            wrong = f"{shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
             sheet.fail(row, self.name, wrong)
         for broken, problem in self.broken(values, own):
             if broken.any():
                 row = int(np.argmax(broken))
-                sheet.fail(row, self.name, f"{_shown(cells[row])} {problem}")
+                sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
 
-    def default_values(self, n: int) -> np.ndarray:
-        """Return (n,) defaults. Raises ValueError where there is none."""
+    def default_value(self) -> Any:
+        """Return what a file means that leaves the column out. Raises ValueError where it may not."""
         if self.default is None:
             raise ValueError
-        return np.repeat(self.values(Sheet("", (self.name,), (1,), ((self.default,),))), n)
+        return self.values(Sheet("", (self.name,), (1,), ((self.default,),)))[0]
 
     def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
         """Yield (rows,) which values are wrong, and why, one pair per rule."""
@@ -159,10 +154,6 @@ class Column:
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
             yield values < 0, "must not be negative"
-
-
-def _shown(cell: str) -> str:
-    return repr(cell if len(cell) <= 40 else cell[:37] + "...")
 
 
 @dataclass(frozen=True)
@@ -203,7 +194,7 @@ class Schema:
             raise ValueError
         for column in self.columns:
             if column.name not in header:
-                frame[column.name] = column.default_values(len(frame))
+                frame[column.name] = column.default_value()
             elif column.today:
                 frame[column.name] = frame[column.name].replace(column.today)
             values = frame[column.name].unique() if column.kind == "str" else frame[column.name]
@@ -218,8 +209,8 @@ class Schema:
         from pandas import DataFrame
 
         sheet = replace(sheet, header=self._today(sheet.header))
-        for name, times in Counter(sheet.header).items():
-            if times > 1:
+        for at, name in enumerate(sheet.header):
+            if name in sheet.header[:at]:
                 sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
                 sheet.fail(None, name, f"not a column of {self.name}")
@@ -231,13 +222,12 @@ class Schema:
                 there = ", ".join(sheet.header)[:200]
                 sheet.fail(None, column.name, f"missing; the columns are {there}")
             else:
-                values[column.name] = column.default_values(len(sheet.rows))
-        frame = DataFrame(values)
+                values[column.name] = column.default_value()
+        frame = DataFrame(values, range(len(sheet.rows)))
         keys = frame[[*self.key]]
         for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
-            first = sheet.lines[int(np.argmax((keys == keys.iloc[row]).all(axis=1)))]
             same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
-            sheet.fail(row, self.key[-1], f"repeats the row at line {first} ({same})")
+            sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
         return frame
 
     def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:
@@ -249,8 +239,8 @@ class Schema:
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     """Return CSV text of a table, floats to the last digit, checked by reading it back."""
-    columns = [name for name in schema.names if name in frame.columns]
-    names = columns + [str(name) for name in frame.columns if name not in schema.names]
+    names = [name for name in schema.names if name in frame.columns]
+    names += [name for name in frame.columns if name not in names]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)

@@ -7,6 +7,7 @@ rows are: a loose one, ``layers-x.csv`` with ``layers-x.json``, is the later one
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import fnmatch
@@ -90,30 +91,18 @@ def save_table(
             "sha256": _sha256(data),
             "history": history,
         }
+        with contextlib.suppress(UserError):  # of what is not there, or damaged, nothing is kept
+            stamp["replaces"] = _verified(path)[1]
         try:
-            _settle(path)
-            files.atomic_write_text(stamp_paths(path)[0], json.dumps(stamp, indent=1) + "\n")
+            files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
             files.atomic_write(path, data)
         finally:
-            _settle(path)
+            if not path.exists():
+                _stamp_path(path).unlink(missing_ok=True)
     return path
 
 
-def _settle(path: Path) -> None:
-    """Give a table the stamp that waits for it; one that waits for another is not needed."""
-    pending, final = stamp_paths(path)
-    if pending.exists():
-        stamp = _read_stamp(pending)
-        if path.exists() and stamp and stamp["sha256"] == files.sha256_file(path):
-            files.replace(pending, final)
-        else:
-            pending.unlink()
-
-
-@functools.cache
-def _commit() -> str:
-    """Return the commit of the code that this process has loaded: asking git takes longer than saving."""
-    return this_machine.commit()
+_commit = functools.cache(this_machine.commit)  # of the code that this process has loaded
 
 
 def _portable(word: str) -> str:
@@ -129,10 +118,8 @@ def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dic
 
     old, stamp = load_table(path, schema), load_stamp(path)
     if stamp["benchmark_version"] != BENCHMARK_VERSION:
-        raise UserError(
-            f"{path}: recorded by benchmark version {stamp['benchmark_version']}, this is "
-            f"{BENCHMARK_VERSION}: the rows do not mix, save under a new name"
-        )
+        versions = f"benchmark version {stamp['benchmark_version']}, this is {BENCHMARK_VERSION}"
+        raise UserError(f"{path}: recorded by {versions}: save under a new name")
     kind = schema_named(schema)
     # Columns that came later stand in the rows that were read; those of a new frame may lack them.
     whole = kind.read(write_sheet(new, kind, str(path)), str(path))
@@ -146,7 +133,7 @@ def own_output(path: Path, *sources: Path) -> Path:
     real = path.resolve()
     if any(real == source.resolve() for source in sources):
         raise UserError(f"{path} is what is read: choose another name for what is written")
-    stamp = real.suffix in (".json", ".pending") and os.path.isfile(real) and _read_stamp(real)
+    stamp = real.suffix == ".json" and os.path.isfile(real) and _read_stamp(real)
     if stamp or is_stamped(real) or is_pack(real.name) and packed(real.parent):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
@@ -179,21 +166,9 @@ def load_stamp(path: Path) -> dict[str, Any]:
     return copy.deepcopy(part.stamp)
 
 
-def content_of(path: Path) -> tuple[str, dict[str, Any]]:
-    """Return the text of a table, loose or in a pack, and the stamp that matches it."""
-    part = _part_of(path)
-    if part is None:
-        data, stamp = _verified(path)
-        return files.text_of(data, path), stamp
-    text = _texts(part.pack, part.pack_sha256, *_state(part.pack)).get(path.name, "")
-    if _sha256(text.encode()) != part.text_sha256:
-        raise UserError(f"{part.pack}: the rows of {path.name} differ from its stamp: restore it")
-    return text, part.stamp
-
-
 def is_stamped(path: Path) -> bool:
     """Return whether it is a recorded table, with a stamp (a user's own CSV has none)."""
-    return any(map(_read_stamp, stamp_paths(path))) or _part_of(path) is not None
+    return bool(_read_stamp(_stamp_path(path)) or _part_of(path))
 
 
 def has_table(path: Path) -> bool:
@@ -225,26 +200,21 @@ def machines_in(folder: Path) -> set[str]:
     """Return the names of the machines whose tables a folder holds, loose or packed: one, or none."""
     stamps = [part.stamp for part in packed(folder).values()]
     paths = (path for path in list_tables(folder) if path.exists())
-    loose = [_read_stamp(place) for path in paths for place in stamp_paths(path)]
+    loose = [_read_stamp(_stamp_path(path)) for path in paths]
     return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
 
 
-def stamp_paths(path: Path) -> tuple[Path, Path]:
-    """Return where the next stamp waits while the CSV is exchanged, and where the stamp stands."""
-    stem = path.name.removesuffix(".gz").removesuffix(".csv")
-    return path.parent / f".{stem}.json.pending", path.parent / f"{stem}.json"
+def _stamp_path(path: Path) -> Path:
+    """Return where the stamp of a loose table stands."""
+    return path.parent / f"{path.name.removesuffix('.gz').removesuffix('.csv')}.json"
 
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
     try:
-        stamp = parse_json(files.read(path).decode() or "null")
-    except UserError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return None
-        raise
+        stamp = parse_json(files.read(path).decode() or "null") if os.path.lexists(path) else None
     except ValueError as error:
-        raise UserError(f"{path}: damaged stamp ({error}): restore it or measure again") from error
+        raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
     return _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
 
 
@@ -252,31 +222,27 @@ def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the stamp itself, which has all that it must."""
     for key, kind in _STAMP_KEYS.items():
         if not isinstance(stamp.get(key), kind):
-            damage = f"its {key} is no {kind.__name__}"
-            raise UserError(f"{path}: damaged stamp ({damage}): restore it or measure again")
+            raise UserError(f"{path}: damaged stamp (its {key} is no {kind.__name__}): restore it")
     return stamp
 
 
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the bytes of a loose CSV and the stamp that matches them.
+    """Return the bytes of a loose CSV and the stamp that matches them: until it is exchanged the one before.
 
-    Between a writer's two renames it is the pending one. Where none matches, a writer may have exchanged
-    all since the CSV was read: only one that is still the same has been damaged.
+    A writer may have exchanged all since the CSV was read: only one that is still the same was damaged.
     """
-    before = other = None
+    before = None
     while (data := files.read(path)) != before:
-        digest, before = _sha256(data), data
-        for place in stamp_paths(path):
-            stamp = _read_stamp(place)
-            if stamp is not None and stamp["sha256"] == digest:
-                return data, stamp
-            other = stamp or other
-    if other is None:
-        raise UserError(f"{path}: not a recorded table: no stamp {stamp_paths(path)[1].name}")
-    raise UserError(
-        f"{path}: sha256 {digest[:12]} differs from its stamp's {other['sha256'][:12]}: "
-        "the file was changed after recording, restore it or measure again"
-    )
+        before, stamp = data, _read_stamp(_stamp_path(path))
+        if stamp is None:
+            raise UserError(f"{path}: not a recorded table: no stamp {_stamp_path(path).name}")
+        replaced = stamp.pop("replaces", stamp)
+        for each in (stamp, replaced):
+            if each["sha256"] == _sha256(data):
+                return data, each
+    digests = f"sha256 {_sha256(data)[:12]} differs from its stamp's {stamp['sha256'][:12]}"
+    advice = "the file was changed after recording, restore it or measure again"
+    raise UserError(f"{path}: {digests}: {advice}")
 
 
 class Part(NamedTuple):
@@ -322,13 +288,13 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
     for number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
             entry = json.loads(line)
-            if "part" not in entry:
+            if "part" in entry:
+                stamp = _stamp(entry["stamp"], path)
+                pack_of, text_sha256 = entry["pack"], entry.get("text_sha256", stamp["sha256"])
+                part = Part(path.parent / pack_of, sums[pack_of], stamp, text_sha256)
+                parts[str(entry["part"])] = part
+            else:
                 sums[entry["pack"]] = str(entry["sha256"])
-                continue
-            stamp = _stamp(entry["stamp"], path)
-            text_sha256 = str(entry.get("text_sha256", stamp["sha256"]))
-            pack = path.parent / entry["pack"]
-            parts[str(entry["part"])] = Part(pack, sums[entry["pack"]], stamp, text_sha256)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(f"{path}: damaged line {number} ({error}): restore it") from error
     return parts
@@ -351,26 +317,13 @@ def _rows(path: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, d
 
 
 @functools.lru_cache(maxsize=16)
-def _pack_text(path: Path, sha256: str, *state: int) -> str:
+def _pack_text(path: Path, sha256: str, *_state: int) -> str:
     """Return the text of a pack of this hash."""
-    if not state:
-        raise UserError(f"{path} is missing, of which {STAMPS} has the stamps: restore it")
     data = files.read(path)
     if (digest := _sha256(data)) != sha256:
         problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
         raise UserError(f"{path}: {problem}: changed after packing, restore it")
     return files.text_of(data, path)
-
-
-@functools.lru_cache(maxsize=1)
-def _texts(path: Path, sha256: str, *state: int) -> dict[str, str]:
-    """Return the text of every table in a pack of this hash, by name."""
-    header, _, rows = _pack_text(path, sha256, *state).partition("\n")
-    lines: dict[str, list[str]] = defaultdict(lambda: [header.removeprefix("part,")])
-    for row in rows.split("\n")[:-1]:
-        name, _, line = row.partition(",")
-        lines[name].append(line)
-    return {name: "\n".join([*those, ""]) for name, those in lines.items()}
 
 
 def pack(folder: Path) -> list[Path]:
@@ -384,44 +337,43 @@ def pack(folder: Path) -> list[Path]:
     with files.writing_in(folder):
         _remove_replaced(folder)
         parts, paths = packed(folder), []
-        bins: dict[tuple[str, str, int], dict[str, Any]] = defaultdict(dict)
+        bins: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
         size = 0
         for path in filter(is_stamped, filter(Path.exists, list_tables(folder))):
-            text, stamp = content_of(path)
-            if _can_be_packed(text, path):
+            text, stamp = _text_of(path)
+            header, *rows = text.splitlines()
+            if "\n".join([header, *rows, ""]) == text:
                 paths.append(path)
-                size += len(text) + text.count("\n") * (len(path.name) + 1)
-                header = text.partition("\n")[0]
-                bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path.name] = text
-        for (kind, header, _), texts in bins.items():
-            parts = parts | _write_pack(folder, kind, header, texts)
+                size += len(text) + len(rows) * (len(path.name) + 1)
+                bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path] = rows
+        for (kind, header, _), tables in bins.items():
+            parts = parts | _write_pack(folder, kind, header, tables)
         if paths:
             _write_index(folder / STAMPS, parts)
             _remove_replaced(folder)
     return paths
 
 
-def _can_be_packed(text: str, path: Path) -> bool:
-    """Return whether a table can be cut out again: of whole lines, and none beyond what a pack may hold."""
-    lines = text.split("\n")
-    whole = lines[-1] == "" and all(lines[:-1]) and "\r" not in text
-    plain = not set(',"\n') & set(path.name) and len(text) < MOST_PACK_CHARACTERS // 2
-    return whole and plain and not any(line.count('"') % 2 for line in lines)
+def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a loose table, and its stamp."""
+    data, stamp = _verified(path)
+    return files.text_of(data, path), stamp
 
 
-def _write_pack(folder: Path, kind: str, header: str, texts: dict[str, str]) -> dict[str, Part]:
-    """Write these tables of one kind and header as a pack; return its parts, as they are read back."""
-    taken = {path.name for path in folder.iterdir()}
+def _write_pack(
+    folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
+) -> dict[str, Part]:
+    """Write the rows of these tables, of one kind and header, as a pack; return its parts."""
     names = (f"{kind}{number}.csv.gz" for number in ("", *(f".{n}" for n in range(2, 10_000))))
-    path = folder / next(name for name in names if name not in taken)
-    rows = [f"{name},{row}" for name in texts for row in texts[name].split("\n")[1:-1]]
-    data = gzip.compress("\n".join([f"part,{header}", *rows, ""]).encode(), mtime=0)
-    files.atomic_write(path, data)
-    assert _texts(path, _sha256(data), *_state(path)) == texts, path
-    return {
-        name: Part(path, _sha256(data), content_of(folder / name)[1], _sha256(text.encode()))
-        for name, text in texts.items()
-    }
+    pack_path = next(folder / name for name in names if not (folder / name).exists())
+    lines = [f"{path.name},{row}" for path, rows in tables.items() for row in rows]
+    data = gzip.compress("\n".join([f"part,{header}", *lines, ""]).encode(), mtime=0)
+    files.atomic_write(pack_path, data)
+    parts = {}
+    for path in tables:
+        text, stamp = _text_of(path)
+        parts[path.name] = Part(pack_path, _sha256(data), stamp, _sha256(text.encode()))
+    return parts
 
 
 def _write_index(path: Path, parts: dict[str, Part]) -> None:
@@ -429,9 +381,8 @@ def _write_index(path: Path, parts: dict[str, Part]) -> None:
     sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
     lines: list[dict[str, Any]] = [{"pack": name, "sha256": sums[name]} for name in sorted(sums)]
     for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
-        lines.append({"part": name, "pack": part.pack.name, "stamp": part.stamp})
-        if part.text_sha256 != part.stamp["sha256"]:  # of a table that was compressed
-            lines[-1]["text_sha256"] = part.text_sha256
+        line = {"part": name, "pack": part.pack.name, "stamp": part.stamp}
+        lines.append({**line, "text_sha256": part.text_sha256})
     files.atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -444,9 +395,6 @@ def _remove_replaced(folder: Path) -> None:
             path.unlink()
     for name, part in parts.items():
         path = folder / name
-        if path.exists():
-            if content_of(path)[1] != part.stamp:
-                continue
-            path.unlink()  # the stamp last: without its table it misleads nobody
-        for place in stamp_paths(path):
-            place.unlink(missing_ok=True)
+        if not path.exists() or _verified(path)[1] == part.stamp:
+            path.unlink(missing_ok=True)  # the stamp last: without its table it misleads nobody
+            _stamp_path(path).unlink(missing_ok=True)

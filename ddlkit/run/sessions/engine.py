@@ -476,5 +476,5 @@ def with_tables(folder: Path) -> list[Path]:
 
 def _kept(directory: Path) -> list[Path]:
     """Return the tables and stamps in a directory; not a lock or half a file."""
-    ends = (".csv", ".csv.gz", ".json", ".jsonl", ".pending")
+    ends = (".csv", ".csv.gz", ".json", ".jsonl")
     return sorted(p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends))
