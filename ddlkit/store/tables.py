@@ -236,7 +236,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         before, stamp = data, _read_stamp(_stamp_path(path))
         if stamp is None:
             raise UserError(f"{path}: not a recorded table: no stamp {_stamp_path(path).name}")
-        replaced = stamp.pop("replaces", stamp)
+        replaced: dict[str, Any] = stamp.pop("replaces", stamp)
         for each in (stamp, replaced):
             if each["sha256"] == _sha256(data):
                 return data, each
