@@ -96,6 +96,7 @@ def test_exact_equals_brute_force_on_1000_random_instances() -> None:
     [
         ("greedy", "unknown planner 'greedy'"),
         ("buffer:0", "must be above zero"),
+        ("buffer:25", "write buffer:25MB"),
         ("buffer:1MB:0s", "timeout"),
         ("exact", "needs a message cost"),
         ("cuts:3,2", "must increase"),

@@ -22,8 +22,6 @@ from ddlkit.core.cost import (
     Chords,
     HeldOut,
     MessageCost,
-    Piecewise,
-    Segments,
     Table,
     checked_form,
     parameters,
@@ -40,7 +38,7 @@ ENOUGH_REPEATS = 4  # of messages measured more rarely, resamples of a size hard
 MOST_LEFT_OUT = 24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
 AUTO = "auto"
 """In place of a form's name: whichever of these does best at sizes held out."""
-SIMPLE_FIRST = (AlphaBeta.form, Piecewise.form, Segments.form, Chords.form, Table.form)
+SIMPLE_FIRST = tuple(kind.form for kind in METHODS if issubclass(kind, MessageCost))
 AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
 """Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
 THROUGH_ALL = (Chords.form, Table.form)

@@ -188,12 +188,14 @@ def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {
-    **{kind: (_linear_in_parameters(kind), 3) for kind in (AlphaBeta, Log, Scan)},
-    **{kind: (_medians, 2) for kind in (Table, Chords)},
+    AlphaBeta: (_linear_in_parameters(AlphaBeta), 3),
     Piecewise: (_fit_piecewise, 5),
     Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
+    Chords: (_medians, 2),
+    Table: (_medians, 2),
+    **{kind: (_linear_in_parameters(kind), 3) for kind in (Log, Scan)},
 }
-"""How each form is fitted, and from how many distinct sizes at least."""
+"""How each form is fitted, and from how many distinct sizes at least; the simplest first."""
 VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
     AlphaBeta: _line,
     Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
