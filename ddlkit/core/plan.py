@@ -415,7 +415,7 @@ def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
 @planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
-    if re.fullmatch(r"[0-9.]+", size) and units.parse_bytes(size) < units.KIB:
+    if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
         meant = f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
         raise UserError(f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write {meant}")
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
