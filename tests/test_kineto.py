@@ -139,7 +139,7 @@ def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> N
         assert found.gradients_end_s() == marked.gradients_end_s()
 
 
-def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -> None:
+def test_a_profile_without_shapes_is_a_timeline_and_no_layer_profile(tmp_path: Path) -> None:
     path = tmp_path / "no-shapes.json"
     record(tiny(), path)
     with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
