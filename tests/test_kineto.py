@@ -192,9 +192,10 @@ def gpu_training(forward: list[float], backward: list[float], n_iterations: int 
             with gpu.within("aten::linear", "cpu_op", **{"Sequence number": i}):
                 gpu.launch("gemm", took_us)
         for i in reversed(range(len(backward))):
-            with gpu.within(f"{EVALUATE}: AddmmBackward0", **{"Sequence number": i}):
+            node: dict[str, Any] = {"Sequence number": i}
+            with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
                 gpu.launch("wgrad", backward[i])
-            shape = {"Input Dims": [[10 * (i + 1)]], "Input type": ["c10::BFloat16"]}
+            shape: dict[str, Any] = {"Input Dims": [[10 * i + 10]], "Input type": ["c10::BFloat16"]}
             with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
                 pass
         sent: dict[str, Any] = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}

@@ -95,7 +95,8 @@ def read_profile(
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
     return LayerProfile(
         **{name: chosen[name] for name in ("network", "device", "batch")},
-        **{name: tuple(frame[name]) for name in ("tensor", "layer")},
+        tensor=tuple(frame["tensor"]),
+        layer=tuple(frame["layer"]),
         **{name: frame[name].to_numpy() for name in arrays},
         update_s=float(frame["update_s"].iloc[0]),
     )
@@ -211,7 +212,7 @@ def datasheet(device: str, quantity: str) -> float:
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
     """Return the name and the title of the network by every plain spelling, its names and aliases."""
-    spellings = {}
+    spellings: dict[str, tuple[str, str]] = {}
     for row in specs("networks").itertuples():
         aliases = row.aliases.split(";")
         spellings |= {_plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)}
