@@ -93,13 +93,10 @@ def read_profile(
     if frame["update_s"].nunique() > 1:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
-    return LayerProfile(
-        **{name: chosen[name] for name in ("network", "device", "batch")},
-        tensor=tuple(frame["tensor"]),
-        layer=tuple(frame["layer"]),
-        **{name: frame[name].to_numpy() for name in arrays},
-        update_s=float(frame["update_s"].iloc[0]),
-    )
+    fields: dict[str, Any] = {name: frame[name].to_numpy() for name in arrays}
+    fields |= {name: tuple(frame[name]) for name in ("tensor", "layer")}
+    fields |= {name: chosen[name] for name in ("network", "device", "batch")}
+    return LayerProfile(**fields, update_s=float(frame["update_s"].iloc[0]))
 
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:

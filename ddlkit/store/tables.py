@@ -231,15 +231,17 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
 
     A writer may have exchanged all since the CSV was read: only one that is still the same was damaged.
     """
-    before, stamp = None, None
+    before, expected = None, ""
     while (data := files.read(path)) != before:
         before, stamp = data, _read_stamp(_stamp_path(path))
-        for each in (stamp, stamp and stamp.pop("replaces", None)):
-            if each and each["sha256"] == _sha256(data):
+        if stamp is None:
+            raise UserError(f"{path}: not a recorded table: no stamp {_stamp_path(path).name}")
+        either: list[dict[str, Any]] = [stamp, stamp.pop("replaces", stamp)]
+        for each in either:
+            if each["sha256"] == _sha256(data):
                 return data, each
-    if stamp is None:
-        raise UserError(f"{path}: not a recorded table: no stamp {_stamp_path(path).name}")
-    digests = f"sha256 {_sha256(data)[:12]} differs from its stamp's {stamp['sha256'][:12]}"
+        expected = stamp["sha256"][:12]
+    digests = f"sha256 {_sha256(data)[:12]} differs from its stamp's {expected}"
     advice = "the file was changed after recording, restore it or measure again"
     raise UserError(f"{path}: {digests}: {advice}")
 
