@@ -72,9 +72,9 @@ LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers
 HELD_OUT: dict[str, Any] = {"at_bytes": [1e4, 1e6], "log_errors": [0.01, 0.02]}
 HELD_OUT |= {"below": 0.1, "above": 0.1, "apart": 2}
 DRAWS = [{"alpha_s": alpha_s, "beta_s_per_byte": 8e-9} for alpha_s in (1e-3, 2e-3, 1e-3)]
+TABLE = {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4}
 COSTS: tuple[dict[str, Any], ...] = (
-    LINE,
-    {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
+    TABLE,
     {
         **{"form": "piecewise", "threshold_bytes": 1e5, "log_slope_s": 1e-5},
         **{"log_intercept_s": 1e-3, "slope_s_per_byte": 8e-9, "intercept_s": 1e-3},
@@ -82,8 +82,7 @@ COSTS: tuple[dict[str, Any], ...] = (
     LINE | {"fit": {"from_bytes": 1e3, "to_bytes": 1e7, "held_out": HELD_OUT}},
     LINE | {"fit": {"draws": DRAWS}},
 )
-GATHER = {"form": "table", "collective": "all_gather", "workers": 4}
-GATHER |= {"bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2]}
+GATHER = TABLE | {"collective": "all_gather"}
 SELECTION = {"form": "scan", "start_s": 1e-3, "s_per_element": 1e-9}
 PLAN = {"planner": "mine", "groups": [[4, 3], [2], [1, 0]], "iteration_s": 0.2}
 CAMPAIGN: dict[str, Any] = {
@@ -151,15 +150,11 @@ CHOSEN = {
         ),
         _asked("predict", LINE, "--plan", "plan.json", **{"plan.json": json.dumps(PLAN)}),
         _asked("predict", GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
-        _asked("predict", LINE, "--in-flight", "2", "--copy-s-per-byte", "1e-10"),
         Input(MEASURED, {**PROFILED, "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}),
         Input(MEASURED[:-3] + MEASURED[-1:], {**PROFILED, "m.csv": LOG.encode()}),
     ],
     "timeline": [
-        Input(
-            ("timeline", "t.csv.gz", "--out", "t.json"),
-            {"t.csv.gz": gzip.compress(SPANS.encode(), mtime=0)},
-        ),
+        Input(("timeline", "t.gz", "--out", "t.json"), {"t.gz": gzip.compress(SPANS.encode())}),
     ],
     "measure": [
         Input(("measure", name, "--dry-run", "--out", "there"), {name: text.encode()})

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from ddlkit import cli, store
-from ddlkit.cli.command import COMMANDS
 from places import PATIENCE_S
 
 Capture = pytest.CaptureFixture[str]
@@ -328,15 +327,6 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
     done = subprocess.run(argv, **how, check=False, cwd=store.ROOT)
     assert (done.returncode, done.stdout) == (143, "cleaned up\n")
     assert done.stderr.endswith("ddlkit: interrupted\n")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
-    for names, options in COMMANDS[name].arguments:
-        default = options.get("default")
-        if default not in (None, "", []):
-            shown = f"{default:g}" if isinstance(default, (int, float)) else default
-            assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
 
 
 def test_messages_outside_the_measured_sizes_are_told(capsys: Capture) -> None:

@@ -139,7 +139,7 @@ def test_phases_found_without_marks_lie_where_the_marks_are(tmp_path: Path) -> N
         assert found.gradients_end_s() == marked.gradients_end_s()
 
 
-def test_what_a_recorded_profile_lacks_is_said(recorded: Path, tmp_path: Path) -> None:
+def test_a_profile_without_shapes_is_a_timeline_and_no_layer_profile(tmp_path: Path) -> None:
     path = tmp_path / "no-shapes.json"
     record(tiny(), path)
     with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
@@ -192,9 +192,10 @@ def gpu_training(forward: list[float], backward: list[float], n_iterations: int 
             with gpu.within("aten::linear", "cpu_op", **{"Sequence number": i}):
                 gpu.launch("gemm", took_us)
         for i in reversed(range(len(backward))):
-            with gpu.within(f"{EVALUATE}: AddmmBackward0", **{"Sequence number": i}):
+            node: dict[str, Any] = {"Sequence number": i}
+            with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
                 gpu.launch("wgrad", backward[i])
-            shape = {"Input Dims": [[10 * (i + 1)]], "Input type": ["c10::BFloat16"]}
+            shape: dict[str, Any] = {"Input Dims": [[10 * i + 10]], "Input type": ["c10::BFloat16"]}
             with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
                 pass
         sent: dict[str, Any] = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}

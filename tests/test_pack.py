@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import gzip
@@ -107,14 +108,10 @@ def test_what_left_is_listed_and_is_not_here() -> None:
 
 def test_packed_tables_are_read_as_loose_ones(folder: Path) -> None:
     before, bytes_before = contents(folder), loose(folder)
-    assert [path.name for path in tables.pack(folder)] == [
-        "drift-a.csv",
-        "drift-b.csv.gz",
-        "facts-a.csv",
-    ]
-    assert {path.name for path in folder.iterdir()} == {
-        "drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv",
-    }  # fmt: skip
+    assert (
+        " ".join(at.name for at in tables.pack(folder)) == "drift-a.csv drift-b.csv.gz facts-a.csv"
+    )
+    assert {*loose(folder)} == {"drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv"}
     assert_same(folder, before)
     for name in before:
         data = bytes_before[name]
@@ -175,22 +172,19 @@ def test_tables_of_two_machines_are_not_packed(folder: Path) -> None:
     assert store.machines_in(folder) == {"another", "cpu-made-up"}
 
 
-def swap_rows(path: Path) -> None:
-    text = gzip.decompress(path.read_bytes()).replace(b"0.5", b"0.6")
-    path.write_bytes(gzip.compress(text))
-
-
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("name", "data", "told"),
     [
-        (lambda at: swap_rows(at / "drift.csv.gz"), "drift.csv.gz: sha256 .* differs"),
-        (lambda at: (at / "drift.csv.gz").unlink(), "drift.csv.gz: No such file"),
-        (lambda at: (at / tables.STAMPS).write_text("[1]\n"), "damaged line 1"),
+        ("drift.csv.gz", gzip.compress(b"part,moment\n"), "drift.csv.gz: sha256 .* differs"),
+        ("drift.csv.gz", None, "drift.csv.gz: No such file"),
+        (tables.STAMPS, b"[1]\n", "damaged line 1"),
     ],
 )
-def test_a_damaged_pack_is_one_line(folder: Path, damage: Any, told: str) -> None:
+def test_a_damaged_pack_is_one_line(folder: Path, name: str, data: bytes | None, told: str) -> None:
     tables.pack(folder)
-    damage(folder)
+    (folder / name).unlink()
+    if data:
+        (folder / name).write_bytes(data)
     for read in (store.load_table, store.load_stamp):
         with pytest.raises(UserError, match=told) as error:
             read(folder / "drift-a.csv")
@@ -213,14 +207,12 @@ def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) ->
 
         return step
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
         patch.setattr(os, "replace", mortal(os.replace))
         patch.setattr(Path, "unlink", mortal(Path.unlink))
-        try:
-            tables.pack(folder)
-        except Killed:
-            return True
-    return False
+        tables.pack(folder)
+        return False
+    return True
 
 
 def test_a_crash_at_any_moment_leaves_every_table_readable(

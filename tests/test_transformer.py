@@ -47,7 +47,7 @@ def flops(shape: Decoder, tokens: int) -> float:
 def test_parameters_are_those_that_are_published(name: str) -> None:
     printed = pd.read_csv(SPECS).set_index("name").loc[name]
     assert printed["source"]
-    tensors = SHAPES[name].tensors(1)
+    tensors = list(SHAPES[name].tensors(1))
     assert len({tensor.name for tensor in tensors}) == len(tensors) == TENSORS.get(name, 435)
     if name == "cs336_xl":
         # What its source's memory report prints after creation, with rotary tables and blocks of 512 bytes.
@@ -66,7 +66,7 @@ def test_work_of_llama_is_what_a_profiler_of_flop_prints() -> None:
 @given(shapes, st.integers(1, 300))
 def test_work_is_six_flop_a_parameter_of_a_product_and_attention(shape: Decoder, t: int) -> None:
     """Three times forward is 6 N + 12 L H Q T a token, as PaLM, App B; N: the matrices that multiply."""
-    tensors = shape.tensors(t)
+    tensors = list(shape.tensors(t))
     n = sum(
         tensor.elements
         for tensor in tensors

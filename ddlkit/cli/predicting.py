@@ -41,15 +41,11 @@ def import_(arguments: argparse.Namespace) -> None:
     imported = formats.import_file(arguments.file, arguments.kind, options)
     profile, workload = imported.profile, imported.profile.workload()
     formats.save_profile(profile, arguments.out, arguments.file)
-    result = {
-        "kind": imported.kind,
-        **{name: getattr(profile, name) for name in ("network", "device", "batch")},
-        "tensors": workload.n,
-        "parameters": int(workload.parameters.sum()),
-        "forward_s": workload.forward_s,
-        "backward_s": float(workload.backward_s.sum()),
-        "update_s": workload.update_s,
-    }
+    result = {"kind": imported.kind, "tensors": workload.n}
+    result |= {name: getattr(profile, name) for name in ("network", "device", "batch")}
+    result |= {name: getattr(workload, name) for name in ("forward_s", "update_s")}
+    result["parameters"] = int(workload.parameters.sum())
+    result["backward_s"] = float(workload.backward_s.sum())
     findings = [finding._asdict() for finding in imported.findings]
     show({**result, "findings": findings} if arguments.json else result, arguments.json)
     for finding in () if arguments.json else imported.findings:

@@ -135,7 +135,7 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
             raise UserError(f"{source}: {what}: choose one by --network: {', '.join(shapes)}")
         if options.sequence is None:
             raise UserError(f"{source}: FLOP depend on the sequence: say --sequence")
-        tensors = shapes[name].tensors(options.sequence)
+        tensors = list(shapes[name].tensors(options.sequence))
     else:
         tensors = counts.read_flops(sheet)
     rate = _rate(options, source)

@@ -124,8 +124,8 @@ class Decoder:
             if getattr(self, name) not in counts:
                 raise UserError(f"{name} {getattr(self, name)}: must be one of {counts}")
 
-    def tensors(self, tokens: int) -> list[Tensor]:
-        """Return every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
+    def tensors(self, tokens: int) -> Iterator[Tensor]:
+        """Yield every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
 
         A matrix's stand with its bias, if any; attention's with the last matrix that feeds it, a tied head's
         with the norm before it: whose gradients wait.
@@ -133,9 +133,6 @@ class Decoder:
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
             raise UserError(f"a sequence of {tokens} tokens: from 1 to {most} of them")
-        return list(self._tensors(tokens))
-
-    def _tensors(self, tokens: int) -> Iterator[Tensor]:
         width, head = self.d_model, 2.0 * self.d_model * self.vocabulary * tokens
         yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)
         if self.positions:

@@ -161,15 +161,14 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     trace = KinetoTrace(source, tuple(spans(document, source)))
     if not trace.events:
         raise trace.missing("no span at all")
-    device, rank = "cpu", 0
-    if any(event.on_gpu and not event.collective for event in trace.events):
-        device = "cuda"
-        match document:
-            case {"deviceProperties": [{"name": str(device)}, *_]}:
-                pass
+    on_gpu = any(event.on_gpu and not event.collective for event in trace.events)
+    device, rank = "cuda" if on_gpu else "cpu", 0
     match document:
         case {"distributedInfo": {"rank": rank}}:
             pass
+    match document:
+        case {"deviceProperties": [{"name": str(name)}, *_]} if on_gpu:
+            device = name
     return replace(trace, rank=_count(rank), device=device)
 
 
@@ -192,12 +191,7 @@ class TracedIteration(NamedTuple):
 
 
 def iterations(trace: KinetoTrace) -> list[TracedIteration]:
-    """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out.
-
-    Phases are the ranges that record_function marked, as "ddlkit.forward" or "forward". Where these are
-    missing, forward starts with the first operator that has a gradient, backward is autograd's, and update
-    the optimizer's step.
-    """
+    """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out."""
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     times_s = [event.launched_s for event in by_launch]
     windows = [(e.start_s, e.end_s) for e in trace.events if e.name.startswith("ProfilerStep#")]
@@ -224,6 +218,7 @@ def _mark(event: Event) -> str:
 
 
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
+    """Return phases as marked, else by the first operator with a gradient, autograd and the optimizer."""
     phases = {}
     functions = [e for e in events if e.name.startswith(EVALUATE)]
     steps = [e for e in events if e.name.startswith(_OPTIMIZER)]
@@ -245,9 +240,7 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
 def layer_profile(trace: KinetoTrace) -> LayerProfile:
     """Return the trace's iterations as one layer profile: medians, rescaled to the medians of the phases.
 
-    A gradient is ready when autograd has accumulated it; its backward is the time since the one before. The
-    whole forward pass stands with the first tensor. On a GPU these are times of the GPU: when all was done
-    that had been launched until then. The file tells no names, so tensors are numbered, and no FLOP.
+    Backward of a tensor is the time since the gradient before was accumulated; forward stands with the first.
     """
     each = iterations(trace)
     ready = [[e for e in iteration.events if e.name == ACCUMULATE] for iteration in each]
@@ -263,6 +256,7 @@ def layer_profile(trace: KinetoTrace) -> LayerProfile:
             raise trace.missing(f"iteration {number} {problem}")
     times = [_times(iteration, those) for iteration, those in zip(each, ready, strict=True)]
     forward_s, backward_s, update_s = zip(*times, strict=True)
+    typical_s, whole_s = np.median(backward_s, 0), np.median(np.sum(backward_s, 1))
     elements, n_bytes = np.array(sizes[0][::-1]).T
     names = tuple(f"tensor{row}" for row in range(len(elements)))
     return LayerProfile(
@@ -274,7 +268,7 @@ def layer_profile(trace: KinetoTrace) -> LayerProfile:
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=np.eye(len(elements))[0] * np.median(forward_s),
-        backward_s=_typical(np.array(backward_s)),
+        backward_s=typical_s * (whole_s / typical_s.sum() if typical_s.any() else 1.0),
         flops=np.zeros(len(elements)),
         update_s=float(np.median(update_s)),
     )
@@ -305,28 +299,19 @@ def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, F
     return took("forward"), backward_s, took("update") if "update" in phases else 0.0
 
 
-def _typical(rows: Floats) -> Floats:
-    """Return (n,) medians of (k, n) times, rescaled so that they add up to the median of the sums."""
-    medians = np.median(rows, axis=0)
-    return medians * (np.median(rows.sum(axis=1)) / medians.sum()) if medians.sum() else medians
-
-
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
-    """Return all iterations, each from its first forward instant on, as this rank saw them.
+    """Return all iterations, each from its first forward instant on: phases, or a GPU's kernels by phase.
 
-    CPU: one span per phase. Backward ends with the last gradient; then this rank waits for the last
-    all-reduce, and copies. GPU: one span per kernel, of the phase that launched it.
-    buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many,
-        else of none. Without, messages are numbered and say their bytes themselves.
+    buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many
     """
     rows = []
     for number, iteration in enumerate(iterations(trace)):
         of = {"origin": "measured", "iteration": number, "rank": trace.rank}
         origin_s = iteration.phases["forward"][0]
-        rows_of = [*_messages(iteration.events, buckets), *_computed(iteration)]
-        for row in sorted(rows_of, key=lambda row: (row["start_s"], row["end_s"])):
-            times = {name: row[name] - origin_s for name in ("start_s", "end_s")}
-            rows.append({**row, **of, **times})
+        spans_of = [*_messages(iteration.events, buckets), *_computed(iteration)]
+        for span in sorted(spans_of, key=lambda span: (span["start_s"], span["end_s"])):
+            times = {name: span[name] - origin_s for name in ("start_s", "end_s")}
+            rows.append({**span, **of, **times})
     return Timeline.from_rows(rows)
 
 

@@ -60,18 +60,15 @@ class LayerTrace:
         return rows
 
     @property
-    def mean_s(self) -> tuple[Floats, Floats, Floats]:
+    def mean_s(self) -> list[Floats]:
         """(L,) means over the iterations, of each of TIMES."""
-        forward_s, backward_s, communication_s = (getattr(self, column).mean(0) for column in TIMES)
-        return forward_s, backward_s, communication_s
+        return [getattr(self, column).mean(0) for column in TIMES]
 
     def profile(self, network: str, *, with_input: bool = True) -> LayerProfile:
-        """Return the mean iteration as a profile of the layers with parameters; it tells no FLOP and update.
+        """Return the mean iteration as a profile of the layers with parameters, without FLOP and update.
 
-        A layer without parameters counts to the one with parameters before it, in forward (it runs until
-        the next one starts) and in backward (it runs between the next one's gradient and this one's).
-        What stands before the first counts to the first; ``with_input`` false leaves it out: it may be
-        reading data, which overlaps with computation where the framework prefetches.
+        A layer without parameters counts to the one with parameters before it, in forward and backward. What
+        stands before the first counts to it; ``with_input`` false leaves it out, as it may be reading data.
         """
         rows = self.learnable
         owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
