@@ -351,7 +351,7 @@ def draw(bars: pd.DataFrame) -> Figure:
     over = "one GPU" if most == PER_MACHINE else f"one machine of {PER_MACHINE} GPUs"
     best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
     spans = ", ".join(f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples())
-    said = f"Speedups of 4, most central setting: {spans}; paper {rows['paper'].max():g} at most"
+    said = f"Speedups of 4: {spans}; the paper's, {rows['paper'].max():g} at most"
     shape: dict[str, Any] = {"columns": 3, "rows": 2, "sharex": True, "sharey": True}
     with plots.sheet(said, height=4.3, **shape) as (figure, axes):
         panels = rows.groupby(["cluster", "network"], sort=False)
