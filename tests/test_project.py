@@ -47,6 +47,9 @@ FLOORS = {
 MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 500
 MOST_LINES, MOST_FILES, MOST_OTHER_BYTES = 26_210, 120, 85_000
 NAMES_A_MODULE = re.compile(r"ddlkit(\.\w+)+(:\w+)?")  # a string such as "ddlkit.cli:main"
+ELSEWHERE = (
+    r"(?<![\w.~-])/(home|root|Users|mnt|work)/[A-Za-z]|-index-url|--find-links|//\S*(pypi|whl)"
+)
 NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "tqdm"}
 
 
@@ -56,9 +59,6 @@ def read(name: str) -> str:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-# ---------------------------------------------------------------- packaging
 
 
 def pins(name: str = "requirements.txt") -> list[str]:
@@ -104,16 +104,19 @@ def test_the_version_is_one() -> None:
     assert versions[0] == ddlkit.__version__ == citation["version"]
 
 
-# ---------------------------------------------------------------- style
-
-
 @pytest.mark.parametrize("checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"])
 def test_checkers_find_nothing(checker: list[str]) -> None:
     done = run(sys.executable, "-m", *checker)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# ---------------------------------------------------------------- rooms
+def test_no_file_names_a_place_of_one_machine_or_a_package_index() -> None:
+    """Of what git holds or would hold; papers' tables may quote anything."""
+    kinds = [f"*.{kind}" for kind in ("cff", "ipynb", "md", "py", "sh", "toml", "txt", "yml")]
+    found = run("git", "grep", "-nPI", "--untracked", ELSEWHERE, "--", ".ci/run", *kinds)
+    own = Path(__file__).relative_to(ROOT).as_posix()
+    assert [line for line in found.stdout.splitlines() if not line.startswith(own)] == []
+    assert found.returncode == 0 or not (ROOT / ".git").exists(), found.stderr
 
 
 @cache
@@ -235,8 +238,6 @@ def test_light_rooms_load_nothing_heavy(modules: tuple[str, ...], unwanted: set[
     assert "ddlkit.core.units" in loaded and unwanted.isdisjoint(loaded)
 
 
-# ---------------------------------------------------------------- words
-
 OWN_WORDS = (
     "foretell foretold unsent teller shelf passage zygote paced frugal carried woken doubt stranger "
     "strangers dear mended credit computing"
@@ -285,9 +286,6 @@ def test_readers_meet_words_of_the_field() -> None:
         assert not RENAMED_HEADERS & {*re.split("[,_]", header)}, path.name
 
 
-# ---------------------------------------------------------------- notebooks
-
-
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: str(path.stem))
 def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
     """Without outputs; title and three lines first; where numbers are from last; a time to read."""
@@ -302,9 +300,6 @@ def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
     assert "Reads:" in last and "Grade of truth:" in last
     page = Page(notebook)
     assert 5 <= page.minutes < page.working <= 60 and page.core == (page.number <= "05")
-
-
-# ---------------------------------------------------------------- README and docs
 
 
 def test_the_manual_has_each_command_and_its_options() -> None:
