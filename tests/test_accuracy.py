@@ -182,8 +182,6 @@ def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> Non
         assert replace(Case.from_row(row), straggler=1.5).key != row["case"]
 
 
-# -- predictions that came before their runs ------------------------------------------------------
-
 PREDICTED = store.list_tables(store.RECORDED, "*/*/predicted-cases.csv")
 
 
@@ -210,8 +208,6 @@ def test_a_run_that_something_else_predicted_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(UserError, match="predicted by .*'0123456789ab'"):
         accuracy.joined(campaign)
 
-
-# -- goals -----------------------------------------------------------------------------------------
 
 GOALS, COVERAGE = (
     pd.read_csv(store.ROOT / "reports" / name, keep_default_na=False, dtype=str)
@@ -240,9 +236,6 @@ def test_goals_are_judged_by_what_was_reached_and_confirm_what_came_after_them()
     wrong = judge_goals(cases(0.5).assign(inside=False), latest).set_index("goal")["holds"]
     assert not wrong["median error, iteration"] and not wrong["interval covers, least"]
     assert wrong["interval covers, most"]
-
-
-# -- what was frozen -----------------------------------------------------------------------------
 
 
 def digest(entry: dict[str, Any]) -> str:

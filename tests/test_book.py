@@ -39,7 +39,7 @@ LAYERS = [
         "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
         "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, int(data) / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
-        "plots.bars(ax, frame.set_index('plan'), label='model', seconds=True)\n"
+        "plots.bars(ax, frame.set_index('plan'), label='model')\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
     ("code", "outputs.record_summary('01_layers', {'longest_s': frame['seconds'].max()})"),
@@ -337,8 +337,7 @@ def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
     assert ["so" in fold and "it is" in fold for fold in folds] == [True, False]
 
 
-@pytest.mark.parametrize("formula", ["\\frac{", "\\foo x"])
-def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path, formula: str) -> None:
-    notebook = write(tmp_path / "10_math.ipynb", [("markdown", f"# Math\n\nSee ${formula}$.")])
+def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "10_math.ipynb", [("markdown", "# Math\n\nSee $\\foo x$.")])
     with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
         site.write([notebook], tmp_path / "site", tmp_path / "reports")

@@ -132,7 +132,6 @@ def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, mess
 def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three_errors() -> None:
     """95% of the rows would need intervals of five times the error: NCCL's outliers are many errors away."""
     dense = clusters.judged(clusters.dense_predictions())
-    assert len(dense) == 14 and dense["n"].sum() == 14464
     assert dense["median"].median() <= 0.0103 and dense["median"].min() < 0.004
     assert dense["below_25_mib"].median() <= 0.016 and dense["below_25_mib"].max() <= 0.031
     assert (dense["half_width"] / dense["median"]).median() <= 3
@@ -195,21 +194,27 @@ def test_intervals_hold_beyond_the_sizes_of_real_logs(form: str) -> None:
     assert len(inside) == 9 * len(LOGS) and np.mean(inside) >= 0.90
 
 
-def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_says_why() -> None:
-    rows = log(LOGS[0])
+def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back() -> None:
+    rows, at = log(LOGS[0]), np.array([1.0, 1e6, 1e9])
     errors = {form: np.median(np.abs(held_out_errors(form, *rows)[1])) for form in SIMPLE_FIRST}
     counted = {form: COUNTS * e if form in THROUGH_ALL else e for form, e in errors.items()}
-    chosen = fit("auto", *rows)
+    chosen = fit("auto", *rows, workers=16)
     assert counted[chosen.form] <= 1.12 * min(counted.values())
     assert chosen.held_out_error == errors[chosen.form]
     for form, error in errors.items():
         assert f"{'' if form == chosen.form else form + ' '}{error:.2%}" in chosen.why
-    same = fit(chosen.form, *rows)
+    same = fit(chosen.form, *rows, workers=16)
     assert chosen.cost.to_dict() == same.cost.to_dict()
     described = chosen.to_dict()["fit"]
     assert described["why"] == chosen.why
     assert described["median_abs_held_out_error"] == chosen.held_out_error == same.held_out_error
     np.testing.assert_array_equal(chosen.interval(rows[0]), same.interval(rows[0]))
+    text = json.dumps(chosen.to_dict())
+    cost, draws = costs_from_dict(json.loads(text))
+    np.testing.assert_array_equal([draw(at) for draw in draws], [d(at) for d in chosen.draws])
+    assert len(text) < 50_000 and {draw.workers for draw in draws} == {cost.workers} == {16}
+    gathers = fit("table", *rows, workers=4, collective="all_gather").draws
+    assert SparseGather(gathers[0], 0.01)(1e6) != SparseGather(gathers[1], 0.01)(1e6)
 
 
 def test_of_forms_that_do_as_well_auto_takes_the_simplest() -> None:
@@ -282,17 +287,6 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
     assert ratio == pytest.approx(4)
 
 
-def test_a_fit_with_its_held_out_errors_is_read_back_from_json() -> None:
-    fitted = fit("auto", *log(LOGS[0]), workers=16)
-    described = json.dumps(fitted.to_dict())
-    cost, draws = costs_from_dict(json.loads(described))
-    at = np.array([1.0, 1e6, 1e9])
-    np.testing.assert_array_equal([draw(at) for draw in draws], [d(at) for d in fitted.draws])
-    assert len(described) < 50_000 and {draw.workers for draw in draws} == {cost.workers} == {16}
-    gathers = fit("table", *log(LOGS[0]), workers=4, collective="all_gather").draws
-    assert SparseGather(gathers[0], 0.01)(1e6) != SparseGather(gathers[1], 0.01)(1e6)
-
-
 WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 0, "apart": 0}
 
 
@@ -304,7 +298,6 @@ WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 
         {"held_out": {**WHOLE, "at_bytes": [2.0, 1.0]}},
         {"held_out": {**WHOLE, "below": -1}},
         {"draws": 3},
-        {"draws": {"count": 2}},
         {"draws": [{"alpha_s": "a"}]},
     ],
 )
@@ -320,29 +313,15 @@ def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
     compared, same = fits.compare(*rows, "alpha_beta:ends", workers=16), fit("auto", *rows)
     assert list(compared.table.index) == [*SIMPLE_FIRST, "alpha_beta:ends"] == list(compared.fits)
     assert (compared.chosen, compared.why) == (same.form, same.why)
+    monkeypatch.chdir(tmp_path)
+    words = f"fit {LOGS[0]} --compare --form alpha_beta:ends --place out_of_place --json"
+    assert cli.main(words.split()) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert Path(answer["drawn"]).is_file() and answer["chosen"] == compared.chosen
     for form, row in compared.table.iterrows():
         at, errors, _ = held_out_errors(str(form), *rows)
         off = np.abs(errors)
         assert row["sizes"] == len(at) == 22
         assert row["median"] == np.median(off) and row["worst"] == off.max()
         assert (compared.fits[str(form)].draws != ()) == (form == compared.chosen)
-    monkeypatch.chdir(tmp_path)
-    words = (
-        "fit",
-        str(LOGS[0]),
-        "--compare",
-        "--form",
-        "alpha_beta:ends",
-        "--place",
-        "out_of_place",
-    )
-    assert cli.main([*words, "--draw", "a.png"]) == 0
-    printed = capsys.readouterr().out
-    assert compared.why in printed and Path("a.png").is_file()
-    assert cli.main([*words, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert Path(answer["drawn"]).is_file() and answer["chosen"] == compared.chosen
-    for form, row in compared.table.iterrows():
-        (line,) = (line for line in printed.splitlines() if line.startswith(f"{form} "))
-        assert f"{row['median']:.2%}" in line and f"{row['worst']:.2%}" in line
         assert answer["forms"][form]["median"] == pytest.approx(row["median"])

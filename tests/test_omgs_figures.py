@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.errors import UserError
-from ddlkit.papers.omgs import PLANS
 from ddlkit.report import source
 from ddlkit.report.figures import omgs
 
@@ -28,11 +27,7 @@ def played() -> pd.DataFrame:
     return omgs.replayed(source.open_campaign(name=source.OMGS).alone)
 
 
-def test_every_algorithm_was_played_on_every_network() -> None:
-    """Also those whose plans come out the same; the lab computes in proportion to the paper's cluster."""
-    sparse = played()[played()["algorithm"] != omgs.DENSE]
-    names = sparse.groupby("network")["algorithm"].agg(sorted)
-    assert len(names) == 4 and all(each == sorted(PLANS) for each in names)
+def test_the_lab_computes_in_proportion_to_the_papers_cluster() -> None:
     whole = played()[list(omgs.PLAYED)].sum(axis=1)
     np.testing.assert_allclose(whole, played()["iteration"], rtol=1e-9)
     for network, rows in played().groupby("network"):

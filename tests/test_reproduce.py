@@ -107,17 +107,6 @@ def test_stages_run_in_order_in_the_active_environment(
     assert not (clone.path / ".venv").exists()
 
 
-def test_the_test_command_shows_the_closing_line_of_pytest(clone: Clone) -> None:
-    (clone.path / "test_it.py").write_text("def test_it():\n    assert 1\n")
-    # Four processes of each stage would load plugins that this test has no need of.
-    few = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
-    assert "1 passed in" in clone.run("test", **few).stdout
-    (clone.path / "test_it.py").write_text("def test_it():\n    assert 0\n")
-    done = clone.run("test", **few)
-    assert done.returncode == 1
-    assert "1 failed in" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
     message = r"50%%\r\033[31mddlkit: error: no such link: ib9\033[0m\n\n"
     clone.ddlkit_does(f"echo working; printf '{message}' >&2; exit 2")
