@@ -14,7 +14,10 @@ import pytest
 import yaml
 
 from ddlkit import store
+from ddlkit.core import sparse
+from ddlkit.core.cost import FORMS
 from ddlkit.core.errors import UserError
+from ddlkit.model.predictor import planners
 from ddlkit.report import catalog, claims, outputs, site
 
 GOOD: dict[str, Any] = {
@@ -167,6 +170,12 @@ def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(tmp_path: Pa
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
     problems = catalog.find_long([path])
     assert problems == ["03_a takes 4.0 minutes, may take 3.5", "03_a prints a warning"]
+
+
+def test_the_glossary_names_every_planner_form_and_grade_and_nothing_else() -> None:
+    rows = re.findall(r"^\| `([^`]+)`", site.GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    forms = {*FORMS, sparse.SparseGather.form, *(entry.grade for entry in catalog.load())}
+    assert {*planners(), *forms} == {re.split(r"[:`]", name)[0] for name in rows}
 
 
 def test_each_equation_of_the_papers_has_a_function_that_cites_it() -> None:
