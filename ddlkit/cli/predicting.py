@@ -206,7 +206,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
 
 
 def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return communication at a cost that is given as JSON, and how that was measured."""
+    """Return `Communication` at a cost given as JSON, and `Measured`: sizes and devices it was fitted to."""
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
@@ -231,7 +231,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
 
 
 def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Return communication as it was measured: the validated model's; and what is known of the messages."""
+    """Return `Communication` fitted to a table, and `Measured`: sizes and devices it was fitted to."""
     import pandas as pd
 
     from ddlkit import store

@@ -287,8 +287,8 @@ def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, F
         before = bisect_right(launched_s, instant_s)
         return float(ends_s[before - 1]) if before else kernels[0].start_s
 
-    def took(kind: str) -> float:
-        """How long a phase took: on a GPU, from its first kernel on."""
+    def took_s(kind: str) -> float:
+        """Return the seconds of a phase: on a GPU, from its first kernel until all launched was done."""
         start_s, end_s = phases[kind]
         starts = [kernel.start_s for kernel in iteration.launched(start_s, end_s)]
         return max(done(end_s) - min(starts, default=done(start_s)), 0.0)
@@ -296,7 +296,7 @@ def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, F
     computed_s = done(max(phases["forward"][1], phases["backward"][0]))
     ends = [computed_s, *(done(gradient.end_s) for gradient in ready)]
     backward_s = np.diff(np.maximum.accumulate(ends))[::-1]  # none runs backwards
-    return took("forward"), backward_s, took("update") if "update" in phases else 0.0
+    return took_s("forward"), backward_s, took_s("update") if "update" in phases else 0.0
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:

@@ -123,12 +123,12 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float))
-    how: dict[str, Any] = {**_of(rows), "samples": samples, "draws": draws}
+    how: dict[str, Any] = {**_labels(rows), "samples": samples, "draws": draws}
     return fit(form, rows["bytes"], rows["seconds"], **how)
 
 
-def _of(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return what a cost holds for that is made of these messages."""
+def _labels(rows: pd.DataFrame) -> dict[str, Any]:
+    """Return collective, workers and algorithm of these messages: keywords that a cost takes."""
     first = rows.iloc[0]
     use = {"collective": str(first["collective"]), "workers": int(first["ranks"])}
     return {**use, "algorithm": str(first["algorithm"])}
@@ -136,7 +136,7 @@ def _of(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the smallest message's time, and bytes at the link's rate."""
-    use, rate_bits_per_s = _of(rows), float(rows["link_bits_per_s"].iloc[0])
+    use, rate_bits_per_s = _labels(rows), float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
     wire_s = wire_s_per_byte(use["collective"], use["workers"], rate_bits_per_s, framing)
     smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())

@@ -121,7 +121,8 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
     step_s = float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
     software, share = np.log(max(2e-5, step_s)), -np.log(cores)
 
-    def off(values: Floats) -> Floats:
+    def residuals(values: Floats) -> Floats:
+        """Return (..., n + 1): log errors of n medians over SCATTER, and the log share less its prior."""
         software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
         fitted = {"software_s": software_s, "core_share": of_cores * (waking is None)}
         fitted["link_s_per_byte"] = over * known["link_s_per_byte"]
@@ -132,12 +133,12 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
 
     def slopes(values: Floats) -> Floats:
         step = 1e-5 * np.eye(3)
-        return np.asarray((off(values + step) - off(values - step)).T / 2e-5)
+        return np.asarray((residuals(values + step) - residuals(values - step)).T / 2e-5)
 
     # Whether ranks wait for cores at all is no small step: from both sides.
     starts = [(software, 0.0, share), (software, 0.0, share - np.log(8))]
     how: Any = {"bounds": ([-20, -0.5, -6], [0, 0.5, 0]), "loss": "soft_l1"}
-    fits = [least_squares(off, np.array(start), slopes, **how) for start in starts]
+    fits = [least_squares(residuals, np.array(start), slopes, **how) for start in starts]
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
 
 

@@ -15,7 +15,7 @@ def gain(throughput: float, default_throughput: float) -> float:
 def gain_range(
     throughput: float, default_throughput: float, half: float = 0.5
 ) -> tuple[float, float]:
-    """Return least and largest gain behind two throughputs that were each rounded to 2 x ``half``."""
+    """Return least and largest `gain` (0.1 is 10%) of two throughputs, each rounded to 2 x ``half``."""
     least = gain(throughput - half, default_throughput + half)
     return least, gain(throughput + half, default_throughput - half)
 

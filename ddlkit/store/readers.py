@@ -100,7 +100,7 @@ def read_profile(
 
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
-    """Return a user's own rows, with every column of schema ``layers``."""
+    """Return a user's rows, a tensor each, all columns of ``layers``; what lacked is added to ``assumed``."""
     sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     schema, given = SCHEMAS["layers"], {"forward_s": "0"} if forward_is_given else {}

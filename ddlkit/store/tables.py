@@ -158,7 +158,7 @@ def load_table(path: Path, schema: str | None = None) -> DataFrame:
 
 
 def load_stamp(path: Path) -> dict[str, Any]:
-    """Return the stamp of a recorded table, its hash verified, or that of its pack."""
+    """Return the recorded table's own stamp, once its hash, or that of the pack it is in, is verified."""
     part = _part_of(path)
     if part is None:
         return _verified(path)[1]
@@ -177,7 +177,7 @@ def has_table(path: Path) -> bool:
 
 
 def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
-    """Return the paths, sorted, that match a pattern below a folder, of packed tables and of files."""
+    """Return sorted paths of a folder's tables, packed or loose; of folders below only if in ``pattern``."""
     above, _, name = pattern.rpartition("/")
     tables = set()
     for place in folder.glob(above) if above else [folder]:
@@ -205,7 +205,7 @@ def machines_in(folder: Path) -> set[str]:
 
 
 def _stamp_path(path: Path) -> Path:
-    """Return where the stamp of a loose table stands."""
+    """Return the path of a loose table's stamp: name.json beside name.csv or name.csv.gz."""
     return path.parent / f"{path.name.removesuffix('.gz').removesuffix('.csv')}.json"
 
 

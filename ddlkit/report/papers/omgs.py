@@ -165,7 +165,7 @@ def as_in_the_code(backward_s: ArrayLike, elements: ArrayLike, gathers: int = 2)
 
 @check("omgs-tab5-omgs-resnet50")
 def _resnet_messages() -> Result:
-    """By both rules; half to three quarters of the stated 0.18 s are backward, spread as recorded."""
+    """Return how many messages OMGS-SGD sends on ResNet-50, by both rules, at each share of the 0.18 s."""
     counts = []
     for machine in source.recordings("layers").values():
         profile = machine.profile("resnet50")

@@ -184,7 +184,7 @@ def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
 
 @kind("one_gpu")
 def two_ranks_on_one_gpu(here: Here, brief: bool = False) -> Iterator[Point]:
-    """NCCL itself where there is one GPU; what it refuses for being too old takes no time."""
+    """Yield one point: two ranks of NCCL on one GPU; estimated at 0 s where NCCL is missing or too old."""
     pairs, settings = nccl_one_gpu.case(brief)
     measure = partial(nccl_one_gpu.measure_on_one_gpu, pairs, settings)
     estimate_s = 0.0 if nccl_one_gpu.unavailable() else 30.0 * len(pairs)
