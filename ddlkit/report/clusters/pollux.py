@@ -132,7 +132,7 @@ def bert() -> Workload:
 
 
 def uniform() -> Workload:
-    """Return a network of which no shape is known: ten layers as large as PyTorch's bucket; times as `bert`."""
+    """Return a network of unknown shape: ten layers as large as PyTorch's bucket; times as `bert`."""
     return Workload.from_arrays(0.5, np.full(10, 0.1), np.full(10, plan.DDP_BUCKET_BYTES))
 
 
