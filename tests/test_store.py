@@ -82,9 +82,7 @@ def restamp(path: Path, data: bytes) -> Path:
     return path
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seconds=st.lists(st.floats(min_value=5e-324, allow_infinity=False), min_size=1, max_size=8),
     rate=st.floats(min_value=0, allow_infinity=False),
@@ -274,9 +272,7 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     at=st.integers(0, 10**6), to=st.integers(1, 255), name=st.sampled_from(["c.csv", "c.csv.gz"])
 )
@@ -340,7 +336,6 @@ def test_columns_that_came_later_may_be_left_out_and_read_as_before(tmp_path: Pa
         (lambda data: data[: data.rindex(b",")], "line 4, column clock"),
         (lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1), "line 2"),
         (lambda data: data + b'"all_reduce,', "not CSV"),
-        (lambda data: data.replace(b"seconds", b"time", 1), "column "),
     ],
 )
 def test_what_is_no_csv_is_refused(
@@ -533,16 +528,3 @@ def test_recorded_directories_are_listed_by_machine(
     assert store.list_recorded() == [tmp_path / "cpu-2x", tmp_path / "nvidia-h200"]
     for bad in ("../elsewhere", "", "/etc", "Two Words", ".."):
         assert "machine name" in refusal(functools.partial(store.recorded_dir, bad))
-
-
-def test_the_root_can_be_moved_and_the_import_is_light() -> None:
-    code = (
-        "import sys, ddlkit.store as s; print(s.RECORDED, s.ROOT);"
-        "assert not {'torch', 'pandas'} & set(sys.modules), 'heavy import'"
-    )
-    workbook = str(Path(__file__).resolve().parents[1])
-    for root in ("/srv/workbook", ""):
-        environment = {**os.environ, "DDLKIT_ROOT": root}
-        argv = [sys.executable, "-c", code]
-        printed = subprocess.check_output(argv, env=environment, cwd=workbook, text=True)
-        assert printed.split() == [f"{root or workbook}/data/recorded", root or workbook]

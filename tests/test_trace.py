@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
@@ -48,7 +48,6 @@ def written(trace: LayerTrace) -> str:
     return "\n".join(lines) + "\n"
 
 
-@settings(deadline=None)  # the first reading imports pandas
 @given(trace=traces())
 def test_a_trace_reads_back_equal_to_the_last_bit_and_can_be_checked(trace: LayerTrace) -> None:
     text = written(trace)
