@@ -97,14 +97,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-@pytest.fixture(scope="session")
-def recording() -> str:
-    """The recording that the committed report was made from."""
-    from ddlkit import store
-
-    return store.list_recorded()[0].name
-
-
 @pytest.fixture(autouse=True)
 def signals_are_as_before() -> Iterator[None]:
     """A command that a test calls in this process leaves its handlers to no other test."""

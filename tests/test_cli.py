@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pandas as pd
 import pytest
 
 from ddlkit import cli, store
+from ddlkit.core import fit
 from places import PATIENCE_S
 
 Capture = pytest.CaptureFixture[str]
@@ -246,49 +250,26 @@ def test_selection_is_computed_and_values_and_indices_are_gathered(capsys: Captu
     assert answer["communication_s"] == pytest.approx(2 * (1e-3 + 8e-9 * gathered))
 
 
-def test_sparse_messages_are_calibrated_by_the_all_gathers_of_tables(capsys: Capture) -> None:
-    """They are gathered, whatever else the table holds."""
-    recorded = store.RECORDED / "cpu-2x-amd-epyc"
-    times = store.list_tables(Path(f"{recorded}-suite"), "selection-d*.csv.gz")
-    sparse = f"--density 0.005 --selection {' '.join(map(str, times))}"
-    table = f"--collectives {recorded}/collectives-lab-p4-1gbit.csv --ranks 4"
-    answer = run(capsys, f"predict --profile profile.csv {table} {sparse}")
-    assert answer["selection_form"] == "table" and answer["selection_s"] > 0
-    low, high = answer["interval_95_s"]
-    assert COMPUTE_S < low <= answer["iteration_s"] <= high
-    dense = run(capsys, f"predict --profile profile.csv {table}")
-    assert answer["communication_s"] < dense["communication_s"]
+def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cleaned = []
 
+    def long(*_: object, **__: object) -> None:
+        with contextlib.suppress(
+            KeyboardInterrupt
+        ):  # as an extension does that asks for an attribute
+            signal.raise_signal(signal.SIGTERM)
+        try:
+            time.sleep(PATIENCE_S)
+        finally:
+            time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
+            cleaned.append(True)
 
-FALLS_WHERE_IT_IS_DROPPED = """
-import signal, sys, time
-from ddlkit import cli
-from ddlkit.core import fit
-
-class Last:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-
-def long(*_, **__):
-    Last()
-    try:
-        time.sleep(200)
-    finally:
-        time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
-        print("cleaned up")
-
-fit.fit = long
-sys.exit(cli.main(["fit", sys.argv[1]]))
-"""
-
-
-def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(tmp_path: Path) -> None:
+    monkeypatch.setattr(fit, "fit", long)
     write_times("times.csv", range(1024, 9000, 1024))
-    argv = [sys.executable, "-c", FALLS_WHERE_IT_IS_DROPPED, str(tmp_path / "times.csv")]
-    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-    done = subprocess.run(argv, **how, check=False, cwd=store.ROOT)
-    assert (done.returncode, done.stdout) == (143, "cleaned up\n")
-    assert done.stderr.endswith("ddlkit: interrupted\n")
+    assert cli.main(["fit", "times.csv"]) == 143 and cleaned
+    assert capsys.readouterr().err.endswith("ddlkit: interrupted\n")
 
 
 def test_messages_outside_the_measured_sizes_are_told(capsys: Capture) -> None:
