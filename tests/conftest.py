@@ -160,16 +160,9 @@ def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     for name in (*plain.split(), "window-size=1200,1100", f"user-data-dir={tmp_path}/profile"):
         options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = []
-
-    def start() -> Any:
-        service = webdriver.ChromeService(driver_path)
-        started.append(webdriver.Chrome(options=options, service=service))
-        return started[-1]
-
-    yield start
-    for driver in started:
-        driver.quit()
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    yield lambda: driver
+    driver.quit()
 
 
 @pytest.fixture

@@ -234,7 +234,6 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"traceEvents": []}', "no span at all"),
         (
             '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}',
             r"traceEvents\[0\] \('a'\): ts 1 and dur None",

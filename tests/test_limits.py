@@ -73,7 +73,6 @@ def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
     trace.write_text(TRACED)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for argv in (
-        ["timeline", own, "--out", recorded],
         ["timeline", own, "--out", recorded.with_suffix(".json")],
         ["import", trace, "--out", recorded],
         ["timeline", recorded, "--out", recorded],

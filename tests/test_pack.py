@@ -93,13 +93,6 @@ def test_recordings_are_few_files() -> None:
         assert sum(path.parent == folder for path in there) <= MOST_FILES_A_FOLDER
 
 
-def test_what_left_is_listed_and_is_not_here() -> None:
-    left = pd.read_csv(store.DATA / "left.csv")
-    assert left["path"].is_unique and (left["bytes"] > 0).all()
-    assert left["sha256"].str.len().eq(64).all() and left["commit"].str.len().eq(40).all()
-    assert not any(store.has_table(store.ROOT / path) for path in left["path"])
-
-
 def test_packed_tables_are_read_as_loose_ones(folder: Path) -> None:
     before, bytes_before = contents(folder), loose(folder)
     assert [path.name for path in tables.pack(folder)] == list(before)
