@@ -101,8 +101,8 @@ def _import(kind: str, text: str | bytes, *options: str) -> Input:
     return Input(words, {f"in.{kind}": text.encode() if isinstance(text, str) else text})
 
 
-def asked(command: str, cost: Any, *options: str, **files: str) -> Input:
-    words = (command, "--profile", "p.csv", "--cost", "c.json", *options, "--json")
+def asked(cost: Any, *options: str, **files: str) -> Input:
+    words = ("predict", "--profile", "p.csv", "--cost", "c.json", *options, "--json")
     named = {"p.csv": PROFILE, "c.json": json.dumps(cost), **files}
     return Input(words, {name: text.encode() for name, text in named.items()})
 
@@ -125,14 +125,14 @@ CHOSEN = {
         Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()}),
     ],
     "predict": [
-        *(asked("predict", cost, "--ranks", "4") for cost in COSTS),
+        *(asked(cost, "--ranks", "4") for cost in COSTS),
         *(
-            asked("predict", LINE, "--plan", plan)
+            asked(LINE, "--plan", plan)
             for plan in ("buffer:4MB:5ms", "random:3:2", "cuts:2,4", "mg_wfbp")
         ),
-        asked("predict", LINE, "--plan", "plan.json", **{"plan.json": json.dumps(PLAN)}),
-        asked("predict", GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
-        asked("predict", LINE, "--in-flight", "2", "--copy-s-per-byte", "1e-10"),
+        asked(LINE, "--plan", "plan.json", **{"plan.json": json.dumps(PLAN)}),
+        asked(GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
+        asked(LINE, "--in-flight", "2", "--copy-s-per-byte", "1e-10"),
         Input(
             MEASURED, {"p.csv": PROFILE.encode(), "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}
         ),
