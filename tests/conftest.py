@@ -97,14 +97,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-@pytest.fixture(scope="session")
-def recording() -> str:
-    """The recording that the committed report was made from."""
-    from ddlkit import store
-
-    return store.list_recorded()[0].name
-
-
 @pytest.fixture(autouse=True)
 def signals_are_as_before() -> Iterator[None]:
     """A command that a test calls in this process leaves its handlers to no other test."""
@@ -163,22 +155,14 @@ def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
 
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync"
-    quiet = "disable-background-networking disable-component-update disable-dev-shm-usage"
-    folder = f"window-size=1200,1100 user-data-dir={tmp_path / 'profile'}"
-    for name in f"{plain} {quiet} {folder}".split():
+    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync "
+    plain += "disable-dev-shm-usage disable-background-networking disable-component-update"
+    for name in (*plain.split(), "window-size=1200,1100", f"user-data-dir={tmp_path}/profile"):
         options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = []
-
-    def start() -> Any:
-        service = webdriver.ChromeService(driver_path)
-        started.append(webdriver.Chrome(options=options, service=service))
-        return started[-1]
-
-    yield start
-    for driver in started:
-        driver.quit()
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    yield lambda: driver
+    driver.quit()
 
 
 @pytest.fixture
@@ -186,10 +170,13 @@ def profile(tmp_path: Path) -> Path:
     """A layer profile of five tensors, of nobody's network."""
     import pandas as pd
 
-    size = 250_000 * pd.RangeIndex(1, 6).to_series()
-    columns = {"network": "mine", "device": "cpu", "batch": 8, "flops": 1e9}
-    frame = pd.DataFrame({"parameters": size, "gradient_bytes": 4 * size}).assign(**columns)
-    frame = frame.assign(tensor=[*"abcde"], layer=[*"vwxyz"], forward_s=0.01, backward_s=0.02)
+    parameters = [250_000 * (i + 1) for i in range(5)]
+    columns: dict[str, Any] = {
+        **{"network": "mine", "device": "cpu", "batch": 8, "parameters": parameters},
+        **{"tensor": [f"t{i}" for i in range(5)], "layer": [f"l{i}" for i in range(5)]},
+        **{"gradient_bytes": [4 * n for n in parameters], "forward_s": 0.01},
+        **{"backward_s": 0.02, "flops": 1e9},
+    }
     path = tmp_path / "profile.csv"
-    frame.to_csv(path, index=False)
+    pd.DataFrame(columns).to_csv(path, index=False)
     return path

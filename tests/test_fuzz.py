@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,28 +12,20 @@ import pytest
 import corpus
 import fuzzing
 from ddlkit import cli
-from ddlkit.run.sessions import engine, kinds
+from ddlkit.run.sessions import kinds
 
 assert kinds  # what is loaded by the first input counts neither as its time nor its memory
 
 INPUTS = int(os.environ.get("DDLKIT_FUZZ", "0"))
 """So many in all, if given: 50000 for a night. Else 1,000, and 20,000 with --long."""
-FIRST = int(os.environ.get("DDLKIT_FUZZ_FIRST", "0"))
-"""The number of the first of each kind; others have been tried."""
 SHARES = {"import": 0.3, "predict": 0.38, "timeline": 0.14, "fit": 0.08, "measure": 0.1}
-SHOWN = 5
 
 
 @pytest.fixture
-def guarded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """One parser for all inputs, nothing measured, and limited memory."""
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One parser for all inputs, and limited memory."""
     parser = cli._parser()
     monkeypatch.setattr(cli, "_parser", lambda: parser)
-
-    def measured(*_: object, **__: object) -> None:
-        raise AssertionError("a dry run measures")
-
-    monkeypatch.setattr(engine, "run_session", measured)
     with fuzzing.limited():
         yield
 
@@ -74,20 +65,14 @@ def test_a_mutated_input_is_refused_in_one_line_or_answered_sanely(
     request: pytest.FixtureRequest,
 ) -> None:
     inputs = INPUTS or (20_000 if request.config.getoption("--long") else 1000)
-    ended: Counter[str] = Counter()
-    failed: dict[str, str] = {}
-    for number in range(FIRST, FIRST + round(inputs * SHARES[kind])):
+    ended: set[int | str] = set()
+    for number in range(round(inputs * SHARES[kind])):
         given = fuzzing.mutated(kind, number)
         folder = tmp_path / "in" / str(number)
         folder.mkdir(parents=True)
         monkeypatch.chdir(folder)
         got = fuzzing.answer(given, folder)
-        if problem := fuzzing.wrong(given, got):
-            told = f"{folder}: {' '.join(given.words)}"[:400]
-            failed.setdefault(problem[:60], f"{told}\n  {problem}")
-        else:
-            shutil.rmtree(folder)
-        ended["failed" if problem else "refused" if got.status else "answered"] += 1
-    print(f"{kind}: {dict(ended)}")
-    assert not failed, "\n".join([f"{len(failed)} distinct", *list(failed.values())[:SHOWN]])
-    assert min(ended["refused"], ended["answered"]) > 0, ended
+        assert fuzzing.wrong(given, got) == "", f"{folder}: {' '.join(given.words)}"[:400]
+        shutil.rmtree(folder)
+        ended.add(got.status)
+    assert ended == {0, 2}

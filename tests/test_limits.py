@@ -17,12 +17,9 @@ from ddlkit.core.cost import Table
 from ddlkit.core.errors import MOST_CHARACTERS, UserError, one_line
 from ddlkit.core.workload import Workload
 from ddlkit.store import files
-from fuzzing import SPANS, TIMES
+from fuzzing import SPANS
 
 TRACED = "0 conv 20 40 50 4000\n1 fc 10 25 70 8000\n"
-
-
-# -- documents ---------------------------------------------------------------------------------
 
 
 @given(st.integers(2, 9), st.integers(2, 9))
@@ -38,9 +35,6 @@ def test_an_alias_counts_as_all_that_it_stands_for(width: int, levels: int) -> N
             files.parse_yaml(text)
 
 
-# -- lines -------------------------------------------------------------------------------------
-
-
 @given(st.text(st.characters(), max_size=3000) | st.text("a\n\x1b\u2028", min_size=500))
 def test_an_error_is_one_printable_line_whatever_is_put_into_it(text: str) -> None:
     said = str(UserError(text))
@@ -49,8 +43,6 @@ def test_an_error_is_one_printable_line_whatever_is_put_into_it(text: str) -> No
     if text.isprintable() and len(text) <= MOST_CHARACTERS:
         assert said == text
 
-
-# -- memory ------------------------------------------------------------------------------------
 
 COST = Table(np.array([1e3, 1e5, 1e7]), np.array([1e-3, 2e-3, 8e-2]))
 
@@ -71,9 +63,6 @@ def test_the_best_plan_does_not_depend_on_how_many_groups_are_priced_at_a_time(
     assert (parts.ends, parts.least_s) == (whole.ends, whole.least_s)
 
 
-# -- what is never overwritten -----------------------------------------------------------------
-
-
 def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,13 +72,9 @@ def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
     own.write_text(SPANS)
     trace.write_text(TRACED)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    times = tmp_path / "times.csv"
-    times.write_text(f"bytes,seconds\n{TIMES}")
     for argv in (
-        ["timeline", own, "--out", recorded],
         ["timeline", own, "--out", recorded.with_suffix(".json")],
         ["import", trace, "--out", recorded],
-        ["fit", times, "--compare", "--form", "table", "--draw", recorded],
         ["timeline", recorded, "--out", recorded],
     ):
         assert cli.main([str(word) for word in argv]) == 2

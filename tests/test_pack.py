@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import functools
 import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,21 +93,9 @@ def test_recordings_are_few_files() -> None:
         assert sum(path.parent == folder for path in there) <= MOST_FILES_A_FOLDER
 
 
-def test_what_left_is_listed_and_is_not_here() -> None:
-    rows = list(csv.DictReader((store.DATA / "left.csv").open(newline="")))
-    assert len({row["path"] for row in rows}) == len(rows) > 0
-    for row in rows:
-        assert re.fullmatch("[0-9a-f]{64}", row["sha256"]) and int(row["bytes"]) > 0
-        assert re.fullmatch("[0-9a-f]{40}", row["commit"])
-        path = store.ROOT / row["path"]
-        assert path.is_relative_to(store.RECORDED) and not store.has_table(path)
-
-
 def test_packed_tables_are_read_as_loose_ones(folder: Path) -> None:
     before, bytes_before = contents(folder), loose(folder)
-    assert (
-        " ".join(at.name for at in tables.pack(folder)) == "drift-a.csv drift-b.csv.gz facts-a.csv"
-    )
+    assert [path.name for path in tables.pack(folder)] == list(before)
     assert {*loose(folder)} == {"drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv"}
     assert_same(folder, before)
     for name in before:
@@ -172,27 +157,26 @@ def test_tables_of_two_machines_are_not_packed(folder: Path) -> None:
     assert store.machines_in(folder) == {"another", "cpu-made-up"}
 
 
+def swap_rows(path: Path) -> None:
+    text = gzip.decompress(path.read_bytes()).replace(b"0.5", b"0.6")
+    path.write_bytes(gzip.compress(text))
+
+
 @pytest.mark.parametrize(
-    ("name", "data", "told"),
+    ("damage", "told"),
     [
-        ("drift.csv.gz", gzip.compress(b"part,moment\n"), "drift.csv.gz: sha256 .* differs"),
-        ("drift.csv.gz", None, "drift.csv.gz: No such file"),
-        (tables.STAMPS, b"[1]\n", "damaged line 1"),
+        (lambda at: swap_rows(at / "drift.csv.gz"), "drift.csv.gz: sha256 .* differs"),
+        (lambda at: (at / "drift.csv.gz").unlink(), "drift.csv.gz: No such file"),
+        (lambda at: (at / tables.STAMPS).write_text("[1]\n"), "damaged line 1"),
     ],
 )
-def test_a_damaged_pack_is_one_line(folder: Path, name: str, data: bytes | None, told: str) -> None:
+def test_a_damaged_pack_is_one_line(folder: Path, damage: Any, told: str) -> None:
     tables.pack(folder)
-    (folder / name).unlink()
-    if data:
-        (folder / name).write_bytes(data)
+    damage(folder)
     for read in (store.load_table, store.load_stamp):
         with pytest.raises(UserError, match=told) as error:
             read(folder / "drift-a.csv")
         assert "\n" not in str(error.value)
-
-
-class Killed(BaseException):
-    pass
 
 
 def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -202,17 +186,19 @@ def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) ->
     def mortal(act: Any) -> Any:
         def step(*args: Any, **kwargs: Any) -> Any:
             if next(left, None) is None:
-                raise Killed
+                raise KeyboardInterrupt
             return act(*args, **kwargs)
 
         return step
 
-    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "replace", mortal(os.replace))
         patch.setattr(Path, "unlink", mortal(Path.unlink))
-        tables.pack(folder)
-        return False
-    return True
+        try:
+            tables.pack(folder)
+        except KeyboardInterrupt:
+            return True
+    return False
 
 
 def test_a_crash_at_any_moment_leaves_every_table_readable(

@@ -181,9 +181,6 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path)
     assert not [*out.glob(".*.tmp")]
 
 
-# -- packs of a recording's own directory --------------------------------------------------------
-
-
 def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,27 +1,22 @@
-"""The rendered tables: nothing printed is lost, differences are what they say, symbols have names."""
+"""The rendered tables: nothing printed is lost, differences are what they say."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
-import re
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.report.claims import paper_table, symbols
+from ddlkit.report.claims import paper_table
 from ddlkit.report.papers import dag, omgs, osf, sharing
 from ddlkit.store import network_named
 from test_networks import size
 
 TABLES = {
-    **{("osf", n): getattr(osf, f"table{n}") for n in (2, 3)},
-    ("sharing", 1): sharing.table1,
-    **{("dag", n): getattr(dag, f"table{n}") for n in (4, 6)},
-    **{("omgs", n): getattr(omgs, f"table{n}") for n in (5, 6)},
+    **{("osf", 2): osf.table2, ("osf", 3): osf.table3, ("sharing", 1): sharing.table1},
+    **{("dag", 4): dag.table4, ("dag", 6): dag.table6},
+    **{("omgs", 5): omgs.table5, ("omgs", 6): omgs.table6},
 }
 
 
@@ -31,28 +26,8 @@ def test_a_rendered_table_holds_all_that_was_printed(paper: str, number: int) ->
     pd.testing.assert_frame_equal(shown[list(printed.columns)], printed)
     for column in [name for name in shown if f"{name}_computed" in shown]:
         expected = shown[f"{column}_computed"] / shown[column] - 1
-        pd.testing.assert_series_equal(
-            shown[f"{column}_difference"], expected, check_names=False, obj=column
-        )
-
-
-@pytest.mark.parametrize(
-    ("paper", "table"), [("osf", "tab01"), ("dag", "tab01"), ("omgs", "tab02")]
-)
-def test_every_symbol_names_something_that_exists(paper: str, table: str) -> None:
-    shown = symbols(paper, table)
-    assert shown["symbol"].tolist() == paper_table(paper, "symbols")["symbol"].tolist()
-    assert shown["meaning"].str.len().min() > 3
-    for name in shown["ddlkit"]:
-        match = re.fullmatch(r"(\w+\.\w+)((?:\.\w+)*)(?:\((\w+)\))?", name)
-        assert match, name
-        value: Any = importlib.import_module(f"ddlkit.{match[1]}")
-        for attribute in match[2].split(".")[1:]:
-            fields = getattr(value, "__dataclass_fields__", {})
-            assert hasattr(value, attribute) or attribute in fields, name
-            value = getattr(value, attribute, None)
-        if match[3]:
-            assert match[3] in inspect.signature(value).parameters, name
+        difference = shown[f"{column}_difference"]
+        pd.testing.assert_series_equal(difference, expected, check_names=False, obj=column)
 
 
 def test_tables_of_osf_and_dag_differ_by_known_amounts() -> None:
