@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ddlkit.run.lab import network
 from places import alive, those
@@ -53,18 +54,11 @@ def none_left(directory: Path) -> Iterator[None]:
 @contextmanager
 def _environment(tag: str, temporary: str) -> Iterator[None]:
     """Temporary files of the block in a folder of their own, and everything that it starts tagged."""
-    changed = {TAG: tag, "TMPDIR": temporary}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    tempfile.tempdir = None
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TAG, tag)
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", None)
         yield
-    finally:
-        tempfile.tempdir = None
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _left(

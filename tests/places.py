@@ -94,9 +94,8 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def sent_by(lab: Lab) -> dict[str, int]:
     """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
-    sums = {"bytes": 0, "drops": 0}
+    told = []
     for name in lab.namespaces[:-1]:
         argv = ["tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "eth0"]
-        (qdisc,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-        sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
-    return sums
+        told += json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    return {key: sum(qdisc[key] for qdisc in told) for key in ("bytes", "drops")}
