@@ -7,8 +7,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -48,17 +46,6 @@ def day(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHON": sys.executable, **environment}
     argv = [str(SCRIPT), *map(str, words)]
     return subprocess.run(argv, env=environment, capture_output=True, text=True)
-
-
-@contextmanager
-def begun(python: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
-    """The script while it runs; at the end of the block it is killed, as a machine is taken away."""
-    environment = {**os.environ, "PYTHON": python}
-    with subprocess.Popen([str(SCRIPT), *map(str, words)], env=environment) as process:
-        yield process
-        ours = family(process.pid)
-        process.kill()
-    assert wait_for(lambda: not alive(ours)), "it leaves processes behind"
 
 
 def packed(archive: Path, into: Path) -> set[str]:
@@ -110,8 +97,12 @@ def test_a_kill_leaves_a_whole_archive_from_which_the_next_call_goes_on(
     def tables() -> set[str]:
         return packed(archive, tmp_path / "look") if archive.exists() else set()
 
-    with begun(python, 2, 300, *words):
+    argv = [str(SCRIPT), "2", "300", *map(str, words)]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHON": python}) as process:
         assert wait_for(lambda: "drift-first.csv" in tables())
+        ours = family(process.pid)
+        process.kill()
+    assert wait_for(lambda: not alive(ours)), "it leaves processes behind"
     there = tables()
     shutil.rmtree(out)
     for limit_s in (6, 60):  # on a busy machine it may not even have begun by then

@@ -59,9 +59,7 @@ def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoin
 # -- the file ----------------------------------------------------------------------------------
 
 
-def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
     measure: campaign
     density: [1.0, 0.01]
@@ -119,9 +117,7 @@ def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str)
     assert "\n" not in str(caught.value)
 
 
-def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them(
-    tmp_path: Path,
-) -> None:
+def test_runs_and_predictions_lie_between_two_calibrations(tmp_path: Path) -> None:
     file = written(tmp_path, {**WHOLE, "points": [{"workers": [2, 3], "rates": "1gbit"}]})
     played = [point.key for point in points(file, tmp_path) if point.what != "layers"]
     one = [f"collectives/p2-1gbit-all_reduce {when}" for when in ("before", "after")]

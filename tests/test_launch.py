@@ -244,9 +244,7 @@ def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
         assert python("-c", code, environment={jobs.PARENT: str(parent)}).stdout == output
 
 
-def test_what_the_worker_cannot_do_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_work_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     for job, text, complaint in (
         ("collectives", "", "Expecting value"),
@@ -258,27 +256,6 @@ def test_what_the_worker_cannot_do_is_one_line(
         assert launch.status_of([job, str(path)]) == jobs.MISTAKE
         said = capsys.readouterr().err
         assert re.search(complaint, said) and said.count("\n") == 1
-
-
-def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
-    """A process that has opened a GPU cannot be forked and use it; of measurements the name is enough."""
-    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    for name in names:
-        assert launch.find(name.removeprefix("ddlkit.run.measure.")).module == name
-    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
-    code = """
-import sys
-import torch
-def refuse(*_):
-    raise AssertionError("a GPU was asked for")
-for name in ("is_available", "device_count", "get_device_properties", "current_device"):
-    setattr(torch.cuda, name, refuse)
-from importlib import import_module
-for name in sys.argv[1:]:
-    import_module(name)
-"""
-    assert python("-c", code, *names).returncode == 0
 
 
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:

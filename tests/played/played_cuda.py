@@ -308,8 +308,6 @@ _PROPERTIES = types.SimpleNamespace(
     major=CAPABILITY[0],
     minor=CAPABILITY[1],
     total_memory=8 << 30,
-    multi_processor_count=132,
-    L2_cache_size=50 << 20,
     shared_memory_per_block_optin=played_driver.SHARED_BYTES,
 )
 
