@@ -79,7 +79,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 
 def faults(out: Path, session: int) -> PointList:
-    """Every fault, a fine point after each."""
     body = []
     for name, measure in FAULTS.items():
         body += [point(name, measure), fine(f"after-{name}")]
@@ -98,10 +97,8 @@ def long(out: Path, session: int) -> PointList:
 
 
 def pair(out: Path, session: int) -> PointList:
-    """Two points that nothing is wrong with."""
     return PointList([fine("a"), fine("b")])
 
 
 def steady(out: Path, session: int) -> PointList:
-    """Twenty points of a tenth of a second."""
     return PointList([point(f"p{n}", partial(_steady, f"p{n}")) for n in range(20)])

@@ -64,7 +64,6 @@ def _environment(tag: str, temporary: str) -> Iterator[None]:
 def _left(
     tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
 ) -> list[str]:
-    """Everything that is there now and should not be, in words."""
     processes = [f"process {process.pid}" for process in alive(_processes(tag, known))]
     try:
         files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
@@ -76,7 +75,6 @@ def _left(
 
 
 def _serves(process: psutil.Process) -> bool:
-    """Whether it forks the ranks of all tests."""
     ours = process.ppid() == os.getpid()
     return ours and any(SERVES in word for word in process.cmdline())
 

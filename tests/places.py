@@ -40,19 +40,16 @@ def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port on which someone else listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
     with listening() as port:
         return port
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Every process below ``pid``."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

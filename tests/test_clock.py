@@ -39,7 +39,6 @@ class Simulated:
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
-    """The clock module reads this clock in place of the real one."""
     fake = Simulated()
     monkeypatch.setattr(clock, "perf_counter", fake)
     return fake

@@ -55,14 +55,13 @@ def run(
 
 
 def only_line(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
-    """The one line that it said of what went wrong."""
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = [text for text in done.stderr.splitlines() if text.startswith("ddlkit: error: ")]
     return line.removeprefix("ddlkit: error: ")
 
 
-def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list[str]:
+def as_command(body: str, before: str = "") -> list[str]:
     """A program that does what ``body`` defines as `command` in the place of one of ours, in a folder."""
     parts = [
         "import sys",
@@ -75,7 +74,8 @@ def as_command(body: str, main: str = 'sys.exit(cli.main(["machine"]))') -> list
         '    (here / "begun").touch()',
         "    command(arguments)",
         'COMMANDS["machine"] = Command(begun, "", ())',
-        main,
+        before,
+        'sys.exit(cli.main(["machine"]))',
     ]
     return [sys.executable, "-c", "\n".join(parts)]
 
@@ -323,11 +323,7 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
 
 # -- kernels, descriptors, memory ------------------------------------------------------------------
 
-FEW = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (24, 2**12))
-sys.exit(cli.main(["machine"]))
-"""
+FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (24, 2**12))"
 DIES = "import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)\n"
 
 
@@ -541,10 +537,9 @@ def listening_at(process: psutil.Process) -> list[str]:
     return [at.rpartition(":")[0] for at in mine]
 
 
-in_lab = [pytest.mark.lab, pytest.mark.usefixtures("require_lab")]
 LISTENING = [
     (Loopback(), {launch.LOCALHOST}),
-    pytest.param(Lab(LabShape(2, 1e9)), {"10.77.0.1", "10.77.0.2"}, marks=in_lab),
+    pytest.param(Lab(LabShape(2, 1e9)), {"10.77.0.1", "10.77.0.2"}, marks=pytest.mark.lab),
 ]
 
 
@@ -555,8 +550,11 @@ LISTENING = [
 )
 @pytest.mark.parametrize(("place", "own"), LISTENING)
 def test_ranks_listen_at_their_own_address_alone(
-    place: Loopback | Lab, own: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    place: Loopback | Lab, own: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    if isinstance(place, Lab):
+        request.getfixturevalue("require_lab")
     found: list[str] = []
 
     def look(_: object) -> str:

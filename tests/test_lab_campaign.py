@@ -133,7 +133,6 @@ def test_runs_and_predictions_lie_between_two_calibrations(tmp_path: Path) -> No
 
 @contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C for this process as soon as the condition holds."""
 
     def wait() -> None:
         if wait_for(condition):

@@ -59,7 +59,6 @@ def start(code: str) -> subprocess.Popen[str]:
 
 
 def entering(lab: Lab, rank: int, *argv: str) -> list[str]:
-    """``argv`` as it must be called to run in the namespace of ``rank``."""
     return ["ip", "netns", "exec", lab.namespace(rank).name, *argv]
 
 

@@ -87,7 +87,6 @@ def test_no_overlap_and_no_byte_lost(data: st.DataObject, ranks: int, seed: int)
 
 
 def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) -> None:
-    """Dense, sparse, and beside a straggler: all in turn, and what is done is not played again."""
     place = Loopback()
 
     def waited(elements: Any, density: float) -> Any:

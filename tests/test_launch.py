@@ -38,7 +38,6 @@ def run_endless(out: Path | None, place: Place, **how: Any) -> None:
 
 
 def python(*argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """What a program prints that imports this ddlkit."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("environment", {})}
     command = [*how.pop("by", ()), sys.executable, *argv]
     return subprocess.run(command, env=environment, capture_output=True, text=True, **how)
@@ -100,7 +99,6 @@ def a_parent(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def joined(directory: Path) -> bool:
-    """Whether the ranks of a parent have met."""
     return any(directory.glob("ddlkit-*/files/job.json"))
 
 

@@ -24,6 +24,7 @@ import played_driver
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 CAPABILITY = (9, 0)
 CUDA, NCCL = "13.0", (2, 28, 9)
@@ -75,14 +76,8 @@ _INDEXES = ("__getitem__", "__setitem__", "index", "index_put_")  # on a GPU by 
 _WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu", "equal", "unique")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class _OnProcessor(TorchFunctionMode):
@@ -113,7 +108,7 @@ class _OnProcessor(TorchFunctionMode):
         return self._run(func, name, args, kwargs)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [*_tensors(args), *_tensors(kwargs)]
+        given = _tensors([args, kwargs])
         source = _common_home(name, given)
         asked, args, kwargs = _on_host(name, args, kwargs)
         if name in ("numpy", "__array__") and source:
@@ -317,8 +312,7 @@ def _properties(device: Any = None) -> types.SimpleNamespace:
     return _PROPERTIES
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Played by doing nothing."""
+def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 _CUDA: dict[str, Any] = {
