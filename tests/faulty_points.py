@@ -86,13 +86,11 @@ def faults(out: Path, session: int) -> PointList:
 
 
 def deadly(out: Path, session: int) -> PointList:
-    """A point that kills its process and one that hangs, among fine ones with time enough."""
     body = [fine("first", LONG_S), point("killed", _killed, LONG_S), point("blind", _seen, LONG_S)]
     return PointList([*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)])
 
 
 def long(out: Path, session: int) -> PointList:
-    """Two quick points around one that takes long and says so."""
     return PointList([fine("first"), point("slow", _slow, LONG_S), fine("last")])
 
 

@@ -80,13 +80,11 @@ def _serves(process: psutil.Process) -> bool:
 
 
 def _below() -> set[psutil.Process]:
-    """The processes below this one, but not what forks the ranks of all tests."""
     below = alive(psutil.Process().children(recursive=True))
     return {*those(lambda process: not _serves(process), below)}
 
 
 def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:
-    """Those that came below this one, and those that have the tag."""
 
     def tagged(process: psutil.Process) -> bool:
         environment = Path(f"/proc/{process.pid}/environ").read_bytes()
@@ -115,7 +113,6 @@ def _names(directory: Path) -> list[str]:
 
 
 def _held(directories: tuple[Path, ...]) -> list[Path]:
-    """Files and folders there on which somebody holds a lock."""
     words = Path("/proc/locks").read_text().split()
     inodes = {int(word.rpartition(":")[2]) for word in words if word.count(":") == 2}
     paths = [path for folder in directories for path in (folder, *folder.rglob("*")) if inodes]

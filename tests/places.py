@@ -57,7 +57,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def ranks_below(pid: int) -> list[psutil.Process]:
-    """The ranks that were forked below ``pid``."""
     return those(lambda process: process.name().startswith("ddlkit-rank"), family(pid))
 
 
@@ -74,7 +73,6 @@ def those(
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
-    """Whether the condition came true in time."""
     give_up = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > give_up:

@@ -531,7 +531,6 @@ def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def listening_at(process: psutil.Process) -> list[str]:
-    """Where the sockets of a process listen, in the network that is its own."""
     listing = run(["nsenter", "-t", str(process.pid), "-n", "ss", "-ltnpH"]).stdout.splitlines()
     mine = [line.split()[3] for line in listing if f"pid={process.pid}," in line]
     return [at.rpartition(":")[0] for at in mine]

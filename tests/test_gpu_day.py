@@ -47,7 +47,6 @@ def day(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def packed(archive: Path, into: Path) -> set[str]:
-    """The tables in an archive that is whole: each fits its stamp."""
     shutil.rmtree(into, ignore_errors=True)
     with tarfile.open(archive) as opened:
         opened.extractall(into, filter="data")
@@ -83,7 +82,6 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
 def test_a_kill_leaves_a_whole_archive_from_which_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed in the middle; then, on another machine, at its limit it ends by itself, and packs."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     python = played(tmp_path, MEASURING)
     out, archive = tmp_path / "recorded" / "here", tmp_path / "day" / "recording.tgz"

@@ -49,7 +49,6 @@ def points(file: Path, out: Path, **how: Any) -> list[Point]:
 
 
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
-    """Every lab of a campaign, as its points are made of it."""
     made: list[LabPoints] = []
     monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.__iadd__(labs) and [])
     points(file, out)

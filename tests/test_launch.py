@@ -257,7 +257,6 @@ def test_wrong_work_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:
-    """Although nothing in it asks whether it is the main module."""
     (script := tmp_path / "script.py").write_text(f"print('once', flush=True){BARE}")
     done = python(str(script))
     assert (done.stdout, done.returncode) == ("once\n", 0), done.stderr

@@ -23,7 +23,6 @@ from faulty_points import FAULTS, fine, point
 
 
 def valid_tables(out: Path) -> dict[str, str]:
-    """Every table in there, checked, with its hash."""
     paths = sorted(out.glob("*.csv*"))
     for path in paths:
         store.load_table(path)
@@ -153,7 +152,6 @@ def test_every_point_has_a_place_of_its_own(device: str, monkeypatch: pytest.Mon
 def test_a_process_that_dies_or_hangs_costs_one_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them sees a GPU where there is one, and tables have the processor's name."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(engine, "HUNG_S", 2.0)
     listed = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)

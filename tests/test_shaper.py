@@ -30,7 +30,6 @@ any_conditions = st.builds(Conditions, st.floats(0, 0.01), st.sampled_from([0.0,
 
 @st.composite
 def traffic(draw: st.DrawFn, ranks: int = 4) -> list[Sent]:
-    """Packets between ranks, in the order of their times."""
     gaps = st.tuples(st.floats(0, 0.02), sizes, st.integers(0, 11))
     now_s, sent = 0.0, []
     for gap_s, size, way in draw(st.lists(gaps, min_size=1, max_size=25)):

@@ -106,7 +106,7 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
     how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, start_new_session=True, **how)
     signal.signal(signal.SIGHUP, before)
-    assert wait_for((out / "samples-lenet5-b4-r1.json").exists)
+    assert wait_for((out / "samples-lenet5-b4-r1.csv").exists)
     process.send_signal(number)
     printed = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == (130 if number == signal.SIGINT else 143)
