@@ -79,7 +79,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 
 def faults(out: Path, session: int) -> PointList:
-    """Every fault, a fine point after each."""
     body = []
     for name, measure in FAULTS.items():
         body += [point(name, measure), fine(f"after-{name}")]
@@ -87,21 +86,17 @@ def faults(out: Path, session: int) -> PointList:
 
 
 def deadly(out: Path, session: int) -> PointList:
-    """A point that kills its process and one that hangs, among fine ones with time enough."""
     body = [fine("first", LONG_S), point("killed", _killed, LONG_S), point("blind", _seen, LONG_S)]
     return PointList([*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)])
 
 
 def long(out: Path, session: int) -> PointList:
-    """Two quick points around one that takes long and says so."""
     return PointList([fine("first"), point("slow", _slow, LONG_S), fine("last")])
 
 
 def pair(out: Path, session: int) -> PointList:
-    """Two points that nothing is wrong with."""
     return PointList([fine("a"), fine("b")])
 
 
 def steady(out: Path, session: int) -> PointList:
-    """Twenty points of a tenth of a second."""
     return PointList([point(f"p{n}", partial(_steady, f"p{n}")) for n in range(20)])

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from ddlkit.run.lab import network
 from places import alive, those
@@ -53,24 +54,16 @@ def none_left(directory: Path) -> Iterator[None]:
 @contextmanager
 def _environment(tag: str, temporary: str) -> Iterator[None]:
     """Temporary files of the block in a folder of their own, and everything that it starts tagged."""
-    changed = {TAG: tag, "TMPDIR": temporary}
-    before = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    tempfile.tempdir = None
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TAG, tag)
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", None)
         yield
-    finally:
-        tempfile.tempdir = None
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _left(
     tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
 ) -> list[str]:
-    """Everything that is there now and should not be, in words."""
     processes = [f"process {process.pid}" for process in alive(_processes(tag, known))]
     try:
         files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
@@ -82,19 +75,16 @@ def _left(
 
 
 def _serves(process: psutil.Process) -> bool:
-    """Whether it forks the ranks of all tests."""
     ours = process.ppid() == os.getpid()
     return ours and any(SERVES in word for word in process.cmdline())
 
 
 def _below() -> set[psutil.Process]:
-    """The processes below this one, but not what forks the ranks of all tests."""
     below = alive(psutil.Process().children(recursive=True))
     return {*those(lambda process: not _serves(process), below)}
 
 
 def _processes(tag: str, known: set[psutil.Process]) -> list[psutil.Process]:
-    """Those that came below this one, and those that have the tag."""
 
     def tagged(process: psutil.Process) -> bool:
         environment = Path(f"/proc/{process.pid}/environ").read_bytes()
@@ -123,7 +113,6 @@ def _names(directory: Path) -> list[str]:
 
 
 def _held(directories: tuple[Path, ...]) -> list[Path]:
-    """Files and folders there on which somebody holds a lock."""
     words = Path("/proc/locks").read_text().split()
     inodes = {int(word.rpartition(":")[2]) for word in words if word.count(":") == 2}
     paths = [path for folder in directories for path in (folder, *folder.rglob("*")) if inodes]

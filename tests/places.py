@@ -40,19 +40,16 @@ def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -
 
 @contextmanager
 def listening() -> Iterator[int]:
-    """A port on which someone else listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 def free_port() -> int:
-    """A port on which nobody listens."""
     with listening() as port:
         return port
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Every process below ``pid``."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -60,7 +57,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def ranks_below(pid: int) -> list[psutil.Process]:
-    """The ranks that were forked below ``pid``."""
     return those(lambda process: process.name().startswith("ddlkit-rank"), family(pid))
 
 
@@ -77,7 +73,6 @@ def those(
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> bool:
-    """Whether the condition came true in time."""
     give_up = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > give_up:
@@ -94,9 +89,8 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def sent_by(lab: Lab) -> dict[str, int]:
     """Sums over the ranks' outgoing links since ``up``: bytes (framing included), drops."""
-    sums = {"bytes": 0, "drops": 0}
+    told = []
     for name in lab.namespaces[:-1]:
         argv = ["tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "eth0"]
-        (qdisc,) = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
-        sums = {key: total + int(qdisc[key]) for key, total in sums.items()}
-    return sums
+        told += json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+    return {key: sum(qdisc[key] for qdisc in told) for key in ("bytes", "drops")}

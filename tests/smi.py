@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +35,6 @@ IDLE = {
 
 
 def install(home: Path, monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, str]) -> None:
-    """Put it on the PATH; as `write`."""
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
     write(home, gpus)
 
@@ -48,4 +46,4 @@ def write(home: Path, gpus: Sequence[dict[str, str]]) -> None:
     (home / "scene.json").write_text(json.dumps(scene))
     program = home / "nvidia-smi"
     program.write_text(f"#!{sys.executable} -SE\n{PROGRAM}")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program.chmod(0o755)

@@ -49,7 +49,6 @@ def points(file: Path, out: Path, **how: Any) -> list[Point]:
 
 
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
-    """Every lab of a campaign, as its points are made of it."""
     made: list[LabPoints] = []
     monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.__iadd__(labs) and [])
     points(file, out)
@@ -59,9 +58,7 @@ def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoin
 # -- the file ----------------------------------------------------------------------------------
 
 
-def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
     measure: campaign
     density: [1.0, 0.01]
@@ -86,20 +83,13 @@ def test_a_grid_is_the_product_of_its_lists_grouped_by_lab(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"round": 3}, r"points\[0\]: round: unknown key"),
         ({"repeat": {"cases": 20}}, "repeat: unknown key: give a grid of its own more rounds"),
         ({"measure": "replays"}, "measure: 'replays': .*measure a campaign"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
-        (
-            {"engines": "emulated", "jitters": "1ms"},
-            "jitters: unknown key: a link's delay is the same",
-        ),
-        ({"density": 2}, "density: 2: must be a number from"),
         ({"delays": ["1ms"] * 20_000, "engines": "emulated"}, "40000 cases, the product of its"),
-        ({"networks": "lenet"}, r"points\[0\]: unknown network 'lenet'"),
     ],
 )
 def test_a_wrong_value_is_one_line_before_anything_is_measured(
@@ -118,7 +108,6 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
         ("networks: [a", "is not YAML: line"),
         ("", "is empty"),
         ("grids: [{workers: 2}]", "write points, and measure: campaign above them"),
-        ("a: !!python/object:os.system {}", "is not YAML"),
     ],
 )
 def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str) -> None:
@@ -127,9 +116,7 @@ def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str)
     assert "\n" not in str(caught.value)
 
 
-def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them(
-    tmp_path: Path,
-) -> None:
+def test_runs_and_predictions_lie_between_two_calibrations(tmp_path: Path) -> None:
     file = written(tmp_path, {**WHOLE, "points": [{"workers": [2, 3], "rates": "1gbit"}]})
     played = [point.key for point in points(file, tmp_path) if point.what != "layers"]
     one = [f"collectives/p2-1gbit-all_reduce {when}" for when in ("before", "after")]
@@ -140,24 +127,11 @@ def test_predictions_need_two_calibrations_of_each_lab_and_runs_lie_between_them
     assert predicted.index(one[1]) > predicted.index("collectives/p3-1gbit-all_reduce before")
 
 
-@pytest.mark.parametrize("name", ["campaign", "campaign_links_fourth"])
-def test_the_examples_are_as_large_as_they_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """On a machine of which nothing is recorded, so that its speed says nothing."""
-    monkeypatch.setattr(store.files, "RECORDED", tmp_path / "recorded")
-    made = points(ROOT / "examples" / f"{name}.yml", tmp_path)
-    cases = [point.note.split()[-2] for point in made if point.what == "replay"]
-    assert sum(map(int, cases)) >= 150
-    assert 100 < sum(point.estimate_s for point in made) < 7200
-
-
 # -- in the lab --------------------------------------------------------------------------------
 
 
 @contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C for this process as soon as the condition holds."""
 
     def wait() -> None:
         if wait_for(condition):
@@ -184,11 +158,9 @@ class TestLab:
         holds="no rank, no lab; complete rows are kept, and what follows measures the others once",
     )
     def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
-        """Interrupted, then killed, then left to end: everything is measured exactly once."""
         rounds = 40  # seconds, so that the kill comes in the middle even on a busy machine
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
-        runs_file = out / "runs-p2-1gbit.csv"
         with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: rows_so_far(out) > 8):
             measure(str(file), out=out)
         mine = f"process {os.getpid()}"
@@ -208,14 +180,13 @@ class TestLab:
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
         lines = (out / ".partial" / "p2-1gbit" / "replay.jsonl").read_text().splitlines()[:-1]
-        finished = {
-            (row["case"], row["repeat"], row["iteration_s"]) for row, _ in map(json.loads, lines)
-        }
+        key = ["case", "repeat", "iteration_s"]
+        finished = {tuple(row[name] for name in key) for row, _ in map(json.loads, lines)}
         assert len(finished) > kept + 7
         assert measure(str(file), out=out) == out
-        runs = store.load_table(runs_file, "runs")
+        runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
         assert len(runs) == runs[["case", "repeat"]].drop_duplicates().shape[0] == 2 * rounds
-        assert finished <= set(runs[["case", "repeat", "iteration_s"]].itertuples(False, None))
+        assert finished <= set(runs[key].itertuples(False, None))
         spans = store.load_table(out / "timeline-p2-1gbit.csv.gz", "timeline")
         assert set(spans["case"]) == set(runs["case"])
         assert not spans.duplicated(["case", "repeat", "rank", "task"]).any()

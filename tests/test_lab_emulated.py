@@ -25,7 +25,7 @@ from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
 from ddlkit.run.lab.replay import calibrate, replay
 from ddlkit.run.measure.collectives import CollectivesSettings
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
-from test_lab_network import OWNER, entering, links, start, traces
+from test_lab_network import OWNER, entering, lines, links, start, traces
 
 # Sends a file's worth of random bytes, and says what arrived.
 SEND_RANDOM = """
@@ -66,12 +66,10 @@ def test_what_is_lost_is_sent_again_and_arrives_as_it_was_and_the_host_sees_noth
         subprocess.run(entering(lab, 0, *argv), check=True, timeout=PATIENCE_S)
         heard = receiving.communicate(timeout=PATIENCE_S)[0].strip()
         took_s = time.perf_counter() - start_s
-        counters = subprocess.run(
-            entering(lab, 0, "cat", "/proc/net/snmp"), capture_output=True, text=True, check=True
-        )
+        counters = lines(*entering(lab, 0, "cat", "/proc/net/snmp"))
     assert heard == hashlib.sha256(random.Random(1).randbytes(n_bytes)).hexdigest()
     assert n_bytes * 1538 / 1448 <= took_s * rate / 8
-    names, values = (line.split() for line in counters.stdout.splitlines() if line[:4] == "Tcp:")
+    names, values = (line.split() for line in counters if line[:4] == "Tcp:")
     assert int(dict(zip(names, values, strict=True))["RetransSegs"]) > 0, "something was lost"
     assert not process.is_running() and traces(lab.label) == [] and links() == before
 
@@ -129,9 +127,7 @@ def test_the_link_of_a_killed_owner_ends_by_itself(number: signal.Signals) -> No
     assert traces(label) == []
 
 
-def test_a_start_that_fails_leaves_nothing_and_tbf_works_without_tun(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tunnel, "DEVICE", str(tmp_path / "tun"))
     lab = Lab(shape())
     with pytest.raises(UserError, match="tbf lab works without it"):
@@ -143,15 +139,11 @@ def test_a_start_that_fails_leaves_nothing_and_tbf_works_without_tun(
     assert traces(lab.label) == []
 
 
-def test_a_lab_of_the_command_line_stays_until_it_is_taken_down(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_lab_of_the_command_line_stays(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["lab", "up", "--engine", "emulated", "--ranks", "2", "--rate", "500mbit"]
     argv += ["--delay", "2ms", "--loss", "0.1%", "--label", "stays"]
-    terminal = subprocess.Popen(
-        [sys.executable, "-m", "ddlkit", *argv], cwd=ROOT, start_new_session=True
-    )
-    assert terminal.wait(timeout=PATIENCE_S) == 0
+    command = [sys.executable, "-m", "ddlkit", *argv]
+    subprocess.run(command, cwd=ROOT, start_new_session=True, check=True, timeout=PATIENCE_S)
     try:
         link = link_process("stays")
         assert "stays" not in clean() and alive([link])

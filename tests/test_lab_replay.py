@@ -20,14 +20,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.lab import replay
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import (
-    ITERATIONS,
-    Script,
-    append_iteration,
-    keep_complete,
-    make_timeline,
-    read_replayed,
-)
+from ddlkit.run.lab.replay import ITERATIONS, Script, append_iteration, keep_complete
 from ddlkit.run.vitals import Usage
 from places import TINY, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
@@ -51,10 +44,8 @@ def test_dilation_stretches_time_and_leaves_bytes(data: st.DataObject, k: float)
     workload = data.draw(workloads())
     plan = data.draw(plans(workload.n))
     spec = f"cuts:{','.join(map(str, plan.ends))}"
-    plain, slow = (
-        Script.from_case(planned(spec, Loopback(), workload, dilation=dilation))
-        for dilation in (1.0, k)
-    )
+    plain = Script.from_case(planned(spec, Loopback(), workload))
+    slow = Script.from_case(planned(spec, Loopback(), workload, dilation=k))
     assert slow.bytes == plain.bytes and sum(plain.bytes) == workload.bytes.sum()
     assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
     assert slow.compute_s == pytest.approx(workload.compute_s * k)
@@ -75,15 +66,13 @@ def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
-def test_no_messages_overlap_and_no_byte_is_lost(
-    data: st.DataObject, ranks: int, seed: int
-) -> None:
+def test_no_overlap_and_no_byte_lost(data: st.DataObject, ranks: int, seed: int) -> None:
     workload = data.draw(workloads(max_tensors=6))
     plan = data.draw(plans(workload.n))
     spec = f"cuts:{','.join(map(str, plan.ends))}"
     script = Script.from_case(planned(spec, Loopback(), workload))
     everyone = random_times(script, np.random.default_rng(seed), ranks)
-    spans = make_timeline(script, everyone)
+    spans = replay.make_timeline(script, everyone)
     assert set(spans.rank.tolist()) == set(range(ranks))
     for rank, seen_s in enumerate(everyone):
         mine = spans.select(spans.rank == rank)
@@ -98,7 +87,6 @@ def test_no_messages_overlap_and_no_byte_is_lost(
 
 
 def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) -> None:
-    """Dense, sparse, and beside a straggler: all in turn, and what is done is not played again."""
     place = Loopback()
 
     def waited(elements: Any, density: float) -> Any:
@@ -118,9 +106,8 @@ def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) ->
     assert list(runs["repeat"]) == [0] * 4 + [1] * 3
     selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
     sparse_s = TINY.compute_s + selection_s
-    expected_s = dict(
-        zip(keys, (TINY.compute_s, 2 * TINY.compute_s, sparse_s, 2 * sparse_s), strict=True)
-    )
+    each_s = TINY.compute_s, 2 * TINY.compute_s, sparse_s, 2 * sparse_s
+    expected_s = dict(zip(keys, each_s, strict=True))
     assert np.allclose(runs["compute_s"], runs["case"].map(expected_s), rtol=1e-3)
     assert (runs["iteration_s"] >= runs["compute_s"]).all()
     exposed_s = runs["iteration_s"] - runs["compute_s"]
@@ -152,7 +139,7 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
     place = Loopback()
     first, second = planned("none", place), planned("single", place)
     with pytest.raises(UserError, match="no iteration was completed"):
-        read_replayed(tmp_path, [first.case])
+        replay.read_replayed(tmp_path, [first.case])
     rng = np.random.default_rng(0)
     for one in (first, second):
         script = Script.from_case(one)
@@ -160,23 +147,18 @@ def test_an_interrupted_replay_keeps_its_complete_rows(tmp_path: Path) -> None:
         append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0))
     text = (tmp_path / ITERATIONS).read_text()
     (tmp_path / ITERATIONS).write_text(text[:-40])
-    runs, timeline = read_replayed(tmp_path, [first.case, second.case])
+    runs, timeline = replay.read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key]
     assert set(timeline["case"]) == {first.case.key}
     # Who goes on there keeps the complete iteration, and writes behind it.
     assert keep_complete(tmp_path) == [(first.case.key, 0)]
     append_iteration(tmp_path, script, 0, everyone, Usage(0.5, 0.0))
-    runs, timeline = read_replayed(tmp_path, [first.case, second.case])
+    runs, timeline = replay.read_replayed(tmp_path, [first.case, second.case])
     assert list(runs["case"]) == [first.case.key, second.case.key]
     assert set(timeline["case"]) == {first.case.key, second.case.key}
 
 
 # -- in the lab --------------------------------------------------------------------------------
-
-
-def rows_written(out: Path) -> int:
-    path = out / ITERATIONS
-    return path.read_text().count("\n") if path.exists() else 0
 
 
 class TestLab:
@@ -205,7 +187,8 @@ class TestLab:
     )
     def test_a_killed_rank_ends_the_replay_in_one_line(self, tmp_path: Path) -> None:
         def kill_one() -> None:
-            assert wait_for(lambda: rows_written(tmp_path) > 1), "the replay does not start"
+            rows = tmp_path / ITERATIONS
+            assert wait_for(lambda: rows.exists() and rows.read_text().count("\n") > 1)
             ranks_below(os.getpid())[0].kill()
 
         killer = threading.Thread(target=kill_one)
@@ -217,5 +200,5 @@ class TestLab:
             killer.join()
             assert "\n" not in str(caught.value)
             assert ranks_below(os.getpid()) == []
-            kept = read_replayed(tmp_path, [case.case]).runs
+            kept = replay.read_replayed(tmp_path, [case.case]).runs
         assert 0 < len(kept) < 1000

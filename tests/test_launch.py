@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,9 @@ def run_endless(out: Path | None, place: Place, **how: Any) -> None:
     launch.launch(collectives_job, ENDLESS, ranks=2, place=place, out=out, **how)
 
 
-def python(code: str, *argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    """What a program prints that imports this ddlkit."""
+def python(*argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("environment", {})}
-    command = [*how.pop("by", ()), sys.executable, "-c", code, *argv]
+    command = [*how.pop("by", ()), sys.executable, *argv]
     return subprocess.run(command, env=environment, capture_output=True, text=True, **how)
 
 
@@ -100,7 +99,6 @@ def a_parent(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def joined(directory: Path) -> bool:
-    """Whether the ranks of a parent have met."""
     return any(directory.glob("ddlkit-*/files/job.json"))
 
 
@@ -112,15 +110,13 @@ def joined(directory: Path) -> bool:
     holds="every rank dies with it, within a second; the next launch sweeps its temporary directory",
 )
 def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -> None:
-    begun: dict[str, Callable[[int], bool]] = {
-        "at once": lambda pid: len(family(pid)) >= 2,
-        "at work": lambda pid: joined(tmp_path),
-    }
     with a_parent(tmp_path) as parent:
-        assert wait_for(lambda: begun[moment](parent.pid))
-        children = family(parent.pid)
-        if moment == "at work":
+        if moment == "at once":
+            assert wait_for(lambda: len(family(parent.pid)) >= 2)
+        else:
+            assert wait_for(lambda: joined(tmp_path))
             ranks_below(parent.pid)[1].suspend()
+        children = family(parent.pid)
         parent.kill()
         assert wait_for(lambda: not alive(children), 1.0), "a rank outlived its parent"
     with scratch(tmp_path):
@@ -133,7 +129,6 @@ def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -
     holds="ranks and temporary directory are gone at once; after an interrupt it can launch again",
 )
 def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
-    """Ctrl-C, which the parent survives and then launches again, and SIGTERM, which it does not."""
     with a_parent(tmp_path) as parent:
         assert wait_for(lambda: joined(tmp_path))
         first = ranks_below(parent.pid)
@@ -220,7 +215,7 @@ launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"bac
 def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
     require_lab: None, tmp_path: Path
 ) -> None:
-    done = python(BARE, by=["unshare", "--net"], cwd=tmp_path)
+    done = python("-c", BARE, by=["unshare", "--net"], cwd=tmp_path)
     said = done.stderr.splitlines()[-1].partition(": ")[2]
     assert said.startswith("no rank is started: this machine does not reach itself at 127.0.0.1 (")
     assert said.endswith("; as root: ip link set lo up")
@@ -244,19 +239,15 @@ def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
     code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        assert python(code, environment={jobs.PARENT: str(parent)}).stdout == output
+        assert python("-c", code, environment={jobs.PARENT: str(parent)}).stdout == output
 
 
-def test_what_the_worker_cannot_do_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_work_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
     for job, text, complaint in (
         ("collectives", "", "Expecting value"),
-        ("collectives", "[]", "needs a JSON object"),
         ("collectives", "{}", '"out"'),
         ("dance", '{"out": "o"}', "unknown job 'dance': name the module"),
-        ("speed", '{"out": "o"}', "ddlkit.run.measure.speed declares none"),
         ("collectives", '{"out": "o", "colour": "red"}', "job settings: .*'colour'"),
     ):
         path.write_text(text)
@@ -265,31 +256,7 @@ def test_what_the_worker_cannot_do_is_one_line(
         assert re.search(complaint, said) and said.count("\n") == 1
 
 
-def test_what_is_imported_before_a_fork_asks_no_gpu() -> None:
-    """A process that has opened a GPU cannot be forked and use it; of measurements the name is enough."""
-    paths = [p for p in (ROOT / "ddlkit").rglob("*.py") if "\n@job(" in p.read_text()]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
-    for name in names:
-        assert launch.find(name.removeprefix("ddlkit.run.measure.")).module == name
-    assert {"ddlkit.run.measure.collectives", "ddlkit.run.lab.replay"} <= set(names)
-    code = """
-import sys
-import torch
-def refuse(*_):
-    raise AssertionError("a GPU was asked for")
-for name in ("is_available", "device_count", "get_device_properties", "current_device"):
-    setattr(torch.cuda, name, refuse)
-from importlib import import_module
-for name in sys.argv[1:]:
-    import_module(name)
-"""
-    assert python(code, *names).returncode == 0
-
-
 def test_a_script_that_launches_is_not_run_again_by_its_ranks(tmp_path: Path) -> None:
-    """Although nothing in it asks whether it is the main module."""
     (script := tmp_path / "script.py").write_text(f"print('once', flush=True){BARE}")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = python(str(script))
     assert (done.stdout, done.returncode) == ("once\n", 0), done.stderr

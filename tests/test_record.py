@@ -21,22 +21,8 @@ from ddlkit.run.sessions import Point, PointList, Tables, engine, grammar
 from ddlkit.run.sessions.engine import measure, run_session
 from faulty_points import FAULTS, fine, point
 
-TESTS = Path(__file__).parent
-
-
-@pytest.fixture
-def with_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processes that measure find the points of these tests."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-
-
-def outcomes_in(out: Path) -> dict[str, str]:
-    table = store.load_table(out / "outcomes.csv", "outcomes")
-    return dict(zip(table["what"] + "/" + table["point"], table["outcome"], strict=True))
-
 
 def valid_tables(out: Path) -> dict[str, str]:
-    """Every table in there, checked, with its hash."""
     paths = sorted(out.glob("*.csv*"))
     for path in paths:
         store.load_table(path)
@@ -52,10 +38,6 @@ def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, 
         patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
         session.take_all(here)
     return session.rows
-
-
-def record(points: str, out: Path, budget_s: float = math.inf) -> Path:
-    return run_session(getattr(faulty_points, points), out, budget_s=budget_s, isolate=True)
 
 
 # -- points --------------------------------------------------------------------------------------
@@ -111,24 +93,15 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
     assert [row.point for row in rows.values()] == [*"abcd", "lacking"]
 
 
-class Clock:
-    """A clock that stands still but for what points take."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 def test_closing_points_have_time_set_aside_twice_and_the_overtime(tmp_path: Path) -> None:
-    clock = Clock()
+    now_s = [0.0]  # a clock that stands still but for what points take
 
     def late() -> Tables:
-        clock.now_s += 75.0
+        now_s[0] += 75.0
         return faulty_points.drift("late")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "time", clock)
+        patch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
         plan = PointList([fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)])
         rows = work(plan, tmp_path, 500.0)
         ends = [fine("end", engine.OVERTIME_S - 15.5), fine("over", engine.OVERTIME_S - 14.5)]
@@ -138,19 +111,13 @@ def test_closing_points_have_time_set_aside_twice_and_the_overtime(tmp_path: Pat
     assert {row.outcome for row in rows.values()} == {sessions.MEASURED, sessions.NO_TIME}
 
 
-def test_a_process_in_which_a_graph_could_not_be_captured_measures_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_after_a_failed_capture_no_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch does not leave the stream of a capture that fails; its random numbers then fail for good."""
     streams = ["null"]
-    played = SimpleNamespace(
-        is_initialized=lambda: True,
-        synchronize=lambda: None,
-        empty_cache=lambda: None,
-        current_stream=lambda: streams[-1],
-        default_stream=lambda: "null",
-    )
-    monkeypatch.setattr(torch, "cuda", played)
+    does = {"is_initialized": True, "synchronize": None, "empty_cache": None}
+    for name, answer in {**does, "default_stream": "null"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     assert engine._gpu_is_usable()
     streams.append("of the capture")
     assert not engine._gpu_is_usable()
@@ -174,32 +141,6 @@ def test_every_point_has_a_place_of_its_own(device: str, monkeypatch: pytest.Mon
         assert drifts == ([] if name in ("quick", "full") else ["s1-start", "s1-end"])
 
 
-@pytest.mark.parametrize(("name", "device"), [("cpu", "cpu"), ("gpu", "cuda")])
-def test_smoke_takes_every_path_that_the_long_suite_will_take(name: str, device: str) -> None:
-    """Alone points too: what is first met in the standard run is met too late."""
-    long, smoke = (
-        {
-            (described["measure"], described.get("link", ""), precision)
-            for described in grammar.read(suite).points
-            if described.get("device", "") in ("", device)
-            for precision in described.get("precisions", ["fp32"])
-        }
-        for suite in (name, "smoke")
-    )
-    assert long <= smoke
-
-
-def test_eight_minutes_on_a_gpu_hold_what_matters_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    body = grammar.points(out=Path(), session=1, name="gpu").body
-    ends_s = pd.Series({each.key: each.estimate_s for each in body}).cumsum()
-    for precision in ("fp32", "bf16"):
-        for name in ("resnet50-b32", "resnet101-b32", "vgg16-b32", "alexnet-b128"):
-            assert ends_s[f"layers/{name}-{precision}"] < 90
-    for what in ("selection/", "contention/", "copies/"):
-        assert max(end_s for key, end_s in ends_s.items() if key.startswith(what)) < 400
-
-
 # -- whole runs ----------------------------------------------------------------------------------
 
 
@@ -209,37 +150,30 @@ def test_eight_minutes_on_a_gpu_hold_what_matters_most(monkeypatch: pytest.Monke
     holds="each costs its own point; another process goes on",
 )
 def test_a_process_that_dies_or_hangs_costs_one_point(
-    tmp_path: Path, with_tests: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them sees a GPU where there is one, and tables have the processor's name."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(engine, "HUNG_S", 2.0)
     listed = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
     monkeypatch.setattr(machine, "_gpus", lambda: listed)
     monkeypatch.setattr(sessions, "this_machine", machine.describe)
     assert machine.name() == "nvidia-h200"
-    record("deadly", tmp_path)
+    run_session(faulty_points.deadly, tmp_path, isolate=True)
     table = store.load_table(tmp_path / "outcomes.csv", "outcomes").set_index("point")
-    assert table["outcome"].to_dict() == {
-        "first": sessions.MEASURED,
-        "killed": sessions.KILLED,
-        "blind": sessions.MEASURED,
-        "hung": sessions.KILLED,
-        "s1-end": sessions.MEASURED,
-    }
+    measured = dict.fromkeys(("first", "blind", "s1-end"), sessions.MEASURED)
+    killed = dict.fromkeys(("killed", "hung"), sessions.KILLED)
+    assert table["outcome"].to_dict() == {**measured, **killed}
     assert table["reason"]["killed"].endswith("was killed by SIGKILL")
     assert table["reason"]["hung"] == "did not end within 2 s"
-    names = {
-        store.load_stamp(tmp_path / path)["machine"]["name"] for path in valid_tables(tmp_path)
-    }
+    stamps = [store.load_stamp(tmp_path / name) for name in valid_tables(tmp_path)]
+    names = {stamp["machine"]["name"] for stamp in stamps}
     assert names == {machine.name("cpu")} and names != {machine.name()}
     default = engine._default_out(grammar.read("cpu"), "cpu").name
     assert re.fullmatch(r"cpu-\d+x-.*-suite", default)
     assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
 
 
-def test_a_load_that_is_ignored_is_told_in_every_stamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ignored_load_is_in_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy, pair = "gpu0 is in use by others", faulty_points.pair
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
     with pytest.raises(UserError, match=f"^nothing is measured: {busy}; wait, .* --ignore-load$"):

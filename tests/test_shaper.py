@@ -23,20 +23,16 @@ RATE = 1e8
 Sent = tuple[float, int, int, Size]  # when, from whom, to whom, what
 Arrived = list[tuple[float, Packet]]
 
-sizes = st.builds(
-    lambda payload: size_of(HEAD + payload, HEAD, MSS), st.integers(0, 65_000)
-)  # from an acknowledgement to the largest packet
+# From an acknowledgement to the largest packet.
+sizes = st.integers(0, 65_000).map(lambda payload: size_of(HEAD + payload, HEAD, MSS))
 any_conditions = st.builds(Conditions, st.floats(0, 0.01), st.sampled_from([0.0, 0.01, 0.3]))
 
 
 @st.composite
 def traffic(draw: st.DrawFn, ranks: int = 4) -> list[Sent]:
-    """Packets between ranks, in the order of their times."""
-    gaps = st.lists(
-        st.tuples(st.floats(0, 0.02), sizes, st.integers(0, 11)), min_size=1, max_size=25
-    )
+    gaps = st.tuples(st.floats(0, 0.02), sizes, st.integers(0, 11))
     now_s, sent = 0.0, []
-    for gap_s, size, way in draw(gaps):
+    for gap_s, size, way in draw(st.lists(gaps, min_size=1, max_size=25)):
         now_s += gap_s
         source = way % ranks
         sent.append((now_s, source, (source + 1 + way // ranks) % ranks, size))
@@ -137,17 +133,11 @@ def test_a_packet_is_cut_into_frames(payload: int, frames: int, n_bytes: int) ->
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [
-        ({"delay": "-1ms"}, "number with a unit"),
-        ({"delay": "1m"}, "lies between 0 and 10"),
-        ({"loss": "much"}, "not a share"),
-        ({"loss": "51%"}, "lies between 0 and 0.5"),
-    ],
+    [({"delay": "1m"}, "lies between 0 and 10"), ({"loss": "51%"}, "lies between 0 and 0.5")],
 )
 def test_wrong_conditions_are_refused_in_one_line(wrong: dict[str, str], told: str) -> None:
-    with pytest.raises(UserError, match=told) as raised:
+    with pytest.raises(UserError, match=f"^[^\n]*{told}[^\n]*$"):
         parse(wrong)
-    assert "\n" not in str(raised.value)
 
 
 @given(any_conditions)

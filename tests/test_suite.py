@@ -22,7 +22,6 @@ TINY = {"measure": "layers", "networks": "lenet5:4", "ranks": 1, "budget": BUDGE
 
 
 def written(directory: Path, *points: object) -> str:
-    """A file of these points."""
     file = directory / "mine.json"
     file.write_text(json.dumps({"device": "cpu", "points": list(points)}))
     return str(file)
@@ -73,13 +72,8 @@ def test_a_damaged_table_is_told_not_measured_over(
     [
         ([], "points: []: an empty list"),
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "facts"}], "(stamps say what the machine is)"),
         ([{"measure": "training_by_share"}], "(sharing on processors was recorded at v0.2"),
-        ([{"measure": "layers", "networks": "lenet5"}], "points[0]: budget: missing"),
-        (
-            [{"measure": "selections"}, {"measure": "selections", "device": "tpu"}],
-            "points[1]: device: 'tpu'",
-        ),
+        ([{"measure": "selections", "device": "tpu"}], "points[0]: device: 'tpu'"),
         ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         ([{"measure": "collectives", "sizes": "4Kb", "budget": {}}], "size '4Kb' has unit"),
     ],
@@ -105,17 +99,14 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
 ) -> None:
     # nohup would have us hand on that it is ignored
     before = signal.signal(signal.SIGHUP, lambda *_: None)
-    longer = {
-        **TINY,
-        "networks": "lenet5:8",
-        "budget": {**BUDGET, "max_s": 60, "max_repeats": 10**6},
-    }
+    endless = {**BUDGET, "max_s": 60, "max_repeats": 10**6}
+    longer = {**TINY, "networks": "lenet5:8", "budget": endless}
     file, out = written(tmp_path, TINY, longer), tmp_path / "out"
     argv = [sys.executable, "-m", "ddlkit", "measure", file, "--out", str(out)]
     how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, start_new_session=True, **how)
     signal.signal(signal.SIGHUP, before)
-    assert wait_for((out / "samples-lenet5-b4-r1.json").exists)
+    assert wait_for((out / "samples-lenet5-b4-r1.csv").exists)
     process.send_signal(number)
     printed = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode == (130 if number == signal.SIGINT else 143)
@@ -129,15 +120,13 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
 def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(measured: Path) -> None:
     with pytest.raises(UserError, match="profile full did not measure, as layers-lenet5"):
         measure("all", profile="full", out=measured, dry_run=True)
-    assert engine._default_out(grammar.read("full"), "") != engine._default_out(
-        grammar.read("quick"), ""
-    )
+    full, quick = (engine._default_out(grammar.read(name), "") for name in ("full", "quick"))
+    assert full != quick
 
 
 def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also of reduce_scatter, which then predicts."""
     point = {"measure": "collectives", "budget": {**BUDGET, "min_repeats": 3}}
     out, counts = tmp_path / "out", []
     few = {"sizes": ["4KiB", "16KiB"], "collectives": "all_reduce"}
@@ -150,9 +139,7 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     every = [(name, n) for name in more["collectives"] for n in (4096, 16384, 65536)]
     assert counts[2] == dict.fromkeys(every, 3)
     profile = tmp_path / "profile.csv"
-    profile.write_text(
-        "tensor,gradient_bytes,forward_s,backward_s\na,8192,0.1,0.1\nb,8192,0.1,0.1\n"
-    )
+    profile.write_text("tensor,gradient_bytes,forward_s,backward_s\na,8192,0.1,0.1\n")
     table = str(out / "collectives-loopback-p2.csv")
     argv = ["predict", "--profile", str(profile), "--collectives", table, "--json"]
     capsys.readouterr()

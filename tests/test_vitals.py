@@ -92,9 +92,7 @@ def test_a_gpu_is_in_use_if_it_is_busy_with_company_at_every_look(
     assert vitals.gpu_in_use() == used
 
 
-def test_processor_and_gpus_are_sampled_into_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_sampled_into_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     smi.install(tmp_path / "bin", monkeypatch, {}, BUSY)
     with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
         assert wait_for(lambda: sampler.frame()["time_s"].nunique() >= 3)

@@ -2,8 +2,8 @@
 
 Tensors "on cuda" lie in the host's memory; their storage carries the device that they are said to be on, so
 views, parameters and gradients look alike. What torch refuses on a real GPU is refused here: tensors of two
-devices in one operation, NumPy on a GPU's memory, an event's time before anybody waited for it, synchronising
-while a graph is captured, a GPU in a process that was forked from one that used it.
+devices in one operation, NumPy on a GPU's memory, an event's time before anybody waited for it, a GPU in a
+process that was forked from one that used it.
 
 Not played: a second GPU, operations that overlap with the host (only ddlkit's own kernels, and copies in a
 stream of their own, run beside them), a GPU's memory and its limits, TF32, what looks at a tensor from C++.
@@ -24,6 +24,7 @@ import played_driver
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 CAPABILITY = (9, 0)
 CUDA, NCCL = "13.0", (2, 28, 9)
@@ -38,7 +39,6 @@ class _State:
     gpus = 0
     owner = 0  # process that has used a GPU first, 0 while none has
     stream: list[Stream] = []
-    graph: Graph | None = None
     settled = True  # whether the null stream has waited for all that it was told to wait for
     recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
     group = ""  # what the process group takes itself for
@@ -76,14 +76,8 @@ _INDEXES = ("__getitem__", "__setitem__", "index", "index_put_")  # on a GPU by 
 _WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu", "equal", "unique")
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class _OnProcessor(TorchFunctionMode):
@@ -95,7 +89,6 @@ class _OnProcessor(TorchFunctionMode):
         self._looks: dict[Any, Callable[[torch.Tensor], Any]] = {
             tensor.device.__get__: lambda x: _home(x) or x.device,
             tensor.is_cuda.__get__: lambda x: _home(x) is not None,
-            tensor.is_pinned: lambda x: hasattr(x.untyped_storage(), "played_pinned"),
         }
 
     def __torch_function__(
@@ -115,7 +108,7 @@ class _OnProcessor(TorchFunctionMode):
         return self._run(func, name, args, kwargs)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [*_tensors(args), *_tensors(kwargs)]
+        given = _tensors([args, kwargs])
         source = _common_home(name, given)
         asked, args, kwargs = _on_host(name, args, kwargs)
         if name in ("numpy", "__array__") and source:
@@ -123,29 +116,26 @@ class _OnProcessor(TorchFunctionMode):
         if name in _WAITS and source:
             wait_for_all()
         between = name == "copy_" and _home(args[0]) != _home(args[1])
-        if between or (name == "copy_" and current_stream().cuda_stream and not _State.graph):
+        if between or (name == "copy_" and current_stream().cuda_stream):
             return _copy_by_engine(*args[:2])
         if source and not current_stream().cuda_stream:
             _settle()
-        pinned = kwargs.pop("pin_memory", False) or name == "pin_memory"
+        kwargs.pop("pin_memory", None)
         target = source if asked is _NOWHERE else asked
         if func is torch.randn and target:
             found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
         else:
-            found = args[0].clone() if name == "pin_memory" else func(*args, **kwargs)
+            found = func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
             found = found.clone()  # two devices share no memory
-        if _State.graph and name.endswith("_") and not name.endswith("__"):
-            _State.graph.calls.append(functools.partial(func, *args, **kwargs))
         if name != "copy_":
-            _mark(found, target, pinned)
+            _mark(found, target)
         return found
 
 
 _NOWHERE: Any = object()
-_MOST_RANDOM = (
-    1 << 20
-)  # numbers that differ: a GPU makes 200 million at once, we would take seconds
+# Numbers that differ: a GPU makes 200 million at once, we would take seconds.
+_MOST_RANDOM = 1 << 20
 
 
 def _random(shape: torch.Size, how: dict[str, Any]) -> torch.Tensor:
@@ -186,13 +176,10 @@ def _on_host(
     return _gpu(asked) if isinstance(asked, torch.device) else asked, args, kwargs
 
 
-def _mark(found: Any, home: Home, pinned: bool) -> None:
-    for tensor in _tensors(found) if home or pinned else ():
+def _mark(found: Any, home: Home) -> None:
+    for tensor in _tensors(found) if home else ():
         storage: Any = tensor.untyped_storage()
-        if pinned:
-            storage.played_pinned = True
-        if home:
-            storage.played_home = home
+        storage.played_home = home
 
 
 class _Generator(torch._C.Generator):
@@ -204,7 +191,7 @@ class _Generator(torch._C.Generator):
         return made
 
 
-# -- streams, events, graphs -------------------------------------------------------------------
+# -- streams and events -------------------------------------------------------------------
 
 
 class Stream:
@@ -235,7 +222,6 @@ class Event:
     def record(self, stream: Stream | None = None) -> None:
         stream = stream or current_stream()
         assert isinstance(stream, Stream), f"record in {stream!r}"
-        _refuse_in_capture("a timed event") if self._timing else None
         _State.recorded += 1
         self._stream, self._number, self._at_s = stream, _State.recorded, ctypes.c_double()
         if not stream.cuda_stream:
@@ -262,33 +248,6 @@ def _record_stream(tensor: torch.Tensor, stream: Stream) -> None:
     _ALIVE.append(tensor)
 
 
-class Graph:
-    """Calls in place, made once while they are captured and again at every replay."""
-
-    def __init__(self, **_: Any) -> None:
-        _use()
-        self.calls: list[Callable[[], object]] = []
-        self._captured = False
-
-    @contextlib.contextmanager
-    def capture(self) -> Iterator[None]:
-        assert _State.graph is None and not self._captured, "a graph is captured once, and alone"
-        wait_for_all()
-        _State.graph = self
-        try:
-            with stream(Stream()):
-                yield
-            self._captured = True
-        finally:
-            _State.graph = None
-
-    def replay(self) -> None:
-        assert self._captured, "replay before capture"
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            for call in self.calls:
-                call()
-
-
 def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """A copy at the engine's rate; in a stream other than the null one, beside all else."""
     alike = target.shape == source.shape and target.dtype == source.dtype
@@ -299,13 +258,8 @@ def _copy_by_engine(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def _refuse_in_capture(what: str) -> None:
-    assert _State.graph is None, f"{what} while a graph is captured"
-
-
 def wait_for_all(device: Any = None) -> None:
     _use()
-    _refuse_in_capture("synchronize")
     _driver().played_synchronize()
     _State.waited = _State.recorded
     _ALIVE.clear()
@@ -349,8 +303,6 @@ _PROPERTIES = types.SimpleNamespace(
     major=CAPABILITY[0],
     minor=CAPABILITY[1],
     total_memory=8 << 30,
-    multi_processor_count=132,
-    L2_cache_size=50 << 20,
     shared_memory_per_block_optin=played_driver.SHARED_BYTES,
 )
 
@@ -360,8 +312,7 @@ def _properties(device: Any = None) -> types.SimpleNamespace:
     return _PROPERTIES
 
 
-def _nothing(*_: Any, **__: Any) -> None:
-    """Played by doing nothing."""
+def _nothing(*_: Any, **__: Any) -> None: ...
 
 
 _CUDA: dict[str, Any] = {
@@ -379,8 +330,6 @@ _CUDA: dict[str, Any] = {
     "stream": stream,
     "current_stream": current_stream,
     "default_stream": lambda device=None: _State.stream[0],
-    "CUDAGraph": Graph,
-    "graph": lambda captured, **_: captured.capture(),
     "empty_cache": _nothing,
     "manual_seed_all": _nothing,  # the host's generator is seeded beside it
     "_sleep": _spin,
@@ -402,14 +351,6 @@ def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> 
     real("gloo" if backend == "nccl" else backend, **how)
 
 
-class _Options:
-    """Of a communicator of NCCL."""
-
-    def __init__(self) -> None:
-        names = dict.fromkeys(("min_ctas", "max_ctas", "cga_cluster_size"), 0)
-        self.config = types.SimpleNamespace(**names)
-
-
 def _collective(real: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def checked(*args: Any, **how: Any) -> Any:
@@ -425,7 +366,6 @@ def _install_ranks() -> None:
     module: Any = dist
     backend = module.get_backend
     module.is_nccl_available = lambda: True
-    module.ProcessGroupNCCL = types.SimpleNamespace(Options=_Options)
     module.init_process_group = functools.partial(_join, module.init_process_group)
     module.get_backend = lambda group=None: _State.group or backend(group)
     for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
