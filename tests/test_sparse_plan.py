@@ -28,21 +28,12 @@ from ddlkit.model import make_plan
 from ddlkit.papers import omgs
 from strategies import plans, workloads
 
-SELECTIONS: tuple[SelectionCost, ...] = (
-    Log(2.2e-12),
-    Log(2.2e-10),
-    Log(2e-9),
-    Scan(2e-5, 2e-11),
-    Scan(1e-3, 2e-10),
-)
+SELECTIONS = (Log(2.2e-12), Log(2.2e-10), Scan(2e-5, 2e-11), Scan(1e-3, 2e-10))
 
 
-def gather(alpha_s: float, beta_s: float, workers: int = 16) -> AlphaBeta:
-    return AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=workers)
-
-
-def sparse(selecting: object, alpha_s: float = 1e-3, beta_s: float = 1e-8) -> SparseGather:
-    return SparseGather(gather(alpha_s, beta_s), 0.001, selecting=selecting)  # type: ignore[arg-type]
+def sparse(selecting: SelectionCost, alpha_s: float, beta_s: float) -> SparseGather:
+    gather = AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=16)
+    return SparseGather(gather, 0.001, selecting=selecting)
 
 
 @st.composite
@@ -102,9 +93,6 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.Data
     assert spans.end_s.max() == pytest.approx(by_hand.iteration_s)
     selected_s = (spans.end_s - spans.start_s)[spans.kind == "sparsify"].sum()
     assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
-
-
-# ---------------------------------------------------------------- planners of the paper
 
 
 @given(workloads(max_tensors=30), st.integers(1, 10**7))
