@@ -36,15 +36,13 @@ EQ_5 = replace(EQ_3, sends_during_backward=True)
 CAFFE = dag.STRATEGIES["Caffe-MPI"]
 FIGURE_1 = dag.IterationTimes(2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5)
 
-seconds = st.floats(0, 10) | st.sampled_from([0.0, 1.0])
-
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
     """Tasks numbered anyhow, of long chains as often as of many edges."""
     n = draw(st.integers(1, most))
     resource = draw(st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=n, max_size=n))
-    duration_s = draw(st.lists(seconds, min_size=n, max_size=n))
+    duration_s = draw(st.lists(st.floats(0, 10) | st.just(1.0), min_size=n, max_size=n))
     number = draw(st.permutations(range(n)))
     drawn = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
     chained = [(i, i + 1) for i in range(n - 1) if draw(st.booleans())]

@@ -36,21 +36,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     return simulated
 
 
-class _Wait(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, clock: Simulated, forward_s: float, backward_s: float
-    ) -> Tensor:
-        ctx.clock, ctx.backward_s = clock, backward_s
-        clock.now += forward_s
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        ctx.clock.now += ctx.backward_s
-        return gradient, None, None, None
-
-
 class Slow(nn.Module):
     """A layer that takes a known time; without parameters it stands for an activation."""
 
@@ -58,12 +43,17 @@ class Slow(nn.Module):
         self, clock: Simulated, forward_s: float, backward_s: float, *, weight: bool = True
     ) -> None:
         super().__init__()
-        self.how = clock, forward_s, backward_s
+        self.clock, self.forward_s, self.backward_s = clock, forward_s, backward_s
         self.weight = nn.Parameter(torch.ones(4)) if weight else 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _Wait.apply(x * self.weight, *self.how)
+        self.clock.now += self.forward_s
+        out = x * self.weight
+        out.register_hook(self.goes_back)
         return out
+
+    def goes_back(self, _: Tensor) -> None:
+        self.clock.now += self.backward_s
 
 
 def _enter(monkeypatch: pytest.MonkeyPatch, *modules: nn.Module) -> nn.Sequential:
@@ -126,12 +116,15 @@ def test_precision_is_what_is_asked_for_and_as_before_afterwards(
 
     model = _enter(monkeypatch, nn.Linear(4, 3))
     model[0].register_forward_hook(note)
+    before = [switch.allow_tf32 for switch in switches]
     for switch in switches:
-        monkeypatch.setattr(switch, "allow_tf32", True)
+        switch.allow_tf32 = True
     for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         profile_layers("mine", 2, threads=1, precision=precision, budget=ONCE)
         assert seen[-3:] == [dtype, False, False]
-    assert all(switch.allow_tf32 for switch in switches)
+    for switch, was in zip(switches, before, strict=True):
+        assert switch.allow_tf32
+        switch.allow_tf32 = was
 
 
 @given(arrays(float, (3, 5), elements=st.floats(0, 10)))

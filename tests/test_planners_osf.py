@@ -20,8 +20,6 @@ from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
 from ddlkit.report.figures import osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
-SMALL = cluster.Grid(9)
-
 
 @pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])
 def test_an_idle_link_fuses_if_the_start_up_exceeds_the_wait(
@@ -100,18 +98,18 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
 
 
 def test_the_search_finds_the_setting_that_was_stated() -> None:
-    values = cluster.quantities(SMALL)
+    values = cluster.quantities(grid := cluster.Grid(9))
     place = (0, 3, 4, 5, 2)
     stated = [
         Stated(name, 0.99 * at, 1.01 * at)
         for name, value in values.items()
-        if (at := float(np.broadcast_to(value, SMALL.shape)[place])) > 0
+        if (at := float(np.broadcast_to(value, grid.shape)[place])) > 0
     ]
-    found = settle(stated, SMALL, values)
+    found = settle(stated, grid, values)
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        settle([Stated("ResNet-7: charm", 0, 1)], SMALL, values)
+        settle([Stated("ResNet-7: charm", 0, 1)], grid, values)
 
 
 def test_a_statement_that_is_left_out_is_judged_by_the_others_alone() -> None:
