@@ -62,11 +62,6 @@ def play(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return start
 
 
-def calls(log: Path) -> list[list[str]]:
-    """What was called, word by word."""
-    return [line.split() for line in log.read_text().splitlines()]
-
-
 def test_a_library_that_is_old_or_no_nccl_is_refused(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +109,7 @@ def test_each_setting_is_heard_by_nccl_and_kernels_that_took_turns_leave_no_row(
     rows = measure_on_one_gpu(pairs, both, on_gpu=False)["contention"]
     assert rows.to_numpy().tolist() == [[2, *pair, "linear"] for pair in pairs]
     assert capsys.readouterr().err.count("relu: take turns") == 2
-    meets = [call for call in calls(log) if call[0] == "meet"]
+    meets = [line.split() for line in log.read_text().splitlines() if line.startswith("meet ")]
     assert [(call[6], call[8], call[10]) for call in meets] == [("1", "1", "64"), ("1", "2", "256")]
     with pytest.raises(UserError, match="take turns"):
         measure_on_one_gpu(pairs[:1], TINY, on_gpu=False)
@@ -137,6 +132,6 @@ def test_a_hang_is_ended_and_nothing_stays(play: Play, monkeypatch: pytest.Monke
     monkeypatch.setattr(nccl_one_gpu, "LIMIT_S", 6.0)
     with pytest.raises(UserError, match="not done after 6 s and was ended"):
         measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False)
-    (meet,) = calls(log)  # and the next setting was not tried
+    (meet,) = log.read_text().splitlines()  # and the next setting was not tried
     with pytest.raises(ProcessLookupError):
-        os.kill(int(meet[-1]), 0)
+        os.kill(int(meet.split()[-1]), 0)

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure.layers import profile_layers
 from ddlkit.run.nets import registry
+from ddlkit.store import readers
 
-PUBLISHED = store.published_networks().set_index("name")
+PUBLISHED = readers.specs("networks").set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 

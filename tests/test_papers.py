@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Scan
@@ -85,15 +84,6 @@ def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
     simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
     assert float(omgs.merged_iteration_s(instance, flags)) == pytest.approx(simulated)
-
-
-@given(workloads(max_tensors=20), costs(), st.floats(1e-13, 1e-9))
-def test_the_planner_omgs_groups_as_algorithm_1_merges(
-    workload: Workload, cost: MessageCost, gamma_s: float
-) -> None:
-    found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
-    assert found.n == workload.n
-    merged = omgs.find_merged_layers(omgs.of_planning(workload, cost, gamma_s))
-    assert found.ends == omgs.plan_of(merged, "omgs").ends
-    with pytest.raises(UserError, match="needs a message cost"):
-        plan.make_plan("omgs", workload)
+    own = omgs.of_planning(workload, AlphaBeta(alpha_s, slope), 1e-10)
+    found = plan.make_plan("omgs:1e-10s", workload, AlphaBeta(alpha_s, slope))
+    assert found.ends == omgs.plan_of(omgs.find_merged_layers(own), "omgs").ends
