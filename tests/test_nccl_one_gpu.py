@@ -78,7 +78,7 @@ def test_a_library_that_is_old_or_no_nccl_is_refused(
 
 def test_trace_of_gpu_kernels_shows_what_nccl_took() -> None:
     took = {"grid": [8, 1, 1], "block": [288, 1, 1], "registers per thread": 96, "shared memory": 9}
-    ring = {"ph": "X", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "cat": "kernel"}
+    ring: dict[str, Any] = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_RING_LL"}
     ring |= {"ts": 10, "dur": 20, "args": took}
     other = {**ring, "name": "implicit_gemm", "ts": 5, "args": {"grid": [99]}}
     seen = taken({"traceEvents": [other, ring]})
