@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.report import clusters
 from ddlkit.report.clusters import EXTERNAL, abci, cs336, pollux, rows
 from ddlkit.store import readers
+from strategies import workloads
 
 FITTED = "pollux-resnet50-fitted"
 SECONDS = st.floats(1e-3, 1e3)
-LICENCES = {"Apache-2.0": "Apache License Version 2.0", "MIT": "Permission is hereby granted, free"}
 
 
 def text(path: Path) -> str:
@@ -39,14 +40,9 @@ def cells(path: Path) -> list[list[str]]:
 
 
 def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
-    sources = pd.read_csv(EXTERNAL / "sources.csv")
-    assert {path.name for path in EXTERNAL.iterdir() if path.is_dir()} == set(sources["source"])
-    assert sources["commit"].str.fullmatch("[0-9a-f]{40}").all()
-    for row in sources.itertuples():
-        folder = EXTERNAL / row.source
-        licence = " ".join(clusters.read(folder / "LICENSE").split())
-        assert LICENCES[row.licence] in licence and row.holder in licence
-        for path in folder.iterdir():
+    for row in pd.read_csv(EXTERNAL / "sources.csv").itertuples():
+        assert row.holder in clusters.read(EXTERNAL / row.source / "LICENSE")
+        for path in (EXTERNAL / row.source).iterdir():
             assert path.name == readers.SUMS or readers.read_transcribed(path)
 
 
@@ -110,18 +106,11 @@ def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
     assert [table in tuned for table in sorted(clusters.dense_tables())] == [True, False] * 7
 
 
-def drawn_shape(seed: int) -> Workload:
-    random = np.random.default_rng(seed)
-    n = int(random.integers(1, 8))
-    sizes = random.integers(1, 10**7, n)
-    return Workload.from_arrays(float(random.uniform(0.1, 1)), random.uniform(0, 1, n), sizes, 0.05)
-
-
-@given(compute_s=SECONDS, wire_s=SECONDS, free=st.floats(1.0, 3.0), seed=st.integers(0, 99))
+@given(SECONDS, SECONDS, st.floats(1.0, 3.0), workloads(max_tensors=7))
 def test_models_of_two_numbers_are_those_of_core_and_the_published_norm(
-    compute_s: float, wire_s: float, free: float, seed: int
+    compute_s: float, wire_s: float, free: float, shape: Workload
 ) -> None:
-    shape = drawn_shape(seed)
+    shape = replace(shape, forward_s=shape.forward_s + 0.1)
     work, sent = shape.scaled(compute_s / shape.compute_s), plan.ddp(shape)
     cost = AlphaBeta(0.0, wire_s / shape.bytes.sum())
     whole, slowed = (Iteration(work, sent, cost, Link(slowdown=share)) for share in (0.0, free))
@@ -163,15 +152,10 @@ def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -
     assert pollux.most_gpus(part.assign(ranks=[1, 7, 7, 24])).tolist() == [1, 4, 2, 4]
 
 
-@pytest.fixture(scope="module")
-def buckets() -> pd.DataFrame:
-    return cs336.predictions()
-
-
-def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch, buckets: pd.DataFrame) -> None:
+def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same whatever was measured in the rows that are tested."""
-    others: list[Any] = [partial(pollux.predictions, [FITTED]), abci.predictions]
-    seen = [buckets["predicted_s"], *(predict()["predicted_s"] for predict in others)]
+    all_s: list[Any] = [partial(pollux.predictions, [FITTED]), abci.predictions, cs336.predictions]
+    seen = [predict()["predicted_s"] for predict in all_s]
 
     def hidden(name: str) -> clusters.Rows:
         parts = rows(name)
@@ -179,7 +163,7 @@ def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch, buckets: pd.Data
 
     for module in (clusters, abci):
         monkeypatch.setattr(module, "rows", hidden)
-    for before, predict in zip(seen, [cs336.predictions, *others], strict=True):
+    for before, predict in zip(seen, all_s, strict=True):
         assert before.equals(predict()["predicted_s"]) and np.isfinite(before).all()
 
 
@@ -193,6 +177,10 @@ def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
     predicted = pollux.predictions([FITTED]).eval("error = abs(predicted_s / measured_s - 1)")
     medians = predicted.groupby("model")["error"].median()
     assert medians[["norm", "workbook"]].tolist() == pytest.approx([0.0424, 0.0497], abs=5e-5)
+    buckets = cs336.predictions().eval("error = abs(predicted_s / measured_s - 1)")
+    medians = buckets.pivot_table("error", "model", "rule", "median")
+    assert medians["cs336"].max() < 0.25 < medians["cs336-serial"].max()
+    assert medians["cs336-serial"].idxmin() == "workbook_shared"
     by_node = pollux.by_node(predicted, FITTED)
     assert by_node.tolist() == pytest.approx([-0.0220, -0.0421, -0.0441, -0.0566], abs=5e-5)
 
@@ -224,15 +212,6 @@ def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
     assert clusters.fitted(by_free, by_free(truth), 1.0) == pytest.approx(truth, abs=1e-4)
     assert clusters.fitted(by_free, 0.5 * by_free(0.0), 1.0) == 0.0
     assert clusters.fitted(by_free, 9.0 * by_free(1.0), 1.0) == 1.0
-
-
-def test_compute_estimated_apart_is_predicted_best_by_a_slowdown_of_both(
-    buckets: pd.DataFrame,
-) -> None:
-    errors = buckets.eval("error = abs(predicted_s / measured_s - 1)")
-    medians = errors.pivot_table("error", "model", "rule", "median")
-    assert medians["cs336"].max() < 0.25 < medians["cs336-serial"].max()
-    assert medians["cs336-serial"].idxmin() == "workbook_shared"
 
 
 def test_the_goal_of_one_percent_is_missed_on_half_of_the_dense_tables() -> None:

@@ -77,9 +77,6 @@ def test_the_same_seed_trains_the_same_and_every_epoch_is_followed(tmp_path: Any
         train(1, replace(TINY, learning_rate=1e12, largest_gradient=math.inf))
 
 
-# -- sparsified --------------------------------------------------------------------------------
-
-
 def ready_gradients(parameters: dict[str, nn.Parameter]) -> torch.Tensor:
     """What stands in the gradients, one after the other."""
     return torch.cat([p.grad.flatten() for p in parameters.values() if p.grad is not None])

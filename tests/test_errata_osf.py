@@ -21,14 +21,14 @@ from ddlkit.papers.osf import cluster
 from ddlkit.papers.osf.cluster import CONSTANT, Grid, PaperSetting, gains
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.figures import osf_scaling
+from strategies import workloads
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
 PROSE = prose("osf")
 ZOO = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
 
-times = st.floats(1e-3, 10)
-layer_lists = st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=2, max_size=8)
+Gains = tuple[np.ndarray, np.ndarray]
 SLOW_TO_START = AlphaBeta(alpha_s=0.3, beta_s_per_byte=0.125)
 
 
@@ -70,19 +70,16 @@ def test_vggs_tensor_counts_differ_by_too_little() -> None:
     assert keras["VGG16"] == printed["VGG16"] and keras["VGG19"] == printed["VGG19"] + 1
 
 
-def share_below(bdp: float, capacity: int) -> float:
-    """Of all five networks' messages with a constant buffer, in per cent."""
-    fused = [cluster.fused(name, 1.0, capacity, math.inf, "tensor") for name in cluster.FIVE]
-    sent = np.concatenate([plan.group_bytes(work) for work, plan, _ in fused])
-    return float(100 * np.mean(sent < bdp))
-
-
 def test_share_below_bdp_depends_on_the_buffer() -> None:
     sizes = 4 * np.array(networks.parameters("VGG16"))
     for kilo in (1000, 1024):
         bdp = PROSE["fig10-bdp"] * kilo
         assert PROSE["fig10-below-bdp"] == pytest.approx(100 * np.mean(sizes < bdp), abs=0.05)
-        shares = [share_below(bdp, size) for size in (0, MB, 10 * MB, 100 * MB)]
+        shares = []
+        for size in (0, MB, 10 * MB, 100 * MB):  # of all five networks' messages
+            fused = [cluster.fused(name, 1.0, size, math.inf, "tensor") for name in cluster.FIVE]
+            sent = np.concatenate([plan.group_bytes(work) for work, plan, _ in fused])
+            shares.append(100 * np.mean(sent < bdp))
         assert shares == pytest.approx([66.2, 46.9, 6.7, 0], abs=0.1)
 
 
@@ -108,12 +105,10 @@ def test_eq8_starts_its_sum_too_late() -> None:
     assert osf.osf(forward_s, backward_s, nothing, first=0) == pytest.approx(1)
 
 
-@given(layer_lists, times, st.floats(0, 1))
-def test_overlap_never_hurts_but_messages_do(
-    layers: list[tuple[float, int]], forward_s: float, delta_s: float
-) -> None:
-    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
-    cost = AlphaBeta(delta_s, 1e-6)
+@given(workloads(), st.floats(0, 1))
+def test_overlap_never_hurts_but_messages_do(workload: Workload, delta_s: float) -> None:
+    sizes, backward_s = osf.of_workload(workload)
+    forward_s, cost = workload.forward_s + 0.1, AlphaBeta(delta_s, 1e-6)
     sent_s, compute = [cost(size) for size in sizes], forward_s + math.fsum(backward_s)
     overlapped = osf.osf(forward_s, backward_s, sent_s, first=0)
     assert overlapped >= osf.csf(compute, math.fsum(sent_s)) * (1 - 1e-12)
@@ -147,12 +142,10 @@ def test_eqs_12_and_13_disagree_when_the_timeout_is_just_met() -> None:
     assert osf.sent_bytes(sizes, backward_s, math.inf, 0.5 - 1e-9).tolist() == sizes
 
 
-@given(layer_lists, times, st.floats(0, 1))
-def test_eqs_14_and_15_with_no_buffer_are_csf(
-    layers: list[tuple[float, int]], forward_s: float, delta_s: float
-) -> None:
-    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
-    cost = AlphaBeta(delta_s, 1e-6)
+@given(workloads(), st.floats(0, 1))
+def test_eqs_14_and_15_with_no_buffer_are_csf(workload: Workload, delta_s: float) -> None:
+    sizes, backward_s = osf.of_workload(workload)
+    forward_s, cost = workload.forward_s + 0.1, AlphaBeta(delta_s, 1e-6)
     sent_s, example = [cost(size) for size in sizes], (forward_s, sizes, backward_s, cost, 0)
     compute = forward_s + math.fsum(backward_s)
     assert osf.osf_fused(*example) == pytest.approx(osf.csf(compute, math.fsum(sent_s)))
@@ -250,7 +243,7 @@ def possible(network: str, grid: Grid) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def possible_gains() -> tuple[np.ndarray, np.ndarray]:
+def possible_gains() -> Gains:
     """Over all settings: the most that any plan gains over 100 MB, of the five networks least and largest."""
     grid = osf_scaling.setting_search().grid
     gained = [np.broadcast_to(possible(name, grid), grid.shape) for name in cluster.FIVE]
@@ -262,9 +255,7 @@ def holding(statement: str) -> np.ndarray:
     return search.holds[[each.name for each in search.stated].index(statement)]
 
 
-def test_150_per_cent_contradicts_section_3_3(
-    possible_gains: tuple[np.ndarray, np.ndarray],
-) -> None:
+def test_150_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
     claimed, (_, largest) = PROSE["fig11-constant-max"] / 100, possible_gains
     # Without the paper's other statements the model allows it: a timeout makes many messages of 100 MB.
     alone = PaperSetting(0.15, 0.1, 2.8e-3, 0.5e-3)
@@ -275,9 +266,7 @@ def test_150_per_cent_contradicts_section_3_3(
     assert 0.53 < claimed < largest.max()
 
 
-def test_32_per_cent_contradicts_section_3_3(
-    possible_gains: tuple[np.ndarray, np.ndarray],
-) -> None:
+def test_32_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
     wanted = PROSE["fig11-constant-min"] / 100
     (least, _), search = possible_gains, osf_scaling.setting_search()
     agreeing = holding("ResNet-101: 100 MB over 1 GB")

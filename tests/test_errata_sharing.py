@@ -14,24 +14,10 @@ from ddlkit.report.claims import paper_table
 from ddlkit.report.papers.sharing import DEFAULT, slowdowns, throughput
 
 BATCHES = (16, 32, 64, 128)
-WARP_THREADS = 32
 
-
+TABLE_2 = paper_table("sharing", "tab02").set_index("network")
+ALL_REDUCE = paper_table("sharing", "fig02").set_index(["blocks", "threads"])["relative_time"]
 prose = functools.partial(claims.prose, "sharing")
-
-
-def table2() -> pd.DataFrame:
-    return paper_table("sharing", "tab02").set_index("network")
-
-
-def allreduce() -> pd.Series:
-    return paper_table("sharing", "fig02").set_index(["blocks", "threads"])["relative_time"]
-
-
-def figure4() -> pd.Series:
-    frame = paper_table("sharing", "fig04")
-    names = frame["blocks"].astype(str) + "x" + frame["threads"].astype(str)
-    return frame["gain_percent"].set_axis(names)
 
 
 def resnet18_saved_ms(batch: int, half: float = 0.0) -> float:
@@ -39,22 +25,16 @@ def resnet18_saved_ms(batch: int, half: float = 0.0) -> float:
     return 1e3 * sharing.saved_s(batch, row.max() + half, row[DEFAULT] - half)
 
 
-def threads(network: str) -> list[int]:
-    """Threads in all of the best configuration, by batch."""
-    best = [table2().loc[network, f"best_{batch}"].split("x") for batch in BATCHES]
-    return [int(blocks) * int(each) for blocks, each in best]
-
-
 def test_01_eighteen_per_cent_is_time_saved() -> None:
     places = {"fig02-1x256-speedup": (1, 256), "fig02-2x128-faster": (2, 128)}
     for key, configuration in places.items():
-        ratio = allreduce()[configuration]
+        ratio = ALL_REDUCE[configuration]
         assert 100 * (1 - ratio) == pytest.approx(prose()[key])
         assert 100 * sharing.gain(1.0, ratio) > prose()[key] + 1
 
 
 def test_02_more_resources_are_mostly_slower() -> None:
-    grid = allreduce()
+    grid = ALL_REDUCE
     by_threads = [grid[b, 2 * t] > grid[b, t] for b in (1, 2, 3, 4) for t in (64, 128, 256)]
     by_blocks = [grid[2 * b, t] > grid[b, t] for b in (1, 2) for t in (64, 128, 256, 512)]
     assert (sum(by_threads), len(by_threads)) == (9, 12)
@@ -85,21 +65,24 @@ def test_04_batch_norm_stands_at_ten_per_cent() -> None:
 
 
 def test_05_figures_4_and_8_disagree_on_resnet18() -> None:
-    row = throughput().loc[("ResNet-18", prose()["fig04-batch"])]
-    more = (100 * (row / row[DEFAULT] - 1) - figure4()).drop(DEFAULT)
+    row, frame = (
+        throughput().loc[("ResNet-18", prose()["fig04-batch"])],
+        paper_table("sharing", "fig04"),
+    )
+    names = frame["blocks"].astype(str) + "x" + frame["threads"].astype(str)
+    figure4 = frame["gain_percent"].set_axis(names)
+    more = (100 * (row / row[DEFAULT] - 1) - figure4).drop(DEFAULT)
     assert len(more) == 15 and more.between(2.3, 9.4).all()
-    assert (figure4().idxmax(), row.idxmax()) == ("1x256", "4x64")
+    assert (figure4.idxmax(), row.idxmax()) == ("1x256", "4x64")
 
 
 def test_06_starved_configuration_is_near_the_best() -> None:
     grid, numbers = throughput(), prose()
     row = grid.loc[("ResNet-18", numbers["fig05-batch"])]
     assert row["1x64"] / row.max() > 0.975
-    parts = (numbers[f"fig05c-{part}"] for part in ("computation", "communication", "overlap"))
-    computation, communication, overlap = parts
+    busy_ms = numbers["fig05c-computation"] + numbers["fig05c-communication"]
     iteration_ms = 1e3 * sharing.iteration_s(int(numbers["fig05-batch"]), row["1x64"])
-    idle_ms = iteration_ms - (computation + communication - overlap)
-    assert idle_ms == pytest.approx(4.8, abs=0.05)
+    assert iteration_ms - (busy_ms - numbers["fig05c-overlap"]) == pytest.approx(4.8, abs=0.05)
 
 
 def test_07_saved_time_is_not_constant() -> None:
@@ -116,7 +99,7 @@ def test_08_saved_time_at_batch_16_is_outside_rounding() -> None:
 
 def in_order(intensity: pd.Series) -> bool:
     """Whether 1x64 is best from an ever smaller batch as intensity grows."""
-    best, names = table2(), intensity.sort_values().index
+    best, names = TABLE_2, intensity.sort_values().index
     first = [
         min((b for b in BATCHES if best.loc[n, f"best_{b}"] == "1x64"), default=np.inf)
         for n in names
@@ -125,7 +108,7 @@ def in_order(intensity: pd.Series) -> bool:
 
 
 def test_09_vit_contradicts_the_order_by_intensity() -> None:
-    intensity = table2()["intensity"].astype(float)
+    intensity = TABLE_2["intensity"].astype(float)
     assert intensity.idxmax() == "ViT-Base/16" and sharing.vit_flops() / 86.6e6 > 400
     assert not in_order(intensity) and in_order(intensity.drop("ViT-Base/16"))
 
@@ -133,11 +116,11 @@ def test_09_vit_contradicts_the_order_by_intensity() -> None:
 def test_10_vit_has_35_gflop() -> None:
     counted = sharing.vit_flops() / 1e9
     assert counted == pytest.approx(35.1, abs=0.05)
-    assert table2().loc["ViT-Base/16", "gflop"] / counted == pytest.approx(5 / 3, rel=0.002)
+    assert TABLE_2.loc["ViT-Base/16", "gflop"] / counted == pytest.approx(5 / 3, rel=0.002)
 
 
 def test_11_all_gains_follow_from_figure_8() -> None:
-    grid, table = throughput(), table2()
+    grid, table = throughput(), TABLE_2
     printed = paper_table("sharing", "fig08").set_index(["network", "batch"])["speedup_percent"]
     assert len(grid) == 28
     for (network, batch), row in grid.iterrows():
@@ -148,7 +131,7 @@ def test_11_all_gains_follow_from_figure_8() -> None:
 
 
 def test_12_best_configurations_are_the_largest_of_their_rows() -> None:
-    table, ties = table2(), []
+    table, ties = TABLE_2, []
     for (network, batch), row in throughput().iterrows():
         assert row[table.loc[network, f"best_{batch}"]] == row.max()
         if (row == row.max()).sum() > 1:
@@ -161,7 +144,7 @@ def test_13_missing_cells_are_no_best_ones() -> None:
     places = [place for place, absent in missing.items() if absent]
     assert len(places) == 4
     for network, batch, configuration in places:
-        assert table2().loc[network, f"best_{batch}"] != configuration
+        assert TABLE_2.loc[network, f"best_{batch}"] != configuration
 
 
 def test_14_headline_rests_on_a_slow_default() -> None:
@@ -176,7 +159,7 @@ def test_14_headline_rests_on_a_slow_default() -> None:
 def test_15_allreduce_is_affected_by_blocks() -> None:
     numbers = prose()
     best, default = (numbers[f"fig07-alexnet-communication-{c}"] for c in ("best", "default"))
-    assert allreduce()[1, 256] < 0.85
+    assert ALL_REDUCE[1, 256] < 0.85
     assert 1 - best / default == pytest.approx(0.14, abs=0.005)
 
 
@@ -193,7 +176,7 @@ def test_17_two_gpus_send_d_parameters_each() -> None:
 
 
 def test_18_intensities_follow_within_rounding() -> None:
-    for network, row in table2().iterrows():
+    for network, row in TABLE_2.iterrows():
         half = 0.5 if str(row["gflop"]).endswith(".0") else 0.05  # VGG-16's 31 has no decimals
         smallest, largest = (
             sharing.model_intensity(1e3 * (row["gflop"] + f), row["parameters_millions"] + p)
@@ -218,7 +201,11 @@ def test_20_table_1_lacks_a_definition_and_a_shape() -> None:
 
 
 def test_21_threads_never_grow_with_the_batch() -> None:
-    best = {network: threads(network) for network in table2().index}
+    names = TABLE_2[[f"best_{batch}" for batch in BATCHES]].map(lambda name: name.split("x"))
+    best = {
+        network: [int(blocks) * int(each) for blocks, each in row]
+        for network, row in zip(names.index, names.to_numpy(), strict=True)
+    }
     assert all(a >= b for row in best.values() for a, b in zip(row, row[1:], strict=False))
     assert [network for network, row in best.items() if row[0] == row[-1]] == ["AlexNet"]
 

@@ -62,11 +62,6 @@ def play(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return start
 
 
-def calls(log: Path) -> list[list[str]]:
-    """What was called, word by word."""
-    return [line.split() for line in log.read_text().splitlines()]
-
-
 def test_a_library_that_is_old_or_no_nccl_is_refused(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,13 +77,9 @@ def test_a_library_that_is_old_or_no_nccl_is_refused(
 
 
 def test_trace_of_gpu_kernels_shows_what_nccl_took() -> None:
-    ring: dict[str, Any] = {
-        "ph": "X",
-        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        "cat": "kernel",
-    }
-    ring |= {"ts": 10, "dur": 20, "args": {"grid": [8, 1, 1], "block": [288, 1, 1]}}
-    ring["args"] |= {"registers per thread": 96, "shared memory": 9}
+    took = {"grid": [8, 1, 1], "block": [288, 1, 1], "registers per thread": 96, "shared memory": 9}
+    ring: dict[str, Any] = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_RING_LL"}
+    ring |= {"ts": 10, "dur": 20, "args": took}
     other = {**ring, "name": "implicit_gemm", "ts": 5, "args": {"grid": [99]}}
     seen = taken({"traceEvents": [other, ring]})
     assert seen == {"taken_blocks": 8, "taken_threads": 288, "registers": 96, "shared_bytes": 9}
@@ -118,7 +109,7 @@ def test_each_setting_is_heard_by_nccl_and_kernels_that_took_turns_leave_no_row(
     rows = measure_on_one_gpu(pairs, both, on_gpu=False)["contention"]
     assert rows.to_numpy().tolist() == [[2, *pair, "linear"] for pair in pairs]
     assert capsys.readouterr().err.count("relu: take turns") == 2
-    meets = [call for call in calls(log) if call[0] == "meet"]
+    meets = [line.split() for line in log.read_text().splitlines() if line.startswith("meet ")]
     assert [(call[6], call[8], call[10]) for call in meets] == [("1", "1", "64"), ("1", "2", "256")]
     with pytest.raises(UserError, match="take turns"):
         measure_on_one_gpu(pairs[:1], TINY, on_gpu=False)
@@ -136,14 +127,11 @@ def launch_here(
     return {"contention": pd.concat(parts, ignore_index=True)}
 
 
-# -- a hang ------------------------------------------------------------------------------------
-
-
 def test_a_hang_is_ended_and_nothing_stays(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     log = play("hang version=23003")
     monkeypatch.setattr(nccl_one_gpu, "LIMIT_S", 6.0)
     with pytest.raises(UserError, match="not done after 6 s and was ended"):
         measure_on_one_gpu([(1, 64), (2, 256)], TINY, on_gpu=False)
-    (meet,) = calls(log)  # and the next setting was not tried
+    (meet,) = log.read_text().splitlines()  # and the next setting was not tried
     with pytest.raises(ProcessLookupError):
-        os.kill(int(meet[-1]), 0)
+        os.kill(int(meet.split()[-1]), 0)

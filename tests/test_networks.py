@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from types import ModuleType
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +76,10 @@ def test_a_profile_holds_every_tensor_and_all_flops(
     assert profile.gradient_bytes.sum() == 4 * sum(held.values())
     assert (profile.forward_s >= 0).all() and (profile.backward_s >= 0).all()
     assert profile.flops.sum() == 2 * size(name)[2]
+    if name == "vgg16_cifar":
+        weight = np.array([tensor.endswith("weight") for tensor in profile.tensor])
+        assert ((profile.forward_s > 0) == weight).all()
+        assert ((profile.flops > 0) == (weight & (profile.parameters > 1000))).all()
 
 
 def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the_nearest() -> None:
@@ -89,18 +95,12 @@ def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the
 def test_torchvision_is_imported_beside_a_cpu_torch_and_its_absence_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stub, errors = "torchvision._meta_registrations", list[Exception]()
-
-    def importing(name: str) -> ModuleType:
-        if errors:
-            raise errors.pop(0)
-        return ModuleType(name)
-
+    stub = "torchvision._meta_registrations"
+    beside = RuntimeError("operator torchvision::nms does not exist"), ModuleType("torchvision")
+    absent = ModuleNotFoundError("No module named 'torchvision'")
     monkeypatch.delitem(sys.modules, stub, raising=False)
-    monkeypatch.setattr(importlib, "import_module", importing)
-    errors.append(RuntimeError("operator torchvision::nms does not exist"))
-    assert registry.import_torchvision().__name__ == "torchvision"
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=[*beside, absent]))
+    assert registry.import_torchvision() is beside[1]
     assert stub in sys.modules
-    errors.append(ModuleNotFoundError("No module named 'torchvision'"))
     with pytest.raises(UserError, match="pip install --no-deps torchvision"):
         registry.build("resnet50")

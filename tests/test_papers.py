@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddlkit import papers, store
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Scan
@@ -26,30 +22,19 @@ from ddlkit.papers import networks as published
 from ddlkit.run.nets import registry as networks
 from strategies import costs, workloads
 
-times = st.floats(1e-3, 10)
 
-
-@given(
-    st.lists(st.tuples(times, st.integers(1, 10**6)), min_size=1, max_size=8),
-    times,
-    st.integers(1, 10**7),
-    st.floats(0, 1),
-)
+@given(workloads(), st.integers(1, 10**9), st.floats(0, 1), st.floats(0, 1e-6))
 def test_repaired_fusion_is_the_simulated_buffer(
-    layers: list[tuple[float, int]], forward_s: float, capacity: int, alpha_s: float
+    workload: Workload, capacity: int, alpha_s: float, slope: float
 ) -> None:
-    backward_s, sizes = [list(column) for column in zip(*layers, strict=True)]
-    cost = AlphaBeta(alpha_s, 1e-6)
-    workload = Workload.from_arrays(forward_s, backward_s[::-1], sizes[::-1])
+    workload = replace(workload, forward_s=workload.forward_s + 0.1, update_s=0.0)
+    layers, cost = osf.of_workload(workload), AlphaBeta(alpha_s, slope)
     simulated = predict(workload, plan.buffer(workload, capacity), cost).scaling_factor
-    fused = osf.osf_fused(forward_s, sizes, backward_s, cost, capacity, literal=False)
+    fused = osf.osf_fused(workload.forward_s, *layers, cost, capacity, literal=False)
     assert fused == pytest.approx(simulated)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [("VGG16", "vgg16"), ("VGG19", "vgg19"), ("ResNet50", "resnet50"), ("ResNet152", "resnet152")],
-)
+@pytest.mark.parametrize("ours, theirs", [("VGG16", "vgg16"), ("ResNet152", "resnet152")])
 def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
     with torch.device("meta"):
         module = networks.build(theirs)
@@ -70,14 +55,6 @@ def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float)
     assert ring(3e5) == pytest.approx(seconds[3])
     if overhead_s > 1e-6 * seconds[-1]:  # else it drowns in the rounding of the largest message
         assert osf.bandwidth_delay_bytes(ring) == pytest.approx(rate * 2 * step_s, rel=1e-3)
-
-
-def test_every_paper_has_its_folder_and_is_cited() -> None:
-    cited = " ".join(Path(store.DATA.parent, "CITATION.cff").read_text(encoding="utf-8").split())
-    assert doctest.testmod(papers).failed == 0
-    for key, paper in papers.load().items():
-        assert (store.DATA / "papers" / key / "claims.csv").is_file()
-        assert paper.title in cited
 
 
 @given(workloads(), costs())
@@ -107,15 +84,6 @@ def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
     simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
     assert float(omgs.merged_iteration_s(instance, flags)) == pytest.approx(simulated)
-
-
-@given(workloads(max_tensors=20), costs(), st.floats(1e-13, 1e-9))
-def test_the_planner_omgs_groups_as_algorithm_1_merges(
-    workload: Workload, cost: MessageCost, gamma_s: float
-) -> None:
-    found = plan.make_plan(f"omgs:{gamma_s}s", workload, cost)
-    assert found.n == workload.n
-    merged = omgs.find_merged_layers(omgs.of_planning(workload, cost, gamma_s))
-    assert found.ends == omgs.plan_of(merged, "omgs").ends
-    with pytest.raises(UserError, match="needs a message cost"):
-        plan.make_plan("omgs", workload)
+    own = omgs.of_planning(workload, AlphaBeta(alpha_s, slope), 1e-10)
+    found = plan.make_plan("omgs:1e-10s", workload, AlphaBeta(alpha_s, slope))
+    assert found.ends == omgs.plan_of(omgs.find_merged_layers(own), "omgs").ends

@@ -14,20 +14,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import buffer, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers import audit, osf
+from ddlkit.papers import osf
 from ddlkit.papers.audit import Stated, settle
 from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
 from ddlkit.report.figures import osf_scaling
 from strategies import costs, plans, random_workload, workloads
-
-SMALL = cluster.Grid(9)
-
-
-@given(workloads(), costs(), st.sampled_from(audit.DENSE))
-def test_no_planner_beats_the_exact_plan(workload: Workload, cost: MessageCost, name: str) -> None:
-    best = predict(workload, make_plan("exact", workload, cost), cost).iteration_s
-    found = predict(workload, make_plan(name, workload, cost), cost).iteration_s
-    assert found >= best * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])
@@ -107,18 +98,18 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeou
 
 
 def test_the_search_finds_the_setting_that_was_stated() -> None:
-    values = cluster.quantities(SMALL)
+    values = cluster.quantities(grid := cluster.Grid(9))
     place = (0, 3, 4, 5, 2)
     stated = [
         Stated(name, 0.99 * at, 1.01 * at)
         for name, value in values.items()
-        if (at := float(np.broadcast_to(value, SMALL.shape)[place])) > 0
+        if (at := float(np.broadcast_to(value, grid.shape)[place])) > 0
     ]
-    found = settle(stated, SMALL, values)
+    found = settle(stated, grid, values)
     assert found.fits_all() and found.holds[(slice(None), *place)].all()
     assert found.residuals(place)["holds"].all()
     with pytest.raises(UserError, match="no quantity"):
-        settle([Stated("ResNet-7: charm", 0, 1)], SMALL, values)
+        settle([Stated("ResNet-7: charm", 0, 1)], grid, values)
 
 
 def test_a_statement_that_is_left_out_is_judged_by_the_others_alone() -> None:

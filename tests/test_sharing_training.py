@@ -36,8 +36,6 @@ from ddlkit.run.nets import registry as networks
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
-
-
 CHUNK_BYTES = 4 * KIB
 
 
@@ -106,10 +104,7 @@ def sending_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SendingTraining
     return make
 
 
-messages = st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**7)), min_size=1)
-
-
-@given(messages)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**7)), min_size=1))
 def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int]]) -> None:
     sizes, each = map(list, zip(*asked, strict=True))
     chunks = chunks_of_messages(sizes, each)
@@ -160,12 +155,10 @@ def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path
     where = {"network": "lenet5", "device": "cpu", "batch": 2, "precision": "fp32"}
     rows = measure_sending(sending_of("lenet5"), compared, TWICE).assign(**where)
     store.save_table(rows, tmp_path, "sharing-x", schema="sharing", command=[])
-    counts = {"compute": 2, "iteration": 4}
-    assert rows.groupby("quantity").size().to_dict() == counts
+    assert rows.groupby("quantity").size().to_dict() == {"compute": 2, "iteration": 4}
     assert set(rows["policy"]) == {"none", "same", "last_2x1"}
     sent = rows[rows["quantity"] != "compute"]
-    moved = sent["bytes_per_s"] * sent["communication_s"]
-    assert moved.to_numpy() == pytest.approx(sent["bytes"])
+    assert sent.eval("bytes_per_s * communication_s").tolist() == pytest.approx(sent["bytes"])
     assert (sent["bytes_per_s"] <= 20e6 * 1.001).all()
     assert (sent["seconds"] > sent["exposed_communication_s"]).all()
     hidden_s = sent["communication_s"] - sent["exposed_communication_s"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -26,29 +27,19 @@ from ddlkit.core.sparse import (
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.papers import omgs
-from strategies import plans, workloads
+from strategies import workloads
 
-SELECTIONS: tuple[SelectionCost, ...] = (
-    Log(2.2e-12),
-    Log(2.2e-10),
-    Log(2e-9),
-    Scan(2e-5, 2e-11),
-    Scan(1e-3, 2e-10),
-)
-
-
-def gather(alpha_s: float, beta_s: float, workers: int = 16) -> AlphaBeta:
-    return AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=workers)
+RULES: dict[str, Callable[[omgs.Instance], np.ndarray]] = {
+    "omgs": omgs.find_merged_layers,
+    "omgs:code": partial(omgs.find_merged_layers, by_code=True),
+    "omgs:theorem": omgs.merge_by_theorem,
+}
+SELECTIONS = (Log(2.2e-12), Log(2.2e-10), Scan(2e-5, 2e-11), Scan(1e-3, 2e-10))
 
 
-def sparse(selecting: object, alpha_s: float = 1e-3, beta_s: float = 1e-8) -> SparseGather:
-    return SparseGather(gather(alpha_s, beta_s), 0.001, selecting=selecting)  # type: ignore[arg-type]
-
-
-@st.composite
-def costs(draw: st.DrawFn) -> SparseGather:
-    selecting = draw(st.sampled_from(SELECTIONS))
-    return sparse(selecting, draw(st.floats(0, 1)), draw(st.floats(0, 1e-6)))
+def sparse(selecting: SelectionCost, alpha_s: float, beta_s: float) -> SparseGather:
+    gather = AlphaBeta(alpha_s, beta_s, collective="all_gather", workers=16)
+    return SparseGather(gather, 0.001, selecting=selecting)
 
 
 def instances(seed: int, count: int, most: int) -> Iterator[tuple[Workload, SparseGather]]:
@@ -89,22 +80,19 @@ def test_the_optimum_is_that_of_brute_force_and_its_certificate_meets_it() -> No
         assert plan.least_s == pytest.approx(every_iteration_s(workload, cost).min(), rel=1e-11)
 
 
-@given(st.data())
-def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(data: st.DataObject) -> None:
-    workload, cost = data.draw(workloads()), data.draw(costs())
-    plan = data.draw(plans(workload.n))
-    assert cost.selecting
-    selecting_s = cost.selecting(elements_of(plan.group_bytes(workload)), cost.density)
-    np.testing.assert_array_equal(selecting_s, cost.selection_s(plan.group_bytes(workload)))
-    by_hand = Iteration(with_selection(workload, plan, selecting_s), plan, cost).prediction
-    assert by_hand == sparse_iteration(workload, plan, cost).prediction
-    spans = sparse_timeline(workload, plan, cost)
-    assert spans.end_s.max() == pytest.approx(by_hand.iteration_s)
-    selected_s = (spans.end_s - spans.start_s)[spans.kind == "sparsify"].sum()
-    assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
-
-
-# ---------------------------------------------------------------- planners of the paper
+@pytest.mark.parametrize("share", [0, 0.5, 1])
+def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(share: float) -> None:
+    for workload, cost in instances(2, 50, most=12):
+        plan = make_plan(f"random:1:{1 + int(share * (workload.n - 1))}", workload)
+        assert cost.selecting
+        selecting_s = cost.selecting(elements_of(plan.group_bytes(workload)), cost.density)
+        np.testing.assert_array_equal(selecting_s, cost.selection_s(plan.group_bytes(workload)))
+        by_hand = Iteration(with_selection(workload, plan, selecting_s), plan, cost).prediction
+        assert by_hand == sparse_iteration(workload, plan, cost).prediction
+        spans = sparse_timeline(workload, plan, cost)
+        assert spans.end_s.max() == pytest.approx(by_hand.iteration_s)
+        selected_s = (spans.end_s - spans.start_s)[spans.kind == "sparsify"].sum()
+        assert selected_s == pytest.approx(selecting_s.sum(), abs=1e-9)
 
 
 @given(workloads(max_tensors=30), st.integers(1, 10**7))
@@ -117,22 +105,13 @@ def test_mgs_sends_when_its_threshold_is_reached(workload: Workload, threshold: 
         assert workload.parameters[group][:-1].sum() < threshold
 
 
-@pytest.mark.parametrize(
-    ("spec", "rule"),
-    [
-        ("omgs", omgs.find_merged_layers),
-        ("omgs:code", lambda one: omgs.find_merged_layers(one, by_code=True)),
-        ("omgs:theorem", omgs.merge_by_theorem),
-    ],
-)
-def test_the_papers_rules_plan_with_what_the_cost_knows_of_selecting(
-    spec: str, rule: object
-) -> None:
+@pytest.mark.parametrize("spec", RULES)
+def test_the_papers_rules_plan_with_what_the_cost_knows_of_selecting(spec: str) -> None:
     for workload, cost in instances(3, 40, most=12):
         instance = omgs.of_planning(workload, cost)
         assert instance.selection is cost.selecting
-        plan, merged = make_plan(spec, workload, cost), rule(instance)  # type: ignore[operator]
-        assert len(plan.ends) == int((~merged).sum())
+        plan, merged = make_plan(spec, workload, cost), RULES[spec](instance)
+        assert plan.ends == omgs.plan_of(merged, spec).ends
         shortest_s = iteration_s(workload, planning.exact(workload, cost), cost)
         assert iteration_s(workload, plan, cost) >= shortest_s * (1 - 1e-11)
         # Eq 17 is the iteration, but for the line through a cost that counts whole elements.
