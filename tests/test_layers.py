@@ -160,10 +160,21 @@ def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
         profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
 
 
+def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    assert not layers._graph(layers.Training("lenet5", 2, torch.device("cpu"), "fp32"))
+    assert capsys.readouterr().err.endswith("when stream is capturing\n")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     profile, samples = profile_layers("vit_b_16", 8, "cuda", "bf16", FEW)
     median = samples.groupby("quantity")["seconds"].median()
-    assert median["issue"] > 0
+    assert median["issue"] > 0 and median["graph_iteration"] > 0
     assert profile.backward_s.sum() == pytest.approx(median["backward"], rel=1e-9)

@@ -33,6 +33,8 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import ran_out_of_memory, say
 
+GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
+
 
 class Training:
     """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
@@ -149,22 +151,23 @@ def profile_layers(
     me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
 
     Times are medians, forward and backward each rescaled to that of the iterations without hooks. On a GPU
-    quantity "issue" is when the host had asked for all of an unhooked iteration.
+    "issue" is when the host had asked for all of an unhooked iteration; "graph_iteration" as of `_graph`.
     """
     slowest = peers.slowest if me else np.asarray
     with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
         plain, watched, issue = _measure(training, budget or Budget(), me)
+        on_gpu = {"issue": issue} if place.type == "cuda" else {}
+        on_gpu |= _graph(training) if on_gpu and not me else {}
     phases = _slowest_line(np.diff(plain), slowest)
     spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
     quantities = {
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
+        **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
-    if place.type == "cuda":
-        quantities["issue"] = slowest(issue)
     labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
     samples = clock.rows_by("quantity", quantities, {**labels, "ranks": me.world_size if me else 1})
     return _profile(network, training, order, phases, spans), samples
@@ -231,6 +234,26 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
     marks = [np.array([run.seconds() for run in runs[-repeats:]]) for runs in (plain, watched)]
     return marks[0], marks[1], np.array(issue_s[-repeats:])
+
+
+def _graph(training: Training) -> dict[str, Floats]:
+    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
+
+    None can of a network that waits for the GPU within, or where its own memory is not there.
+    """
+    try:
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # where libraries make themselves at home first
+            training.iterate()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            training.iterate()
+        seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
+    except RuntimeError as error:
+        say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
+        return {}
+    return {"graph_iteration": seconds}
 
 
 @dataclass(frozen=True)
