@@ -138,6 +138,7 @@ def test_06_the_unit_of_beta_matters() -> None:
 
 def test_07_algorithm_1_takes_the_logarithm_of_zero() -> None:
     assert np.isnan(omgs.selection_s(1.0, 1.0, 0))
+    assert next(iter(instances())).selection_s([0.0]).tolist() == [0.0], "nothing to select from"
     assert CODE["empty-selection"] == 0
     assert max(int(without("log0")(instance).sum()) for instance in instances()) == 1
     assert other_mergings(without("log0")) == pytest.approx(0.56, abs=0.01)
@@ -339,6 +340,16 @@ def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
     assert saved.loc["Inception-v4"].tolist() == pytest.approx([0.119, 0.355], abs=0.0005)
     result = claims.CHECKS["omgs-computing"]()
     assert result.high > result.low > 2 * prose()["resnet50-computing"]
+
+
+@pytest.mark.parametrize("network", ["VGG-16", "LSTM-PTB"])
+def test_no_more_is_saved_than_by_messages_of_one_size_and_no_waiting(network: str) -> None:
+    cost, workload = omgs.published_cost(16, 0.001), omgs.Setting(network, 0.2).workload()
+    whole = float(workload.bytes.sum())
+    sent_s = float(cost(whole) - cost.startup_s())
+    selected_s = [4 * float(cost.selection_s(whole / 4)), float(cost.selection_s(whole))]
+    most_s = selected_s[1] - selected_s[0] + sent_s
+    assert omgs.most_saved_s(network, cost, 4) == pytest.approx(most_s)
 
 
 @pytest.mark.parametrize("by_code", [False, True])

@@ -13,7 +13,7 @@ from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.fit import interval
 from ddlkit.core.iteration import predict
-from ddlkit.model import Calibration, Communication, forecast, make_plan
+from ddlkit.model import Calibration, Communication, forecast, make_plan, predictor
 from ddlkit.model.calibration import Noise
 from ddlkit.report.accuracy import validate
 from ddlkit.report.source import Source
@@ -89,6 +89,14 @@ def test_a_forecast_holds_its_prediction_and_more_noise_makes_it_wider() -> None
 
 TWO = np.repeat([1e3, 1e6], 4)
 SECONDS = np.concatenate([[0.9, 1.0, 1.0, 1.2], [2.0, 2.0, 2.0, 2.0]])
+
+
+def test_compute_scatters_about_one_as_iterations_alone_do() -> None:
+    seconds = {"unhooked_iteration": [0.2, 0.1, 0.4], "issue": [0.09, 9.0, 0.09]}
+    samples = pd.DataFrame([(name, s) for name in seconds for s in seconds[name]])
+    samples.columns = ["quantity", "seconds"]
+    assert predictor.scatter_of(samples).tolist() == [1.0, 0.5, 2.0]
+    assert predictor.issue_share(samples) == pytest.approx(0.45)
 
 
 def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:

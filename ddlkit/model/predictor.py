@@ -131,9 +131,7 @@ def computed(
         raise UserError(f"case {case.key}: selection times {name} are not at hand")
     plan, selecting = plan_of(case), selections[case.selection_sha256]
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
-    # Only what is waited out can be stretched.
-    stretch = slower if case.selection_sha256 else 1.0
-    return with_selection(workload, plan, stretch * selection_s)
+    return with_selection(workload, plan, slower * selection_s)
 
 
 def planners() -> dict[str, Planner]:
