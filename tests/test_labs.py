@@ -71,7 +71,7 @@ def test_no_message_is_faster_than_its_bytes_and_its_round_trips(
 def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
     """Each held out in turn, and labs of another rate, delay and number of ranks; another law is off."""
     known = ring_labs(made(waking=waking))
-    assert len(known) == len(LABS)
+    assert len(known) == len(LABS) and held_out_rings(known[:1], 2, waking) == []
     for lab, ring in zip(known, held_out_rings(known, 2, waking), strict=True):
         np.testing.assert_allclose(ring(lab.bytes), lab.seconds, rtol=0.02)
     values, other = (fit_rings(known, 2, law) for law in (waking, (waking or 0.0) + 0.5))
