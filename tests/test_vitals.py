@@ -81,6 +81,7 @@ def test_units_are_those_of_the_names() -> None:
         ([{}, {**BUSY, **FULL}], "gpu1 is in use by others: utilisation 98% or more for 0.2 s"),
         ([BUSY], ""),  # a driver that starts
         ([FULL], ""),  # somebody rests
+        ([{**BUSY, "memory.used": "1024"}], ""),  # more than 1 GiB counts
     ],
 )
 def test_a_gpu_is_in_use_if_it_is_busy_with_company_at_every_look(
