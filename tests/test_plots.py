@@ -153,6 +153,7 @@ def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(ax: Ax
     plots.dots(ax, ["a", "b"], {"model": [1, -2]}, label="%", band=("repeatability", [3, 1]))
     assert np.allclose(drawn(ax, "model"), [(1, 0), (-2, 1)])
     (bars,) = [container for container in ax.containers if isinstance(container, BarContainer)]
+    assert bars.get_label() == "repeatability"
     assert np.allclose([(bar.get_x(), bar.get_width()) for bar in bars], [(-3, 6), (-1, 2)])
     assert names(ax.yaxis) == ["a", "b"]
     plots.intervals(ax, ["a", "b"], {"paper": ([1, 2], [3, 5])}, label="%")

@@ -296,10 +296,10 @@ int cuLaunchKernelEx(const Config* how, Function* function, void** parameters, v
     return refuse(OUT_OF_RESOURCES, "more threads or shared memory than the function allows");
   for (unsigned i = 0; i < how->n_attributes; ++i) {
     const auto& [id, value] = how->attributes[i];
-    const bool cluster = id == 4 && value[0] && blocks % value[0] == 0 && value[0] <= 8 &&
+    const bool cluster = id == 4 && value[0] > 1 && blocks % value[0] == 0 && value[0] <= 8 &&
                          value[1] == 1 && value[2] == 1;
     if (!cluster && !(id == 5 && value[0] <= 2))
-      return refuse(INVALID_VALUE, "only clusters (4) that divide the grid, and their policy (5)");
+      return refuse(INVALID_VALUE, "only clusters (4) of several blocks that divide the grid, and their policy (5)");
   }
   const auto kernel = function->bind(parameters);
   if (!kernel) return refuse(INVALID_VALUE, "an argument cannot be what its parameter is");
