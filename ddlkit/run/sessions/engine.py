@@ -40,7 +40,10 @@ from ddlkit.store import files
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
-PARTS = ("layers", "collectives", "training", sessions.CAMPAIGN, "convergence", "input", "all")
+PARTS = (
+    *("layers", "collectives", "training", "replay", sessions.CAMPAIGN),
+    *("convergence", "input", "all"),
+)
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""

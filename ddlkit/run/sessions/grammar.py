@@ -35,7 +35,6 @@ GONE = {
     "controls_of_communication": "NCCL's manual lists its variables by version",
     "planning_again": "measure a campaign under two plans",
     "tensors": "measure collectives with those sizes",
-    **dict.fromkeys(("replay", "replays"), "measure a campaign: ddlkit measure campaign"),
     "layers_by_ranks": "measure layers with ranks",
     "collectives_in_lab": "measure collectives with ranks and rate",
     "training_in_lab": "measure trainings with ranks, rate and plans",

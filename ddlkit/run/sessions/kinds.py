@@ -43,6 +43,7 @@ PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
 WARMTH = 1.2  # times as long as a budget says takes what also warms up
 EXPOSED_S = 2.0  # an iteration in the lab
+DISTINCT_PLANS = 8  # that a network is replayed under, at most
 
 Networks = Sequence[tuple[str, int]]
 """Names and batch sizes."""
@@ -343,3 +344,33 @@ def trainings(
         run, tables = partial(measure, members, lab_name, name, batch), training.training_job.tables
         point = Point("training", key, run, estimate_s, tables)
         yield on_gpus(count * (here.on_gpu and not bits), point)
+
+
+@kind("replay")
+def replays(
+    here: Here,
+    networks: Networks,
+    ranks: Sequence[int],
+    rate: Sequence[float],
+    plans: Sequence[str],
+    rounds: int,
+) -> Iterator[Point]:
+    """Yield replays of the profiles and the calibration at hand, under DISTINCT_PLANS plans of each."""
+
+    def measure(members: Ranks, lab_name: str) -> Tables:
+        rows = store.load_table(recorded(here.out, "collectives", lab_name))
+        cost, cases = table_cost(rows[rows["collective"] == "all_reduce"], members.count), []
+        with members.place() as place:
+            for name, batch in networks:
+                profile = store.read_profile(recorded(here.out, "layers", f"{name}-b{batch}-r1"))
+                planned = (replay.plan_case(profile, spec, cost, place) for spec in plans)
+                distinct = {case.plan.ends: case for case in planned}
+                cases += [*distinct.values()][:DISTINCT_PLANS]
+            played = replay.replay(place, members.count, cases, rounds)
+        return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
+
+    estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
+    for count, bits in product(ranks, rate):
+        members, lab_name = ranks_in_lab(count, bits)
+        name, run = f"replay-{lab_name.removeprefix('lab-')}", partial(measure, members, lab_name)
+        yield Point("replay", name, run, estimate_s, ["runs", "timeline"])
