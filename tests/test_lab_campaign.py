@@ -84,7 +84,7 @@ def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("change", "told"),
     [
         ({"repeat": {"cases": 20}}, "repeat: unknown key: give a grid of its own more rounds"),
-        ({"measure": "replays"}, "measure: 'replays': .*measure a campaign"),
+        ({"measure": "tensors"}, "measure: 'tensors': .*measure collectives"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
         ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
