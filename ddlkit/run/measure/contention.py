@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,7 +163,7 @@ BOTH = "both"
 _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
-class Queues:
+class Queues(ABC):
     """Equal operations of ``n_bytes`` in a stream for each way, as many as outlast a computation."""
 
     chances = 3  # where a computation was held up, operations end too early
@@ -173,9 +174,9 @@ class Queues:
         self.streams = {way: torch.cuda.Stream(device) for way in ways}
         self._alone = Marks(device)
 
+    @abstractmethod
     def put(self, ways: Sequence[str]) -> None:
         """Put an operation into each of these streams."""
-        raise NotImplementedError
 
     def time(self) -> None:
         """See how long an operation takes, in all streams at the same time."""
