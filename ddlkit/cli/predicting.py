@@ -130,7 +130,8 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     if arguments.json:
         said["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
-        print(fits.page(compared.table))
+        named = compared.table.rename(columns={"sizes": "held out"}).rename_axis(None)
+        print(named.to_string(float_format="{:.2%}".format, na_rep="-") + "\n")
     show(said, arguments.json)
 
 
