@@ -195,7 +195,8 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     try:
         document = parse_json(text)
     except ValueError as error:
-        raise UserError(f"{source}: is not JSON ({error}): truncated? export it again") from error
+        advice = "export it again, if it is long of fewer iterations"
+        raise UserError(f"{source}: not read as JSON: {error}: {advice}") from error
     events = spans(document, source)
     began_s = [e.start_s for e in events if e.on_gpu and e.correlated_s is not None]
     first_s = min(began_s, default=-math.inf)
