@@ -328,7 +328,7 @@ def test_a_message_has_its_size_from_what_launched_it(tmp_path: Path) -> None:
     gpu.launch("gemm", 7.0)
     trace, sent = tmp_path / "in.json", tmp_path / "sent.csv"
     trace.write_text(gpu.json())
-    assert cli.main(["import", str(trace), "--messages", str(sent)]) == 0
+    assert cli.main(["import", str(trace), "--messages", str(sent), "--json"]) == 0
     rows = [row.split(",")[::2] for row in sent.read_text().splitlines()[1:]]
     assert rows == [["4000", "all_gather"], ["2000", "all_reduce"]]
 

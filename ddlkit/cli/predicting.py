@@ -69,7 +69,7 @@ def import_(arguments: argparse.Namespace) -> None:
     if sent:
         store.atomic_write_text(arguments.messages, sent[0])
         findings += (sent[1],)
-        result["messages"] = arguments.messages
+        result["messages"] = str(arguments.messages)
     listed = [finding._asdict() for finding in findings]
     show({**result, "findings": listed} if arguments.json else result, arguments.json)
     for finding in () if arguments.json else findings:
