@@ -269,8 +269,8 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     if not traced:
         old = any(event.name == ACCUMULATE for event in trace.events)
         why = "of a PyTorch before 1.12, or a part of a trace" if old else "inference?"
-        marks = f"no events of autograd ({EVALUATE}), no ranges {FORWARD} and {BACKWARD}"
-        raise trace.missing(f"no step of {len(windows)} has forward and backward ({why}): {marks}")
+        marks = f"events of autograd ({EVALUATE}) with numbers, or ranges {FORWARD} and {BACKWARD}"
+        raise trace.missing(f"no step of {len(windows)} has both passes ({why}): needs {marks}")
     numbers = [iteration.number for iteration in traced]
     for number in sorted(set(chosen) - set(numbers)):
         raise UserError(f"{trace.source}: --iterations {number}: there are {_listed(numbers)}")
