@@ -21,10 +21,7 @@ _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-co
 
 
 def describe() -> dict[str, Any]:
-    """Return what the machine is; no host name or address.
-
-    ``cpu.cores`` are those this process may use, ``cpu.quota_cores`` a container's limit on them (0: none).
-    """
+    """Return what the machine is, no host name or address; ``cpu.quota_cores``: of a container, 0: none."""
     limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
     release = content(Path("/etc/os-release"))
@@ -64,10 +61,7 @@ def installed(package: str) -> str:
 
 
 def commit(directory: Path = Path(__file__).parent) -> str:
-    """Return the commit of the code in ``directory``, 12 digits, "+dirty" when just that differs.
-
-    Outside git it is what DDLKIT_COMMIT in the environment says, "unknown" without that.
-    """
+    """Return 12 digits of the commit, "+dirty" if code differs; outside git $DDLKIT_COMMIT or "unknown"."""
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
     if head:

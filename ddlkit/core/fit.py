@@ -1,7 +1,4 @@
-"""Fit costs to measured times by size, and say how sure that is, and which form to take.
-
-Repeats of a size tell how times scatter, not whether the form follows them: held-out errors hold both.
-"""
+"""Fit costs to measured times by size; held-out errors say how sure that is, and which form to take."""
 
 from __future__ import annotations
 

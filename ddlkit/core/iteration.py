@@ -49,10 +49,7 @@ class Prediction:
 
 
 def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
-    """Return (..., G) the end of each group's communication; leading axes are scenarios.
-
-    With S the running sum of communication, end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]).
-    """
+    """Return (..., G) ends of messages, S[k] + max over j <= k of (ready[j] - S[j-1]); S sums their times."""
     total = np.cumsum(communication_s, axis=-1)
     return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
 
@@ -138,10 +135,7 @@ class Iteration:
         return Timeline.from_rows({"origin": "simulated", **row} for row in rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
-        """Return a graph whose longest path is the iteration: (task, next task, duration of the first).
-
-        Raises UserError where messages share a link or are copied: no graph of tasks says that.
-        """
+        """Return (task, next, duration) of a graph whose longest path it is. UserError for shared links."""
         if not self.link.plain or self.copy_s_per_byte or self.leave_s is not None:
             raise UserError("graph of an iteration: one message after the other only, no copies")
         work, last = self.workload, len(self.plan.ends) - 1

@@ -1,7 +1,4 @@
-"""How each form is fitted to measured times: straight pieces by least squares, and tables of medians.
-
-Errors are relative (10% count the same at 1 KiB and at 1 GiB) unless a line counts seconds.
-"""
+"""How each form is fitted: straight pieces by least squares, mostly of relative errors; tables of medians."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ in seconds through every sample, or through the median of every size; through th
 
 
 def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None) -> Floats:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
-
-    design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
-    """
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2); unit_s : the times."""
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)

@@ -1,7 +1,4 @@
-"""Units: parse what people write once, at the edge, and print it back readably.
-
-Decimal prefixes are powers of 1000 (GB = 1e9 bytes), binary ones powers of 1024 (GiB = 2**30).
-"""
+"""Units: parse what people write once, at the edge, and print it readably; GB is 1000^3 bytes, GiB 1024^3."""
 
 from __future__ import annotations
 

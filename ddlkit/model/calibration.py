@@ -41,10 +41,7 @@ class Communication:
     others: Mapping[str, MessageCost] = field(default_factory=dict)
 
     def sparse(self, density: float, selecting: Selecting | None = None) -> Communication:
-        """Return the same for groups of which only the largest elements are gathered; itself at density 1.
-
-        selecting : what it takes to select them, if the forecast shall add that to compute
-        """
+        """Return the same where the largest are gathered; selecting : its times, if they are compute."""
         if density == 1.0 and selecting is None:
             return self
 
@@ -201,10 +198,7 @@ class Noise:
         session: ArrayLike = 0,
         messages_per_sample: ArrayLike = 1,
     ) -> Noise:
-        """Return the noise of samples, (n,) each; a session need not have every size.
-
-        messages_per_sample : of which a sample is the mean; a single one scatters more, by the root
-        """
+        """Return the noise of samples, (n,) each, which are means of ``messages_per_sample`` messages."""
         columns = np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
         rows = pd.DataFrame(np.ravel(columns).reshape(4, -1).T, columns=["n", "s", "at", "of"])
         rows = rows.sort_values("at", kind="stable")
@@ -217,10 +211,7 @@ class Noise:
         return cls(sizes, ratios, *_own_drift(sizes, np.log(by_session.to_numpy())))
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
-        """Return (draws, k) factors by which messages of ``n_bytes`` (k,) differ from their cost.
-
-        Each message scatters by itself; the drift of a draw, by Student's t, meets all of its messages.
-        """
+        """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""
         from scipy.stats import t as student
 
         inside = np.log(np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1]))

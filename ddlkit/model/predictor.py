@@ -98,10 +98,7 @@ def forecast_case(
     compute_scatter: Floats = STEADY,
     level: float = LEVEL,
 ) -> Forecast:
-    """Return the forecast of a case: its slowest rank's workload, its plan, its lab's calibration.
-
-    workloads, selections : by the hashes of profile and selection times that a case carries
-    """
+    """Return the forecast of a case on its slowest rank; workloads, selections : by the case's hashes."""
     how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
     workload = computed(case, workloads, selections or {})
     return forecast(workload, plan_of(case), calibration.of_case(case), level=level, **how)
@@ -115,10 +112,7 @@ def plan_of(case: Case) -> FusionPlan:
 def computed(
     case: Case, workloads: Mapping[str, Workload], selections: Mapping[str, Selecting]
 ) -> Workload:
-    """Return what the slowest rank of a case computes, its selections included.
-
-    Raises UserError when the layer profile, or the selection times of a sparse case, are not at hand.
-    """
+    """Return what the slowest rank computes, selections included. Raises UserError without their times."""
     if case.profile_sha256 not in workloads:
         profile = case.profile_sha256[:12]
         raise UserError(f"case {case.key}: its layer profile {profile} is not at hand")
@@ -141,10 +135,7 @@ def planners() -> dict[str, Planner]:
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """Return the plan of one of our planners, or of the papers'.
-
-    Raises UserError for an unknown planner, or one that needs a cost when none is given.
-    """
+    """Return a plan of our planners or the papers'. Raises UserError for an unknown one, or without a cost."""
     papers.load()
     return planning.make_plan(spec, workload, cost)
 

@@ -1,7 +1,4 @@
-"""The catalog: every figure and table of the papers and of this workbook, listed and checked.
-
-The check also reads the executed notebooks: how long they take to read, by what a reader sees of them.
-"""
+"""The catalog of figures and tables, listed and checked; and how long executed notebooks take to read."""
 
 from __future__ import annotations
 

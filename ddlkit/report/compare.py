@@ -16,10 +16,7 @@ DRAWS = 2000
 
 
 def steps(source: Source) -> pd.DataFrame:
-    """Return by profile its rate (FLOP/s, osf Eq 4: 3 x forward FLOP over the time of forward and backward).
-
-    c : its share of the rate of the largest matrix product timed there (osf Eq 5), NaN without one
-    """
+    """Return by profile its rate (FLOP/s, osf Eq 4) and c, its share of the largest product's (osf Eq 5)."""
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
         return pd.DataFrame(columns=[*profile, "rate", "c"])
@@ -66,10 +63,7 @@ def _copies(source: Source) -> pd.DataFrame:
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
-
-    ``slowdown`` = beside / alone; bytes_per_s that the neighbour moved; overlap_share of the kernel's time
-    """
+    """Return medians of ``contention``, and ``slowdown`` over a kernel alone (sharing Tab 1, Fig 3)."""
     same = ["kernel", "device", "ranks"]
     company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
     columns = ["seconds", "bytes_per_s", "overlap_share"]

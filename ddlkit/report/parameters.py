@@ -1,8 +1,4 @@
-"""What a notebook's parameters may be: checked against what is at hand before anything is computed.
-
-The first cell behind them says ``parameters.validate(data=data, link=link)``, in the order of what they
-depend on: a wrong one ends it with one line that lists what may be given.
-"""
+"""What a notebook's parameters may be: `validate` checks them before anything is computed."""
 
 from __future__ import annotations
 

@@ -66,10 +66,7 @@ class Source:
         return machine_of(self._files(kind)[0].parent) == HERE
 
     def table(self, kind: str) -> pd.DataFrame:
-        """Return all rows of a kind, with the ``machine`` that each is of; hashes are checked.
-
-        Of collectives over one link between as many ranks, only the first machine's: a cost is one's.
-        """
+        """Return rows of a kind with their ``machine``; of collectives over one link, only the first's."""
         rows = pd.concat(self._tables(kind), ignore_index=True)
         if kind != "collectives":
             return rows

@@ -51,10 +51,7 @@ Vitals = list[tuple[str, str, float]]
 
 @dataclass(frozen=True)
 class Usage:
-    """Shares of all cores' time between two readings; stolen : in which another virtual machine had them.
-
-    late : share of packets that an emulated link's process carried later than they were due
-    """
+    """Shares of cores' time, busy and ``stolen`` by other virtual machines; late : of a link's packets."""
 
     busy: float
     stolen: float
@@ -92,10 +89,7 @@ class Watch:
         self._crossed, self._begun = self._read(), processor_times()
 
     def usage(self) -> Usage:
-        """Return the usage until now, as this rank sees it.
-
-        All packets count as late where the link's process had no time to spare: some waited unread.
-        """
+        """Return the usage until now; all packets are late where the link's process had no time to spare."""
         used = processor_usage(self._begun, processor_times())
         packets, late, seconds, processor_s = self._read() - self._crossed
         if not packets:
@@ -159,10 +153,7 @@ def parse_vitals(text: str) -> Vitals:
 
 
 def gpu_in_use() -> str:
-    """Return which GPU somebody else computes on, in a few words; "" if none. To be called while we do not.
-
-    Right after a program's end a GPU may look busy: it must for PATIENCE_S.
-    """
+    """Return which GPU somebody else has used for PATIENCE_S; "" if none. To be called while we do not."""
     give_up = time.monotonic() + PATIENCE_S
     used = _gpus_at_work()
     while used and time.monotonic() < give_up:

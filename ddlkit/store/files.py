@@ -191,10 +191,7 @@ def writing_in(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
-    """Make a directory that lasts as long as the block, in ``parent`` or where temporary files go.
-
-    The one around it is locked: of a killed owner it is removed by whoever makes the next one there.
-    """
+    """Make a directory for the block, in ``parent`` or a temporary one; those of killed owners are removed."""
     place = Path(parent or tempfile.gettempdir())
     with contextlib.ExitStack() as held:
         with _refusing("write", place):

@@ -124,10 +124,7 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
 
 
 def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
-    """osf Eq 12: (n,) bytes B in the buffer after each layer's backward, in forward order.
-
-    D = sizes in bytes, t_backward = backward_s, both (n,), Q = capacity in bytes, timeout_s.
-    """
+    """osf Eq 12: (n,) bytes B buffered after each layer; D = sizes, t_backward = backward_s, Q = capacity."""
     filled = [float(size) for size in sizes]  # an array is slow one by one
     for i in range(len(sizes) - 2, -1, -1):
         if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:

@@ -1,8 +1,4 @@
-"""What others measured on their clusters: readers in seconds and bytes, and rules of which row serves what.
-
-Files lie in data/external with their sources, licences and hashes, so readers check nothing else.
-Predictions are frames of a row per model and tested row: rule, model, measured_s, predicted_s.
-"""
+"""What others measured on their clusters (data/external): readers in seconds and bytes, and rules of rows."""
 
 from __future__ import annotations
 
@@ -64,11 +60,7 @@ def abci_iterations(path: Path) -> pd.DataFrame:
 
 
 def cs336_iterations(path: Path) -> pd.DataFrame:
-    """Return batch (of one GPU), sequence (tokens), bucket_bytes, iteration_s and overlap.
-
-    bucket_bytes : 0 where each tensor travels alone; the source's MB are 1024^2 bytes
-    overlap : whether gradients travel beside backward, or all of them after it
-    """
+    """Return batch (of one GPU), sequence, bucket_bytes (0: none), iteration_s, overlap (with backward)."""
     frame = table(path)
     n_bytes = MIB * frame.pop("bucket_mb")
     return frame.assign(bucket_bytes=n_bytes, overlap=frame.get("overlap", True))
@@ -156,10 +148,7 @@ def rows(name: str) -> Rows:
 def fitted(
     predicted_s: Callable[[float], Any], measured_s: Any, most: float, least: float = 0.0
 ) -> float:
-    """Return the free number in [least, most] at which the median signed error of rows is nearest to 0.
-
-    predicted_s : of the rows by a free number; it must not fall as that rises
-    """
+    """Return the number in [least, most] with the median signed error nearest to 0; times rise with it."""
     from scipy.optimize import brentq  # takes as long to import as pandas
 
     def bias(free: float) -> float:
@@ -206,10 +195,7 @@ SMALL_TO = 25 * MIB  # below are the messages that DistributedDataParallel sends
 
 @cache
 def dense_tables() -> dict[str, Rows]:
-    """Return DENSE's rows of each table by increasing size, by the tables' names.
-
-    Times are medians of eleven kernels; they rise in teeth, as NCCL cuts messages into chunks.
-    """
+    """Return DENSE's rows of each table by size; medians rise in teeth, as NCCL cuts messages into chunks."""
     by_name = {}
     for rule in DENSE:
         parts = [part.sort_values("bytes", kind="stable") for part in rows(rule)]

@@ -97,10 +97,7 @@ def _place(layer: str) -> tuple[int, int]:
 def iteration_s(
     name: str, sequence: int, bucket_bytes: int, compute_s: float, free: float = 0.0
 ) -> float:
-    """Return an iteration in seconds by a model, if forward and backward take ``compute_s`` alone.
-
-    In models of others no copy after backward is hidden. dag knows no buckets.
-    """
+    """Return an iteration by a model; others' hide no copy after backward, and dag knows no buckets."""
     bucketed = bucket_bytes > 0 and name != "dag"
     work = messages(sequence, bucket_bytes if bucketed else 0).scaled(compute_s)
     into_s = passes_s(work.bytes, COPY_PASSES * bucketed)

@@ -34,10 +34,7 @@ PLACE = ["placement", "nodes", "ranks"]
 
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
-    """Return the (..., n) W with which iterations are as long as that, found by halving; 0 where none is.
-
-    compute_s, iteration_s : (n,); the result has more axes where the model is one of many numbers
-    """
+    """Return the (..., n) W with which a model takes iteration_s (n,), found by halving; 0 where none is."""
     alone_s, shown_s = np.asarray(compute_s, float), np.asarray(iteration_s, float)
     least_s = model(alone_s, np.zeros_like(shown_s))
     low_s, high_s = np.zeros_like(least_s), np.broadcast_to(shown_s, least_s.shape)
@@ -61,10 +58,7 @@ def norm(gamma: ArrayLike) -> Model:
 
 
 def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
-    """Return the recursion over PyTorch's buckets, without a start-up time.
-
-    slowdown : share that compute takes longer while bytes are under way; one, or (k, 1) for times of (k, n)
-    """
+    """Return the recursion over PyTorch's buckets; slowdown : of compute, or (k, 1) for times of (k, n)."""
     sent = plan.ddp(workload)
     ready = sent.group_ready_s(workload) / workload.compute_s
     size = sent.group_bytes(workload) / workload.bytes.sum()
@@ -121,10 +115,7 @@ def pipedream_workload(network: str) -> Workload:
 
 
 def bert() -> Workload:
-    """Return BERT-base by its published sizes: 12 equal layers, then the embedding, whose gradient is last.
-
-    Times are relative: backward 1 in all, by elements of matrices, 0 for the embedding; forward 0.5.
-    """
+    """Return BERT-base by published sizes, the embedding last; backward takes 1, by elements, forward 0.5."""
     attention, outer = [768 * 769] * 4, [768 * 3072] * 2
     elements = np.array([*(outer + attention) * 12, 768 * (30_522 + 514)])
     backward_s = np.array([*elements[:-1] / elements[:-1].sum(), 0.0])

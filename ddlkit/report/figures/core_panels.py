@@ -1,7 +1,4 @@
-"""Figures of the core notebooks, osf's first, each drawn from nothing but what its CSV holds.
-
-``paper`` and names that begin so are columns of printed values. Titles state what the numbers say.
-"""
+"""Figures of the core notebooks, osf's first, drawn from their CSVs alone; ``paper...`` is what is printed."""
 
 from __future__ import annotations
 
@@ -305,11 +302,7 @@ def collectives(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
 def omgs_fig02(
     selecting: Mapping[str, Fit], gathering: Sequence[Fit[MessageCost]], measured: pd.DataFrame
 ) -> tuple[Figure, pd.DataFrame, tuple[float, float]]:
-    """Return omgs's figure 2, its numbers, and the authors' code's alpha (s) and beta (s/byte).
-
-    selecting : fits at DENSITY, by form; gathering : to one link's all-gathers
-    measured : samples of selections at several densities
-    """
+    """Return omgs's figure 2, its numbers, and the authors' code's alpha (s) and beta (s/byte)."""
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
     few, ring = np.geomspace(1e3, 1e6, 7).round(), gathering[0]
     nodes = ring.cost.workers if f"alpha-{ring.cost.workers}" in code else NODES

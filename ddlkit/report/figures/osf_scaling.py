@@ -1,7 +1,4 @@
-"""osf's figures by model: ranges over the *compatible* settings of the paper's cluster.
-
-These have VGG-16 at its 0.25, and of the other statements as many as hold together.
-"""
+"""osf's figures by model, over *compatible* settings: VGG-16 at its 0.25, and most other statements."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plots: functions that draw tables on given axes, in one theme, with one look for each role.
-
-Numbers come in base units; a table's index has the cases, sizes or workers, a column is a series.
-"""
+"""Plots: draw tables on given axes, in base units; the index has cases or sizes, a column is a series."""
 
 from __future__ import annotations
 
@@ -88,10 +85,7 @@ def bars(
     legend: str = "above",
     pairs: str = "",
 ) -> None:
-    """Draw a group of bars per row, a bar per column, beside or upon each other.
-
-    pairs : where every two rows belong together and have one name, what the text below the axis says
-    """
+    """Draw a group of bars per row, a bar per column, or stacked; pairs : what two rows of one name are."""
     step, (rows, columns) = 2 if pairs else 1, table.shape
     middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns
@@ -141,10 +135,7 @@ def dots(
     band: tuple[str, ArrayLike] | None = None,
     legend: str = "above",
 ) -> None:
-    """Draw a row per case, a marker per role or series: name -> (n,) numbers in the unit of ``label``.
-
-    band : its name and half width (n,), drawn in grey about zero
-    """
+    """Draw a row per case, a marker per series, in ``label``'s unit; band : name and half width, in grey."""
     rows = np.arange(len(cases))
     case_rows(ax, cases, 0.0)
     if band is not None:
@@ -214,11 +205,7 @@ def heat_maps(
     height: float = 2.5,
     log: bool = False,
 ) -> Figure:
-    """Draw heat maps by heading on one colour scale: white is no difference, red worse.
-
-    A number that may well be no difference stands in parentheses.
-    log : the numbers are ratios, of which 1 is no difference: colours by their logarithms
-    """
+    """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
@@ -267,11 +254,7 @@ def lines(
     legend: str = "above",
     ends: tuple[pd.DataFrame, pd.DataFrame] | None = None,
 ) -> None:
-    """Draw a line per column against the index, with markers if points are few; NaN breaks a line.
-
-    log : logarithmic axes as for `set_log`; legend : a place as for `add_legend`
-    ends : lows and highs of all columns, or of the first, between which a ribbon lies behind the line
-    """
+    """Draw a line per column against the index, NaN breaks it; ends : lows and highs of a ribbon behind."""
     x = table.index.to_numpy(dtype=float)
     for place, style in enumerate(looks([str(name) for name in table.columns])):
         y = table.iloc[:, place].to_numpy(dtype=float)

@@ -41,10 +41,7 @@ def save_figure(
 
 
 def write_png(figure: Figure, path: Path, **options: Any) -> Path:
-    """Write a figure as a file whose bytes depend on nothing but the figure; return its path.
-
-    An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
-    """
+    """Write a figure so that its bytes depend on it alone; an image that nobody could tell from it stays."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
     try:
@@ -86,10 +83,7 @@ def show_tables() -> None:
 def table(
     frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
 ) -> Figure:
-    """Typeset a table as ``figures/<name>.png`` and ``.csv``; show it in a notebook, as text; return it.
-
-    numbers : what the CSV has, where that is more than is shown
-    """
+    """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it."""
     heads, units = zip(*(column(str(label)) for label in frame), strict=True)
     cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
     figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")  # the table's extent is kept
@@ -175,10 +169,7 @@ def number(value: Any, unit: str = "") -> str:
 
 
 def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
-    """Return HTML of a table, folded if it is wide or long, under a caption if it has ``numbers``.
-
-    Its head says units, numbers stand right, and what has a form of its own, as "+3.1%", keeps it.
-    """
+    """Return HTML of a table, its head with units, folded if large, under a caption if it has ``numbers``."""
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}
     outer = [column(str(level))[1] for level in data.columns.names if level]

@@ -1,7 +1,4 @@
-"""How things look: one theme, one look per role, plan, cost form or span kind, and axes with units.
-
-Marker, line and hatch tell things apart without colour, too; ``looks.yml`` beside this module lists them.
-"""
+"""How things look: one theme, a look per role, plan, cost form or span kind (looks.yml), axes with units."""
 
 from __future__ import annotations
 
@@ -85,10 +82,7 @@ def look(name: str) -> Style:
 
 
 def looks(names: Sequence[str]) -> list[Style]:
-    """Return the styles of series: those with a look in theirs, others by their place.
-
-    Of two names with one look ("adafusion" and "adafusion:repaired") the second is darker and hollow.
-    """
+    """Return styles of series, by look or place; of two with one look the second is darker and hollow."""
     styles: list[Style] = []
     heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):

@@ -1,8 +1,4 @@
-"""What readers see: the site, and REPRODUCTION.md, from the templates beside this module.
-
-Nothing is loaded from a network: images are embedded or copied beside the pages, formulas are MathML, styles
-are one file, and only the page of buckets has a script, its own. The pages work from file://.
-"""
+"""What readers see: the site, which works from file://, and REPRODUCTION.md, from the templates here."""
 
 from __future__ import annotations
 
@@ -127,10 +123,7 @@ def format_minutes(minutes: int) -> str:
 
 
 class Page:
-    """One executed notebook: name, title, its opening list's objective (``line``), its minutes, its HTML.
-
-    minutes, working : to read, and with the exercises, 0 where it does not say; core : on the core path
-    """
+    """One executed notebook: its objective (``line``), minutes to read, and with exercises (0: not said)."""
 
     def __init__(self, path: Path) -> None:
         self.notebook: Any = nbformat.read(str(path), as_version=4)

@@ -1,7 +1,4 @@
-"""The page on which a reader moves the ends of buckets: what it is given, as JSON.
-
-A toy that can be worked out on paper, and recorded networks beside a line laid through recorded messages.
-"""
+"""The page on which a reader moves the ends of buckets: a toy, and recorded networks, as JSON."""
 
 from __future__ import annotations
 
@@ -21,10 +18,7 @@ COLOURED = ("forward", "backward", "update", "all_reduce", "all_gather")
 
 
 def cases() -> dict[str, dict[str, Any]]:
-    """Return by name a network's layers in ready order, a line for its messages, and a plan to begin with.
-
-    Keys: forward_s, backward_s, bytes, names, update_s, wire (alpha_s, beta_s_per_byte), ends, about.
-    """
+    """Return by name a network's layers in ready order, a line for its messages, and a plan to begin with."""
     # Notebook 00's three layers and line, with 100 MiB for its 100 bytes.
     toy = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
     line = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)

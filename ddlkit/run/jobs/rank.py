@@ -191,10 +191,7 @@ def _meet(
 
 
 def _one_thread_gloo(device: torch.device) -> str:
-    """Make gloo with one thread known to torch, for tensors of the CPU and of ``device``; return its name.
-
-    It carries collectives one after the other, as NCCL does; torch's own gloo has two share the link.
-    """
+    """Make gloo with one thread known to torch, so that collectives follow one another; return its name."""
     gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 

@@ -1,8 +1,4 @@
-"""The shaped-network lab: real collectives between ranks in Linux network namespaces. Here: what is asked.
-
-The link's name holds a lab's rate and what emulated links do besides: "emulated:500mbit-delay2ms-loss0.001";
-`core.link` reads it back.
-"""
+"""The shaped-network lab: what is asked of it, which the link's name says, and `core.link` reads back."""
 
 from __future__ import annotations
 
@@ -59,10 +55,7 @@ def parse(given: Mapping[str, str]) -> Conditions:
 
 @dataclass(frozen=True)
 class LabShape:
-    """A lab that is not up yet: ``workers`` links, each both ways. Raises UserError for what cannot be.
-
-    conditions : of emulated links; None: those of tbf, which have a rate and nothing else
-    """
+    """A lab that is not up yet: ``workers`` links, both ways; conditions : None for tbf. Raises UserError."""
 
     workers: int
     rate_bits_per_s: float

@@ -106,10 +106,7 @@ class Lab(Place):
         return self
 
     def down(self) -> None:
-        """End every process in the lab and remove it. Does nothing if this lab is not up.
-
-        Raises UserError for an attached lab that belongs to another, running process.
-        """
+        """End every process in the lab and remove it, if up. Raises UserError if another process owns it."""
         if self._holder != os.getpid():  # never up, already down, or a forked copy
             return
         with _registry():
@@ -342,10 +339,7 @@ def _states() -> dict[str, dict[str, Any]]:
 
 
 def _started(pid: int) -> int | None:
-    """Return the clock ticks after boot when a process started: a later one may have its number.
-
-    None where it is dead, or a zombie.
-    """
+    """Return clock ticks after boot when a process began, as numbers come again; None where it is dead."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

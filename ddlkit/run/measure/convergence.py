@@ -1,7 +1,4 @@
-"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
-
-Of one seed all but what is compared is the same: data and order, first weights, optimiser.
-"""
+"""Follow small networks in training: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3)."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ _CLASSES = len(drawn.CLASSES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: SGD with momentum, a rate that rises for an epoch and then falls.
-
-    batch : of all ranks; largest_gradient : norm to which a longer one is cut
-    """
+    """How a network is trained: SGD with momentum, a rate that rises for an epoch, then falls; ranks' batch."""
 
     epochs: int = 40
     batch: int = 32
@@ -174,10 +168,7 @@ class _Training:
     def followed(
         self, what: str, judged_on: Mapping[str, Any], labels: Mapping[str, Any]
     ) -> pd.DataFrame:
-        """Train all epochs; return rows of the scores before training and after every epoch.
-
-        measured_on : "running", all batches of the epoch while they train, or a key of ``judged_on``
-        """
+        """Train all epochs; return scores before and after each: "running", while they train, or judged."""
         rows: list[tuple[int, str, float, float, float]] = []
         recipe = self.recipe
         for epoch in range(recipe.epochs + 1):

@@ -150,10 +150,7 @@ class OneGpuSettings:
 def measure_on_one_gpu(
     pairs: Sequence[tuple[int, int]], settings: OneGpuSettings, on_gpu: bool = True
 ) -> Tables:
-    """Measure table ``contention``: kernels alone and beside all-reduces of two ranks on the same GPU.
-
-    pairs : (blocks, threads) that NCCL is asked for; each has a process of its own, ended after LIMIT_S
-    """
+    """Measure ``contention`` beside all-reduces of two ranks on one GPU, asked for (blocks, threads)."""
     if reason := unavailable():
         raise Unavailable(reason)
 

@@ -67,10 +67,7 @@ AT_ONCE = 2**22  # elements of the tensors that take turns
 def measure_selection(
     device: str, elements: int, densities: Sequence[float], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``selection``: seconds to select from ``elements`` normal numbers (fp32), by density.
-
-    Each sample is the mean over a few tensors in turn, the caches flushed before it.
-    """
+    """Return table ``selection``: mean seconds to select from normal numbers (fp32), caches flushed."""
 
     def frames() -> Iterator[pd.DataFrame]:
         with compute_on(f"selecting from {elements} elements on {device}", device) as place:

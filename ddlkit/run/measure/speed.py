@@ -76,10 +76,7 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
 
 
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
-    """Return table ``copies``: seconds of one copy by kind and size, the mean of several in a row.
-
-    Source and target move through pools as large as the largest size, past all caches.
-    """
+    """Return table ``copies``: seconds of one copy by kind and size, of several in a row, past all caches."""
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]
     large = ", ".join(format_bytes(size) for size in sizes if size > most)

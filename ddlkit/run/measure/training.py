@@ -55,10 +55,7 @@ _SYNC_BUFFERS = _SYNC_BUFFERS if _SYNC_BUFFERS in _OPTIONS else "broadcast_buffe
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training with ``batch`` samples per rank under each plan, ``iterations`` in each round.
-
-    plans : spec -> bytes of each bucket in ready order, none for "ddp", by which nothing is imposed
-    """
+    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule."""
 
     network: str
     batch: int
@@ -258,10 +255,7 @@ def sharing_settings(brief: bool) -> list[Setting]:
 
 
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
-    """Return how many chunks each block sends of each message: every byte travels with its message, once.
-
-    round_bytes : that the blocks send with one chunk each; what exceeds a message is credited to the next
-    """
+    """Return each block's chunks of each message; what exceeds one is credited to the next."""
     ends = np.cumsum(sizes)
     chunks, sent = [], 0
     for end, each in zip(ends, round_bytes, strict=True):

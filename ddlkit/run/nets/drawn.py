@@ -1,7 +1,4 @@
-"""A small data set that is drawn, not downloaded; the same seed draws the same.
-
-Pictures are of 24 classes: one of six shapes filled with one of four textures; all else is chance.
-"""
+"""A small data set, drawn from a seed: pictures of 24 classes, one of six shapes in one of four textures."""
 
 from __future__ import annotations
 

@@ -154,10 +154,7 @@ class AllHeads(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The large LSTM of Zaremba et al. (2014): two layers of 1500 units, words in and out untied.
-
-    forward : (batch, steps) words -> (batch x steps, vocabulary) logits of each next word
-    """
+    """The large LSTM of Zaremba et al. (2014): (batch, steps) words -> (batch x steps, vocabulary) logits."""
 
     def __init__(
         self, units: int = 1500, vocabulary: int = VOCABULARY, dropout: float = 0.65

@@ -406,10 +406,7 @@ def _gpu_is_usable() -> bool:
 
 @contextlib.contextmanager
 def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
-    """Keep ``file``, if there is one, up to date while ``out`` is recorded into; first go on from it.
-
-    Gives what packs if EVERY_S have passed. Raises UserError as `restore`, and as `pack_into` at either end.
-    """
+    """Keep ``file`` up to date with ``out``, first go on from it; give what packs if EVERY_S have passed."""
     if file is None:
         yield lambda: None
         return
@@ -447,10 +444,7 @@ def pack_into(out: Path, file: Path) -> None:
 
 
 def restore(out: Path, file: Path) -> None:
-    """Unpack ``file``, if there is one, where ``out`` holds nothing yet.
-
-    Raises UserError where it is damaged, another's, or holds what ``out`` lacks and packing would lose.
-    """
+    """Unpack ``file`` where ``out`` is empty. Raises UserError if it is damaged, another's, or holds more."""
     if not file.exists():
         return
     try:

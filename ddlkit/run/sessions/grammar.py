@@ -1,7 +1,4 @@
-"""What is to be measured, as files say it: a list of points, each of a kind, with that kind's arguments.
-
-A kind is a function of `ddlkit.run.sessions.kinds`; its arguments mean the same in all kinds: KEYS.
-"""
+"""What is to be measured, as files say it: points, each of a kind of `run.sessions.kinds`, with KEYS."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The kinds of points that a file may ask for: what each measures, its name, and about how long it takes.
-
-A kind is a function here: a new measurement is one more such function. Lists make a point for each value.
-"""
+"""The kinds of points that a file may ask for, a function each; lists make a point for each value."""
 
 from __future__ import annotations
 
@@ -269,10 +266,7 @@ def collectives(
     messages: int = 16,
     tries: int = 1,
 ) -> Iterator[Point]:
-    """In labs, by one of _LINKS, or else as devices are joined. messages : of a sample in a lab
-
-    To a table that is there, what it lacks is added.
-    """
+    """In labs, by one of _LINKS, or as devices are joined, what is lacking; messages : of a lab's sample."""
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
     how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries} if rate else {}
 

@@ -1,7 +1,4 @@
-"""Whether all that a recording needs is here and works: half a minute of checks, a line for each.
-
-The checks are points of a session that keeps no table: a fault, or one that hangs, costs that check alone.
-"""
+"""Whether all that a recording needs works: points of a session, so that a fault costs that check alone."""
 
 from __future__ import annotations
 
