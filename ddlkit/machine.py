@@ -110,13 +110,8 @@ def _cpu_model() -> str:
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
     """Return what nvidia-smi prints of these fields, a line of cells per GPU (or of "compute-apps")."""
-    return output(*gpu_question(fields, *options, about=about))
-
-
-def gpu_question(fields: Sequence[str], *options: str, about: str = "gpu") -> list[str]:
-    """Return the command that asks it."""
     query = f"--query-{about}={','.join(fields)}"
-    return ["nvidia-smi", query, "--format=csv,noheader,nounits", *options]
+    return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
 
 
 def cells(text: str) -> list[list[str]]:

@@ -96,12 +96,11 @@ def forecast_case(
     selections: Mapping[str, Selecting] | None = None,
     copy_s_per_byte: float = 0.0,
     compute_scatter: Floats = STEADY,
-    level: float = LEVEL,
 ) -> Forecast:
     """Return the forecast of a case on its slowest rank; workloads, selections : by the case's hashes."""
+    workload, messages = computed(case, workloads, selections or {}), calibration.of_case(case)
     how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
-    workload = computed(case, workloads, selections or {})
-    return forecast(workload, plan_of(case), calibration.of_case(case), level=level, **how)
+    return forecast(workload, plan_of(case), messages, **how)
 
 
 def plan_of(case: Case) -> FusionPlan:
@@ -135,7 +134,7 @@ def planners() -> dict[str, Planner]:
 
 
 def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
-    """Return a plan of our planners or the papers'. Raises UserError for an unknown one, or without a cost."""
+    """Return the plan of our planners or the papers'. Raises UserError for an unknown one or no cost."""
     papers.load()
     return planning.make_plan(spec, workload, cost)
 

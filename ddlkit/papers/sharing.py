@@ -12,12 +12,10 @@ def gain(throughput: float, default_throughput: float) -> float:
     return throughput / default_throughput - 1
 
 
-def gain_range(
-    throughput: float, default_throughput: float, half: float = 0.5
-) -> tuple[float, float]:
-    """Return least and largest `gain` (0.1 is 10%) of two throughputs, each rounded to 2 x ``half``."""
-    least = gain(throughput - half, default_throughput + half)
-    return least, gain(throughput + half, default_throughput - half)
+def gain_range(throughput: float, default_throughput: float) -> tuple[float, float]:
+    """Return least and largest `gain` (0.1 is 10%) of two throughputs, each rounded to a whole number."""
+    least = gain(throughput - 0.5, default_throughput + 0.5)
+    return least, gain(throughput + 0.5, default_throughput - 0.5)
 
 
 def iteration_s(batch: int, images_per_s: float) -> float:

@@ -61,11 +61,6 @@ def synchronizer(device: torch.device | str) -> Action:
     return functools.partial(torch.cuda.synchronize, device) if on_gpu else _nothing
 
 
-def flusher(device: torch.device) -> Action:
-    """Return what to call before a repeat so that it finds its data in no cache, nor pays for others'."""
-    return torch.ones(FLUSH_BYTES[device.type] // 4, device=device).sum
-
-
 class Marks:
     """Points in time along the work of a device, taken without making it wait: on CUDA, events."""
 

@@ -191,7 +191,7 @@ def writing_in(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
-    """Make a directory for the block, in ``parent`` or a temporary one; those of killed owners are removed."""
+    """Give a directory for the block, in ``parent`` or a temporary one; killed owners' are removed."""
     place = Path(parent or tempfile.gettempdir())
     with contextlib.ExitStack() as held:
         with _refusing("write", place):

@@ -1,4 +1,4 @@
-"""Figures of the core notebooks, osf's first, drawn from their CSVs alone; ``paper...`` is what is printed."""
+"""Figures of the core notebooks, osf's first, drawn from their CSVs alone; ``paper...`` is printed."""
 
 from __future__ import annotations
 

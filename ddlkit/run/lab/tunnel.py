@@ -234,9 +234,8 @@ def main(config: Mapping[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     conditions = Conditions(**config["conditions"])
-    offload = (
-        _CSUM if conditions.loss else _CSUM | _TSO4
-    )  # else chance would take many frames at once
+    # Where packets stood for many frames, chance would take all of these at once.
+    offload = _CSUM if conditions.loss else _CSUM | _TSO4
     devices = [open_device(rank, switch, offload) for rank in ranks]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
     with suppress(PermissionError):  # without, it is late more often, and says so

@@ -32,14 +32,14 @@ _CLASSES = len(drawn.CLASSES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: SGD with momentum, a rate that rises for an epoch, then falls; ranks' batch."""
+    """How a network is trained: SGD with momentum, a rate that rises for an epoch and then falls."""
 
     epochs: int = 40
-    batch: int = 32
+    batch: int = 32  # of all ranks
     learning_rate: float = 0.01
     momentum: float = 0.9
     decay: float = 5e-4
-    largest_gradient: float = 5.0
+    largest_gradient: float = 5.0  # norm to which a longer one is cut
     training_images: int = 2400
     held_out_images: int = 600
 

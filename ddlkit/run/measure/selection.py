@@ -81,7 +81,8 @@ def measure_selection(
                 for tensor in magnitudes:
                     way(tensor, k)
 
-            how: Any = {"synchronize": clock.synchronizer(place), "setup": clock.flusher(place)}
+            flush = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place).sum
+            how: Any = {"synchronize": clock.synchronizer(place), "setup": flush}
             for density in densities:
                 k = selected(elements, density)
                 actions = {

@@ -35,9 +35,7 @@ BUFFER_BYTES = 256 * MIB  # three of these pass through no cache
 
 LONGEST_S = 2.0  # a stand-in that nobody stops ends by itself
 PATIENCE_NS = 50_000_000  # for the stand-in to start, before the computation does
-HOLD_NS = (
-    1_000_000  # meanwhile the host, at some 100 us a launch, gives the GPU all that is to follow
-)
+HOLD_NS = 1_000_000  # in which the host gives the GPU all that is to follow, at 100 us a launch
 
 # 16 bytes a load, 2 x 10 loads under way: 94 registers on sm_90 (NVRTC 13.0), as NCCL's kernel has 96.
 UNROLL = 10

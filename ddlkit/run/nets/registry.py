@@ -156,14 +156,12 @@ class AllHeads(nn.Module):
 class LanguageModel(nn.Module):
     """The large LSTM of Zaremba et al. (2014): (batch, steps) words -> (batch x steps, vocabulary) logits."""
 
-    def __init__(
-        self, units: int = 1500, vocabulary: int = VOCABULARY, dropout: float = 0.65
-    ) -> None:
+    def __init__(self, units: int = 1500) -> None:
         super().__init__()
-        self.encoder = nn.Embedding(vocabulary, units)
-        self.drop = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=dropout, batch_first=True)
-        self.decoder = nn.Linear(units, vocabulary)
+        self.encoder = nn.Embedding(VOCABULARY, units)
+        self.drop = nn.Dropout(0.65)
+        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=self.drop.p, batch_first=True)
+        self.decoder = nn.Linear(units, VOCABULARY)
 
     def forward(self, words: Tensor) -> Tensor:
         states, _ = self.lstm(self.drop(self.encoder(words)))
@@ -186,9 +184,7 @@ def import_torchvision() -> ModuleType:
     except ImportError as error:
         advice = "install it with: pip install --no-deps torchvision"
         raise UserError(f"torchvision cannot be imported ({error}); {advice}") from None
-    except (
-        RuntimeError
-    ) as error:  # while describing operators without a kernel, which no network needs
+    except RuntimeError as error:  # describing operators without a kernel, which no network needs
         if "operator torchvision::nms does not exist" not in str(error):
             raise
         absent = "torchvision._meta_registrations"

@@ -376,14 +376,11 @@ class LabPoints:
                 raise UserError(f"{path}: says nothing of {lacks}: {advice}")
         return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
-    def calibration_rows(self) -> pd.DataFrame:
-        """Return all rows of the lab's calibration."""
-        kinds = dict.fromkeys(request.collective for request in self.asked)
-        return pd.concat([self.rows("collectives", f"{self.shape.name}-{kind}") for kind in kinds])
-
     def predicted(self) -> pd.DataFrame:
         """Return rows of a table ``predicted``: what each model says of each case of the lab."""
-        calibration = Calibration.of(self.calibration_rows(), also=predictor.TRIAL_COSTS)
+        kinds = dict.fromkeys(request.collective for request in self.asked)
+        rows = [self.rows("collectives", f"{self.shape.name}-{kind}") for kind in kinds]
+        calibration = Calibration.of(pd.concat(rows), also=predictor.TRIAL_COSTS)
         frames = []
         for case, workload, _ in self.planned():
             workloads, selecting = {case.profile_sha256: workload}, {}

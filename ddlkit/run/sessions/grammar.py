@@ -166,9 +166,7 @@ KEYS: dict[str, Check | Many] = {
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
     **dict.fromkeys(("about", "out", "name", "link"), str),
     "device": one_of(("", "cpu", "cuda")),
-    "moment": one_of(
-        ("start", "end")
-    ),  # of drift: before all else that a session measures, or after it
+    "moment": one_of(("start", "end")),  # of drift: before all that a session measures, or after
     # of what is measured, and how
     **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
