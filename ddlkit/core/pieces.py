@@ -21,7 +21,10 @@ in seconds through every sample, or through the median of every size; through th
 
 
 def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None) -> Floats:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2); unit_s : the times."""
+    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
+
+    design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
+    """
     unit_s = seconds if unit_s is None else unit_s
     weighted, target = design / unit_s[:, None], seconds / unit_s
     scale = np.linalg.norm(weighted, axis=0)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -139,22 +140,18 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     return planning.make_plan(spec, workload, cost)
 
 
-def recursion(iteration: Iteration) -> Prediction:
-    """Return our own formula's: each message starts when it is ready and the one before it is sent."""
-    return iteration.prediction
-
-
 OWN = ""
+_RECURSION = attrgetter("prediction")  # our own: a message starts when it and the link are ready
 _REPAIRED = partial(predict_osf, literal=False)
 TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
     "no_overlap": (OWN, no_overlap),
     "perfect_overlap": (OWN, perfect_overlap),
-    "no_burst_tokens": (OWN, recursion),
-    "line_medians": ("alpha_beta:medians", recursion),
-    "line_least_squares": ("alpha_beta:least_squares", recursion),
-    "line_unfitted": (UNFITTED, recursion),
-    "line_ends": ("alpha_beta:ends", recursion),
-    "line_relative": ("alpha_beta:relative", recursion),
+    "no_burst_tokens": (OWN, _RECURSION),
+    "line_medians": ("alpha_beta:medians", _RECURSION),
+    "line_least_squares": ("alpha_beta:least_squares", _RECURSION),
+    "line_unfitted": (UNFITTED, _RECURSION),
+    "line_ends": ("alpha_beta:ends", _RECURSION),
+    "line_relative": ("alpha_beta:relative", _RECURSION),
     "osf_line": ("alpha_beta:medians", predict_osf),
     "osf_table": (OWN, predict_osf),
     "osf_repaired_line": ("alpha_beta:medians", _REPAIRED),

@@ -36,7 +36,11 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
     """
     place, tables = ["machine", "device", "precision", "unit"], []
     for machine, source in sources.items():
-        timed = pd.concat([_products(source), _copies(source)]).assign(machine=machine)
+        products = source.table("peaks")
+        names = products["kernel"] + " of " + products["side"].astype(str)
+        rates = 2.0 * products["side"] ** 3 / products["seconds"]
+        products = products.assign(unit="FLOP/s", kernel=names, rate=rates)
+        timed = pd.concat([products, _copies(source)]).assign(machine=machine)
         fastest = timed.groupby(place)["rate"].max().rename("peak").reset_index()
         run = steps(source).query("ranks == 1 and network in @networks")
         titles = "step of " + run["network"].map(store.network_title)
@@ -45,12 +49,6 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
         rates = pd.concat([run, timed]).groupby([*place, "kernel"], sort=False)["rate"].median()
         tables.append(rates.reset_index().merge(fastest, on=place))
     return pd.concat(tables, ignore_index=True).eval("share = rate / peak")
-
-
-def _products(source: Source) -> pd.DataFrame:
-    rows = source.table("peaks")
-    names = rows["kernel"] + " of " + rows["side"].astype(str)
-    return rows.assign(unit="FLOP/s", kernel=names, rate=2.0 * rows["side"] ** 3 / rows["seconds"])
 
 
 def _copies(source: Source) -> pd.DataFrame:
@@ -63,7 +61,10 @@ def _copies(source: Source) -> pd.DataFrame:
 
 
 def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return medians of ``contention``, and ``slowdown`` over a kernel alone (sharing Tab 1, Fig 3)."""
+    """Return medians of a ``contention`` table over the same kernel alone (sharing Tab 1, Fig 3).
+
+    ``slowdown`` = beside / alone; bytes_per_s that the neighbour moved; overlap_share of the kernel's time
+    """
     same = ["kernel", "device", "ranks"]
     company = ["communication", "blocks", "threads", "fifo_bytes", "bytes_per_s_asked"]
     columns = ["seconds", "bytes_per_s", "overlap_share"]

@@ -227,7 +227,10 @@ def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return a loose CSV's bytes and the stamp that matches: while it is exchanged, the one before."""
+    """Return the bytes of a loose CSV and the stamp that matches them: until it is exchanged the one before.
+
+    A writer may have exchanged all since the CSV was read: only one that is still the same was damaged.
+    """
     before, expected = None, ""
     while (data := files.read(path)) != before:
         before, stamp = data, _read_stamp(_stamp_path(path))

@@ -85,7 +85,10 @@ def bars(
     legend: str = "above",
     pairs: str = "",
 ) -> None:
-    """Draw a group of bars per row, a bar per column, or stacked; pairs : what two rows of one name are."""
+    """Draw a group of bars per row, a bar per column, beside or upon each other.
+
+    pairs : where every two rows belong together and have one name, what the text below the axis says
+    """
     step, (rows, columns) = 2 if pairs else 1, table.shape
     middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns

@@ -1,4 +1,4 @@
-"""How things look: one theme, a look per role, plan, cost form or span kind (looks.yml), axes with units."""
+"""How things look (looks.yml), also without colour: a look per role, plan, form or span kind; axes, units."""
 
 from __future__ import annotations
 

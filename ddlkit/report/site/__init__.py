@@ -1,4 +1,4 @@
-"""What readers see: the site, which works from file://, and REPRODUCTION.md, from the templates here."""
+"""The site, which loads nothing from a network, and REPRODUCTION.md, from the templates in this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Follow small networks in training: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3)."""
+"""Train small networks and follow the loss: with dense layers replaced (osf Fig 9), sparsified (omgs Fig 3).
+
+Of one seed all but what is compared is the same: data and order, first weights, optimiser.
+"""
 
 from __future__ import annotations
 

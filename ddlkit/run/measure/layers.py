@@ -237,7 +237,10 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
 
 
 def _graph(training: Training) -> dict[str, Floats]:
-    """Return seconds of iterations as one CUDA graph, which no host has to ask for; nothing without one."""
+    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
+
+    None can of a network that waits for the GPU within, or where its own memory is not there.
+    """
     try:
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())

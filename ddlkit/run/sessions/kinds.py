@@ -34,7 +34,6 @@ from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
 
-OWN_PLAN = "ddp"  # DDP's own rule for buckets
 LAUNCH_S = 10.0  # starting ranks
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
@@ -308,14 +307,14 @@ def trainings(
     iterations: int,
     ranks: Sequence[int] = (),
     rate: Sequence[float] = (0.0,),
-    plans: Sequence[str] = (OWN_PLAN,),
+    plans: Sequence[str] = (training.OWN_PLAN,),
 ) -> Iterator[Point]:
     """Training on several ranks as DDP itself sends; or in labs, under plans for what is measured there."""
     each_s = EXPOSED_S / (10 if here.on_gpu else 1)
     estimate_s = LAUNCH_S + len(plans) * repeats * 2 * (iterations + 2) * each_s
 
     def measure(members: Ranks, lab_name: str, name: str, batch: int) -> Tables:
-        group_bytes: dict[str, Sequence[int]] = {OWN_PLAN: []}
+        group_bytes: dict[str, Sequence[int]] = {training.OWN_PLAN: []}
         sha256 = ""
         if lab_name:
             path = recorded(here.out, "layers", f"{name}-b{batch}-r{members.count}")
