@@ -482,7 +482,7 @@ def test_an_nccl_log_is_read_in_every_layout(
         (LOG.replace("time", "cputime"), "column cputime: not GPU time"),
         (LOG.replace("100.0", "x", 1), "column time: 'x' is not a number"),
         (LOG.partition("# Out")[0], "the log is cut"),
-        (LOG + LOG, "a second table"),
+        (LOG + LOG, "2 tables: choose one by --table: 1 all_reduce, 2 ranks, 3 rows; 2 all"),
         (LOG.replace("340.0", "350.0", 1), "out_of_place_algbw: contradicts size over time"),
     ],
 )
