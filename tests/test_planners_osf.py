@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
@@ -17,7 +20,6 @@ from ddlkit.core.workload import Workload
 from ddlkit.papers import osf
 from ddlkit.papers.audit import Stated, settle
 from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
-from ddlkit.report.figures import osf_scaling
 from strategies import costs, plans, random_workload, workloads
 
 
@@ -112,14 +114,33 @@ def test_the_search_finds_the_setting_that_was_stated() -> None:
         settle([Stated("ResNet-7: charm", 0, 1)], grid, values)
 
 
-def test_a_statement_that_is_left_out_is_judged_by_the_others_alone() -> None:
-    search = osf_scaling.setting_search()
-    for k, statement in enumerate(search.stated):
-        left, others = search.without(statement.name), np.delete(search.holds, k, axis=0).sum(0)
-        values = np.broadcast_to(search.values[statement.name], search.grid.shape)
-        seen = values[others == others.max()]
-        assert (left.low, left.high, left.settings) == (seen.min(), seen.max(), seen.size)
-        assert left.with_it <= left.most == others.max() < left.others
-        # A statement that none of these values meets costs at least one of the others.
-        meets = bool(((seen >= statement.low) & (seen <= statement.high)).any())
-        assert meets == (left.with_it == left.most)
+@given(
+    hnp.arrays(bool, st.tuples(st.integers(2, 6), st.integers(1, 9))),
+    st.floats(-0.5, 1.5),
+    st.floats(0, 1),
+)
+def test_a_statement_stands_with_the_others_as_counted_by_hand(
+    holds: NDArray[np.bool_], low: float, width: float
+) -> None:
+    """Values of statement 0 are 0 or 1; it is asked for another interval than its own."""
+    value = holds[0].astype(float)
+    values = {str(k): row.astype(float) for k, row in enumerate(holds)}
+    stated = [Stated(name, 0.5, 1.5) for name in values]
+    search = settle(stated, SimpleNamespace(shape=value.shape), values)
+    left = search.without("0", low, low + width)
+    here = [low <= each <= low + width for each in value]
+    others = [int(column.sum()) for column in holds[1:].T]
+    with_it = max([n for n, it in zip(others, here, strict=True) if it], default=-1)
+    assert (left.most, left.with_it, left.others) == (max(others), with_it, len(holds) - 1)
+    total = [n + it for n, it in zip(others, here, strict=True)]
+    top = [it for n, it in zip(total, here, strict=True) if n == max(total)]
+    best = [it for n, it in zip(others, here, strict=True) if n == max(others)]
+    assert left.settings == len(top)
+    assert (left.counted, left.uncounted) == pytest.approx((np.mean(top), np.mean(best)))
+    apart = not any(here) or with_it <= max(others) - 2
+    expected = "contradicted" if apart else "compatible" if np.mean(top) >= 0.5 else "undecided"
+    assert left.standing == expected
+    own = search.without("0")
+    assert own.counted == pytest.approx(holds[0][search.most()].mean())
+    # What holds in every setting that meets the most others agrees with them.
+    assert own.standing == "compatible" or own.uncounted < 1

@@ -45,6 +45,9 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
 def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     printed = paper_table("sharing", "fig02")
     grid = sharing.maps(sharing.figure2({}))["Paper, 25 MB"].grid
+    unsure = {"panel": ["here"], "value": [1.2], "lower": [0.9], "upper": [1.5]}
+    both = pd.concat([sharing.figure2({}), pd.DataFrame(unsure)], ignore_index=True)
+    assert sharing.largest(both) == f"{printed['relative_time'].max():.2f}, (1.20)"
     for row in printed.itertuples():
         assert grid.loc[row.blocks, row.threads] == row.relative_time
     names = [*WAYS, "t2-own-normal", "t1-free-normal-omp2", [*TRAINED][-1]]
@@ -82,7 +85,9 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
     again = sharing.figure8({})
     assert len(again) == throughput().count().sum()
-    (panel,) = sharing.maps(again).values()
+    ((says, panel),) = sharing.maps(again, ": ").items()
+    counts = len(again), (again["value"] > 0).sum(), (again["value"] < 0).sum()
+    assert says == "Paper, two V100S: {1} of {0} better, {2} worse".format(*counts)
     assert (panel.grid[DEFAULT] == 0).all() and panel.grid.shape == throughput().shape
 
 
@@ -132,6 +137,7 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
     one_gpu = sharing.one_gpu(str(tmp_path))
     assert one_gpu["iterations"]["overlap_s"].to_numpy() == pytest.approx(0.0015)
     gains, bars = sharing.maps(sharing.figure4(one_gpu)), sharing.figure6(one_gpu)
+    assert "stand-in, full speed: best wins 2/2" in sharing.pairs(bars)
     for name in ("stand-in, full speed", "stand-in, 10 GB/s"):
         for blocks, threads in ((1, 64), (2, 256), (4, 64)):
             gain = 100 * (1.2 / (1 + blocks / 10) - 1)

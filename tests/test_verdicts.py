@@ -78,38 +78,68 @@ def test_a_number_agrees_within_the_tolerance_on_the_side_that_counts(
     value: float, tolerance: float, shift: float, relation: str
 ) -> None:
     claim = replace(CLAIM, value=value, tolerance=tolerance, relation=relation)
-    outcome = claim.outcome(claims.counted(value * (1 + shift), "a count"))
+    outcome = claim.verdict(claims.counted(value * (1 + shift), "a count")).outcome
     if abs(abs(shift) - tolerance) > 1e-9:
         off = {"=": abs(shift), "<=": shift, ">=": -shift}[relation]
         assert (outcome == "reproduced") == (off < tolerance)
-    assert claim.outcome(claims.own(value, "itself")) == "compatible"
-    assert claim.outcome(None) == "open"
+    assert claim.verdict(claims.own(value, "itself")).outcome == "compatible"
 
 
 @given(values, st.floats(0, 0.5), st.lists(values, min_size=1, max_size=4))
-def test_a_range_need_only_meet_the_print_unless_it_was_measured(
+def test_a_claim_agrees_with_what_was_attained_and_measured_with_all_of_it(
     value: float, tolerance: float, seen: list[float]
 ) -> None:
+    """Values are no range: between two of them nothing was attained, unless a range is given."""
     claim = replace(CLAIM, value=value, tolerance=tolerance)
-    alone = [claim.outcome(claims.counted(each, "alone")) == "reproduced" for each in seen]
-    together = claim.outcome(claims.measured(seen, "all", "recorded"))
-    assert (together == "reproduced") == all(alone)
-    if any(alone) or min(seen) <= value <= max(seen):
-        assert claim.outcome(claims.modelled(seen, "between")) == "compatible"
+
+    def outcome(result: claims.Result) -> str:
+        return claim.verdict(result).outcome
+
+    alone = [outcome(claims.counted(each, "alone")) == "reproduced" for each in seen]
+    assert (outcome(claims.measured(seen, "all", "recorded")) == "reproduced") == all(alone)
+    assert (outcome(claims.modelled(seen, "each")) == "compatible") == any(alone)
+    between = outcome(claims.modelled([(min(seen), max(seen))], "between")) == "compatible"
+    assert between == (any(alone) or min(seen) <= value <= max(seen))
 
 
 @given(values, values)
 def test_a_bound_contradicts_only_what_lies_beyond_it(value: float, bound: float) -> None:
     claim = replace(CLAIM, value=value, tolerance=0)
     if not math.isclose(value, bound, rel_tol=1e-9):
-        assert (claim.outcome(claims.at_least(bound, "b")) == "compatible") == (value > bound)
-        assert (claim.outcome(claims.at_most(bound, "b")) == "compatible") == (value < bound)
+        assert (claim.verdict(claims.at_least(bound, "b")).outcome == "compatible") == (
+            value > bound
+        )
+        assert (claim.verdict(claims.at_most(bound, "b")).outcome == "compatible") == (
+            value < bound
+        )
 
 
 def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.DataFrame) -> None:
-    with pytest.raises(ValueError, match="no NaN"):
-        claims.counted([1.0, math.nan], "n")
+    for values in ([1.0, math.nan], []):
+        with pytest.raises(ValueError, match="without numbers"):
+            claims.counted(values, "n")
     table, numbers = papers.counts(verdicts), papers.key_numbers(verdicts)
     assert table.index[0] == "measured here" and table.loc["all", "all"] == len(verdicts)
     assert table.drop(index="all", columns="all").sum().sum() == len(verdicts)
     assert numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
+
+
+def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_id = {claim.id: claim for claim in claims.load_claims()}
+    example = by_id["osf-sf-example"]
+    odd = replace(example, id="dag-nvlink", relation="about")
+    nowhere = replace(example, id="osf-nowhere")
+    monkeypatch.setitem(claims.CHECKS, "dag-storage", lambda: store.network_named("no such"))
+    papers._result.cache_clear()
+    judged = papers.evaluate([by_id["dag-storage"], odd, nowhere, example]).set_index("id")
+    papers._result.cache_clear()
+    lines = capsys.readouterr().err.splitlines()
+    assert judged["outcome"].to_dict() == dict.fromkeys(judged.index, "open") | {
+        "osf-sf-example": "compatible"
+    }
+    assert [line.split(": ")[0] for line in lines] == [
+        f"claim {name}" for name in ("dag-storage", "dag-nvlink", "osf-nowhere")
+    ]
+    assert "'about': write one of =, <=, >=" in lines[1]

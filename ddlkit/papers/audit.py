@@ -49,19 +49,34 @@ class Stated:
         return (np.maximum(outside, 0.0) / width).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A statement that is left out: its values in the ``settings`` that agree with the most ``others``.
+APART = 2
+"""So many of the others must a statement cost to be contradicted by them: one fewer decides nothing."""
 
-    most : how many others these agree with; with_it : how many at most where it holds too
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """How a statement stands with the ``others`` of a search.
+
+    values : what its quantity is in the settings that meet the most others, each once, in order
+    most : others that a setting meets at most; with_it : the same where it holds too, -1 if it never does
+    settings : how many meet the most statements, itself counted, and the share ``counted`` in which it holds
+    uncounted : its share of the settings that meet the most others
     """
 
-    low: float
-    high: float
-    settings: int
+    values: Floats
     others: int
     most: int
     with_it: int
+    settings: int
+    counted: float
+    uncounted: float
+
+    @property
+    def standing(self) -> str:
+        """Return "contradicted" by the others, "compatible" with them, or "undecided"."""
+        if self.with_it < 0 or self.with_it <= self.most - APART:
+            return "contradicted"
+        return "compatible" if self.counted >= 0.5 else "undecided"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,15 +119,23 @@ class SettingSearch:
         seen = self._value(name)[self.most(*required)]
         return float(seen.min()), float(seen.max())
 
-    def without(self, name: str) -> LeftOut:
-        """Return what all *other* statements say of this one."""
-        holds = self.holds[self._number(name)]
-        agreed = self.count - holds
-        best = agreed == agreed.max()
-        seen, others = self._value(name)[best], len(self.stated) - 1
-        with_it = int(agreed[holds].max(initial=0))
-        ends = float(seen.min()), float(seen.max())
-        return LeftOut(*ends, int(best.sum()), others, int(agreed.max()), with_it)
+    def without(self, name: str, low: float = math.nan, high: float = math.nan) -> LeftOut:
+        """Return how a statement stands with all others, if it says ``low`` to ``high`` (its own, if NaN)."""
+        holds, value = self.holds[self._number(name)], self._value(name)
+        others = self.count - holds
+        if not math.isnan(low):
+            holds = (value >= low) & (value <= high)
+        best, counted = others == others.max(), others + holds
+        top = counted == counted.max()
+        return LeftOut(
+            values=np.unique(value[best]),
+            others=len(self.stated) - 1,
+            most=int(others.max()),
+            with_it=int(others[holds].max(initial=-1)),
+            settings=int(top.sum()),
+            counted=float(holds[top].mean()),
+            uncounted=float(holds[best].mean()),
+        )
 
     def _number(self, name: str) -> int:
         return [statement.name for statement in self.stated].index(name)

@@ -1,23 +1,26 @@
 """What the papers print, as transcribed: claims, tables, prose; and the register of the claims' checks.
 
 A claim is a row of data/papers/<key>/claims.csv. Its check never sees the printed value and returns a Result.
-One rule for all judges: a claim agrees when the printed number, with its tolerance, meets the interval.
+A claim agrees when the printed number, with its tolerance, meets a number that was computed; what settings
+that agree with other statements say of one is judged by `ddlkit.papers.audit.LeftOut`.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ddlkit import papers, store
+from ddlkit.core.errors import UserError
+from ddlkit.core.workload import Floats
 from ddlkit.papers.audit import SettingSearch
 from ddlkit.store import readers
 
@@ -42,6 +45,7 @@ class Outcome(StrEnum):
     DIFFERS = "differs"
     COMPATIBLE = "compatible"
     CONTRADICTED = "contradicted"
+    UNDECIDED = "undecided"
     OPEN = "open"
 
 
@@ -53,32 +57,79 @@ RELATIONS = ("=", "<=", ">=")
 
 # -- what a check returns ------------------------------------------------------------------------
 
-Values = float | Iterable[float]
-"""A number, or all that it may be: over links, networks, settings or roundings."""
+Values = float | Iterable[float] | Iterable[Sequence[float] | Floats]
+"""A number, all numbers that it may be (links, networks, settings), or the ends of all that lies between."""
 
 
-@dataclass(frozen=True)
+class Verdict(NamedTuple):
+    """What the evidence says of a claim, and what to add to the result's note."""
+
+    outcome: Outcome
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
 class Result:
-    """What was computed, ``low`` to ``high`` in the claim's unit; ``grade`` of what was measured, else ""."""
+    """What was computed, in the claim's unit.
+
+    spans : (n, 2) attained numbers, each twice, or the ends of all that lies between
+    grade : of what was measured, else ""; interval : what a measured result is, and of how many numbers
+    judge : of the lowest and highest accepted value; if given, it decides in place of the spans
+    """
 
     evidence: Evidence
-    low: float
-    high: float
+    spans: Floats
     note: str
     grade: str = ""
+    interval: str = ""
+    judge: Callable[[float, float], Verdict] | None = None
 
     def __post_init__(self) -> None:
-        if not self.low <= self.high:
-            raise ValueError(f"a result from {self.low} to {self.high}: give low <= high, no NaN")
+        if not len(self.spans) or np.isnan(self.spans).any():
+            raise ValueError("a result without numbers, or with NaN")
+
+    @property
+    def low(self) -> float:
+        """The least of all."""
+        return float(self.spans.min())
+
+    @property
+    def high(self) -> float:
+        """The largest of all."""
+        return float(self.spans.max())
+
+    def meets(self, low: float, high: float) -> bool:
+        """Return whether anything that was attained lies from ``low`` to ``high``."""
+        least, most = self.spans.T
+        return bool(((least <= high) & (low <= most)).any())
 
 
 def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> Result:
     array = np.array([*values] if isinstance(values, Iterable) else [values], float)
-    return Result(evidence, float(array.min()), float(array.max()), note, grade)
+    spans = array if array.ndim == 2 else np.stack([array, array], axis=1)
+    return Result(evidence, np.unique(np.sort(spans, axis=1), axis=0), note, grade)
 
 
-measured = partial(_result, Evidence.MEASURED)
-"""What was measured here, a note, and its grade: one of `ddlkit.core.timeline.ORIGINS`."""
+def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
+    """Return what was measured here, a note, and its grade: one of `ddlkit.core.timeline.ORIGINS`.
+
+    n : how many cases or rounds a single value is of; of several values all must be accepted
+    """
+    each = [*values] if isinstance(values, Iterable) else [values]
+    interval = f"range, n = {len(each)}" if len(each) > 1 else f"point, n = {n or 1}"
+    return replace(_result(Evidence.MEASURED, each, note, grade), interval=interval)
+
+
+def confident(
+    samples: Floats, statistic: Callable[[Floats], float], note: str, grade: str
+) -> Result:
+    """Return the 95% bootstrap interval of a statistic of (n, ...) samples, drawn anew along n."""
+    random, n = np.random.default_rng(0), len(samples)
+    drawn = [statistic(samples[random.integers(0, n, n)]) for _ in range(2000)]
+    result = _result(Evidence.MEASURED, [tuple(np.quantile(drawn, [0.025, 0.975]))], note, grade)
+    return replace(result, interval=f"95% confidence interval, n = {n}")
+
+
 counted = partial(_result, Evidence.COUNTED)
 """What published architectures have, or what an algorithm run to its end gives."""
 modelled = partial(_result, Evidence.MODEL)
@@ -89,22 +140,27 @@ own = partial(_result, Evidence.OWN)
 
 def at_least(value: float, note: str) -> Result:
     """Return a lower bound on the claimed quantity."""
-    return _result(Evidence.BOUND, (value, math.inf), note)
+    return _result(Evidence.BOUND, [(value, math.inf)], note)
 
 
 def at_most(value: float, note: str) -> Result:
     """Return an upper bound on the claimed quantity."""
-    return _result(Evidence.BOUND, (-math.inf, value), note)
+    return _result(Evidence.BOUND, [(-math.inf, value)], note)
 
 
 def by_model(search: SettingSearch, statement: str, scale: float = 1, offset: float = 0) -> Result:
-    """Return a statement's values over all settings that agree with the most *other* statements."""
-    left = search.without(statement)
-    note = (
-        f"over {left.settings:,} settings, which agree with {left.most} of the {left.others} other "
-        f"statements; those that agree with this one too reach {left.with_it} of them"
-    )
-    return modelled([offset + scale * end for end in (left.low, left.high)], note)
+    """Return a statement's values in the settings that meet the most *others*, which then judge it."""
+
+    def judge(low: float, high: float) -> Verdict:
+        left = search.without(statement, *((end - offset) / scale for end in (low, high)))
+        note = (
+            f"of {left.others} other statements at most {left.most} hold together, where it holds "
+            f"{left.with_it}; it does in {left.counted:.0%} of the {left.settings:,} settings that meet "
+            f"the most, itself counted, in {left.uncounted:.0%} if it is not"
+        )
+        return Verdict(Outcome(left.standing), note if left.with_it >= 0 else "it holds nowhere")
+
+    return replace(modelled(offset + scale * search.without(statement).values, ""), judge=judge)
 
 
 def over_compatible(search: SettingSearch) -> str:
@@ -161,19 +217,20 @@ class Claim:
         low = -math.inf if self.relation == "<=" else self.value - margin
         return low, math.inf if self.relation == ">=" else self.value + margin
 
-    def outcome(self, result: Result | None) -> Outcome:
-        """Return the one rule's verdict: a claim agrees when the accepted values meet the computed interval.
+    def verdict(self, result: Result) -> Verdict:
+        """Return what a result says of the claim: it agrees if an attained value is accepted.
 
-        Of what was measured or counted, a range over links, networks or repeats, all must be accepted.
+        Of what was measured or counted, over links, networks or repeats, all must be accepted.
         """
-        if result is None:
-            return Outcome.OPEN
+        if self.relation not in RELATIONS:
+            raise UserError(f"relation {self.relation!r}: write one of {', '.join(RELATIONS)}")
         low, high = self.accepted
+        if result.judge:
+            return result.judge(low, high)
         if result.evidence in FIRM:
             inside = low <= result.low and result.high <= high
-            return Outcome.REPRODUCED if inside else Outcome.DIFFERS
-        meets = result.low <= high and low <= result.high
-        return Outcome.COMPATIBLE if meets else Outcome.CONTRADICTED
+            return Verdict(Outcome.REPRODUCED if inside else Outcome.DIFFERS)
+        return Verdict(Outcome.COMPATIBLE if result.meets(low, high) else Outcome.CONTRADICTED)
 
 
 @cache
@@ -197,6 +254,12 @@ def waiting() -> pd.DataFrame:
     """Return the open claims, by id: ``notebook`` that will decide it ("" if none can), and ``why``."""
     rows = pd.concat([paper_table(paper, "open") for paper in PAPERS])
     return rows.set_index("claim").fillna("")
+
+
+@cache
+def halved() -> pd.DataFrame:
+    """Return the outcomes of modelled claims on a grid, and with half its step along each ``axis``."""
+    return pd.read_csv(store.DATA / "halved.csv")
 
 
 def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:

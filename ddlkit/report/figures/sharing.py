@@ -126,9 +126,8 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
     ends = {end: rows.get(end, np.nan) for end in ENDS}
     order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
-    table = parts.assign(panel=panel, value=rows[value], **ends)
-    table = table.assign(place=place, order=order).dropna(subset="value")
-    table = table.sort_values(["place", "order"], ignore_index=True)
+    table = parts.assign(panel=panel, value=rows[value], **ends, place=place, order=order)
+    table = table.dropna(subset="value").sort_values(["place", "order"], ignore_index=True)
     return table[["panel", "row", "column", "value", *ENDS, "order"]]
 
 
@@ -340,31 +339,41 @@ def shown(name: Any) -> Any:
     return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
-def maps(table: pd.DataFrame) -> dict[str, Panel]:
-    """Return heat maps of `cells` by heading, in the words of readers."""
+def largest(table: pd.DataFrame) -> str:
+    """Return the largest ratio of each panel of `cells`, in parentheses where its interval holds 1."""
+    rows = table.loc[table.groupby("panel", sort=False)["value"].idxmax()]
+    unsure = (rows["lower"] < 1) & (rows["upper"] > 1)
+    return ", ".join(map(str.format, np.where(unsure, "({:.2f})", "{:.2f}"), rows["value"]))
+
+
+def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
+    """Return heat maps of `cells` by heading, which after ``between`` counts gains beyond their intervals."""
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
+        says = shown(name)
+        if between:
+            low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
+            says += f"{between}{sum(low > 0)} of {len(rows)} better, {sum(high < 0)} worse"
         rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
         order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
         axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
         wide = rows.pivot(index="row", columns="column", values=["value", *ENDS]).astype(float)
-        grid, lower, upper = (
-            wide[end].loc[order].rename_axis(index=axes[0], columns=axes[1])
-            for end in ("value", *ENDS)
-        )
-        drawn[shown(name)] = Panel(grid, lower, upper)
+        wide = wide.rename_axis(index=axes[0], columns=["", axes[1]])
+        drawn[says] = Panel(*(wide[end].loc[order] for end in ("value", *ENDS)))
     return drawn
 
 
 def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return for `plots.paired_bars` by heading the bars and which of a pair is which."""
+    """Return for `plots.paired_bars` by heading, which counts wins, the bars and which of a pair is which."""
     drawn = {}
     for name, table in bars.items():
         cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
         names = [f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases]
+        default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
+        won = f"best wins {sum(best_s < default_s)}/{sum(best_s != default_s)}"
         renamed = table.set_axis(np.repeat(names, 2)).rename(columns={PARTS[0]: "compute only"})
         whose = "the paper's best" if name == SIMULATED else "best of other rounds"
-        drawn[shown(name)] = renamed, f"left: default; right: {whose}"
+        drawn[f"{shown(name)}: {won}"] = renamed, f"left: default; right: {whose}"
     return drawn
 
 

@@ -8,41 +8,75 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from ddlkit.core.errors import UserError, one_line
 from ddlkit.report import claims
-from ddlkit.report.claims import Claim, Evidence, Outcome, Result
+from ddlkit.report.claims import Claim, Evidence, Outcome, Result, Verdict
 from ddlkit.report.outputs import format_quantity
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
-    """Return a row per claim, strongest evidence first: its columns, its Result's, outcome and notebook.
+RESULT = ("evidence", "spans", "low", "high", "grade", "interval", "judge")
+NOTHING = dict.fromkeys(RESULT, "") | {"evidence": Evidence.NONE, "low": math.nan, "high": math.nan}
 
-    Of an open claim low and high are NaN, ``note`` is the reason, and ``notebook`` will decide it.
+
+def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
+    """Return a row per claim, strongest evidence first: its columns, RESULT, outcome, note and notebook.
+
+    Of an open claim low and high are NaN, ``note`` is the reason, and ``notebook`` will decide it. A claim
+    that cannot be judged is open, too, and said to be so on a line of standard error.
     """
-    undecided = claims.waiting().rename(columns={"why": "note"}).to_dict("index")
-    nothing = {"evidence": Evidence.NONE, "low": math.nan, "high": math.nan, "grade": ""}
     rows = []
     for claim in claims.load_claims() if listed is None else listed:
-        result = _result(claim.id)
-        cells = {**asdict(result), "notebook": ""} if result else nothing | undecided[claim.id]
-        rows.append({**asdict(claim), **cells, "outcome": claim.outcome(result)})
+        try:
+            cells = _cells(claim)
+        except Exception as error:  # the others are still to be judged
+            line = f"claim {claim.id}: could not be judged: {one_line(str(error) or repr(error))}"
+            print(line, file=sys.stderr)
+            cells = NOTHING | {"notebook": "", "note": line, "outcome": Outcome.OPEN}
+        rows.append({**asdict(claim), **cells})
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
     return table.sort_values(
         "evidence", key=lambda names: names.map([*Evidence].index), kind="stable", ignore_index=True
     )
 
 
+def _cells(claim: Claim) -> dict[str, Any]:
+    """Return a claim's RESULT, outcome, note and notebook. Raises whatever its check does."""
+    if claim.id not in claims.CHECKS:
+        if claim.id not in claims.waiting().index:
+            raise UserError("it has no check: write one, or why not into the paper's open.csv")
+        notebook, why = claims.waiting().loc[claim.id, ["notebook", "why"]]
+        return NOTHING | {"notebook": notebook, "note": why, "outcome": Outcome.OPEN}
+    result = _result(claim.id)
+    verdict = _settled(claim, result)
+    note = "; ".join(filter(None, [result.note, verdict.note]))
+    cells = {name: getattr(result, name) for name in RESULT}
+    return {**cells, "notebook": "", "note": note, "outcome": verdict.outcome}
+
+
+def _settled(claim: Claim, result: Result) -> Verdict:
+    """Return a claim's verdict; undecided where half the step, along one axis of its grid, changes it."""
+    flips = claims.halved().query("claim == @claim.id and outcome != halved")
+    if flips.empty:
+        return claim.verdict(result)
+    axes = ", ".join(f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples())
+    return Verdict(Outcome.UNDECIDED, f"{flips['outcome'].iloc[0]} on the grid, but {axes}")
+
+
 @cache
-def _result(claim: str) -> Result | None:
-    return claims.CHECKS[claim]() if claim in claims.CHECKS else None
+def _result(claim: str) -> Result:
+    return claims.CHECKS[claim]()
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -54,22 +88,25 @@ def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
 
 
 def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
-    """Return `counts` by name, as evidence_outcome, then how many are open, and how many in all."""
+    """Return `counts` by name, as evidence_outcome, how many are undecided, open, and how many in all."""
     table, numbers = counts(verdicts), {}
     for evidence in [*Evidence][:-1]:
         firm = evidence in claims.FIRM
         for outcome in ("reproduced", "differs") if firm else ("compatible", "contradicted"):
             numbers[f"{evidence.name.lower()}_{outcome}"] = int(table.loc[str(evidence), outcome])
-    return {**numbers, "open": int(table.loc["all", "open"]), "claims": len(verdicts)}
+    ends = {name: int(table.loc["all", name]) for name in ("undecided", "open")}
+    return {**numbers, **ends, "claims": len(verdicts)}
 
 
 def computed(row: pd.Series) -> str:
-    """Return what was computed for a claim, as readers see it: a number, a range, or a bound.
+    """Return what was computed for a claim, as readers see it: a number, a few, a range, or a bound.
 
-    >>> cells = {"low": 7.0, "high": 7.0, "unit": "%"}
-    >>> computed(pd.Series(cells)), computed(pd.Series({**cells, "high": 8.0}))
-    ('7%', '7 to 8%')
-    >>> computed(pd.Series({**cells, "high": math.inf}))
+    >>> cells = {"spans": np.array([[7.0, 7.0]]), "low": 7.0, "high": 7.0, "unit": "%"}
+    >>> computed(pd.Series(cells))
+    '7%'
+    >>> computed(pd.Series(cells | {"spans": np.array([[7.0, 7.0], [9.0, 9.0]])}))
+    '7 or 9%'
+    >>> computed(pd.Series(cells | {"spans": np.array([[7.0, math.inf]]), "high": math.inf}))
     'at least 7%'
     """
     low, high = (format_quantity(row[end], row["unit"]) for end in ("low", "high"))
@@ -77,7 +114,13 @@ def computed(row: pd.Series) -> str:
         return low
     if not low or not high:
         return f"at least {low}" if low else f"at most {high}"
-    return f"{format_quantity(row['low'], '1')} to {high}"
+    least, most = np.transpose(row["spans"])
+    few = 1 < len(least) <= FEW and (least == most).all() and not row["interval"]
+    first = [format_quantity(value, "1") for value in (least[:-1] if few else least[:1])]
+    return f"{', '.join(first)} {'or' if few else 'to'} {high}"
+
+
+FEW = 4  # attained values that are listed; of more the least and the largest stand for all
 
 
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:

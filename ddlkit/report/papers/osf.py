@@ -55,7 +55,7 @@ def _osf_error_reduction() -> Result:
     most = errors["fig03-osf-error-max"]
     ends = (most + 0.05) / (least - 0.5), (most - 0.05) / (largest + 0.05)
     note = f"OSF errs by {most}% somewhere, and CSF nowhere by more than {largest}%"
-    return own([100 * (1 - end) for end in ends], note)
+    return own([[100 * (1 - end) for end in ends]], note)
 
 
 def _tensors(network: str) -> Result:
@@ -99,9 +99,9 @@ def _fusion_gains() -> pd.DataFrame:
 @check("osf-fig11-mgwfbp-max", "over_mg_wfbp", "max")
 def _fusion_gain(over: str, which: str) -> Result:
     """What the best of all plans can gain at most: adaFusion's is one of them."""
-    gain = _fusion_gains().groupby("setting")[over].agg(which).max()
+    gain = _fusion_gains().groupby("setting")[over].agg(which)
     note = f"of the best of all plans under Eqs 4, 7 and 11, {_compatible_note()}"
-    return modelled((-math.inf, 100 * float(gain)), note)
+    return modelled([(-math.inf, 100 * float(gain.max()))], note)
 
 
 @check("osf-fig11-best-buffer")

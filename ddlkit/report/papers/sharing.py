@@ -92,7 +92,7 @@ def _relative_time(configuration: str) -> float:
 
 
 def _above_1(ratio: float, note: str) -> Result:
-    return own(100 * (ratio + ROUNDING - 1), note)
+    return own([100 * (ratio + ROUNDING - 1)], note)
 
 
 @check("sharing-fig02-speedup", "1x256")
@@ -100,14 +100,14 @@ def _above_1(ratio: float, note: str) -> Result:
 def _allreduce_speedup(configuration: str) -> Result:
     ratio = _relative_time(configuration)
     note = f"{ratio} of the default's time: {1 - ratio:.0%} is the time saved, no speedup"
-    return own([100 * sharing.gain(1.0, time) for time in ratio + ROUNDING], note)
+    return own([[100 * sharing.gain(1.0, time) for time in ratio + ROUNDING]], note)
 
 
 @check("sharing-fig03-default-min", 0)
 @check("sharing-fig03-default-max", -1)
 def _kernel_extreme(place: int) -> Result:
     grid = slowdowns(2, 256).sort_values()
-    return own(grid.iloc[place] + ROUNDING, f"from the cells of Fig 3: {grid.index[place]}")
+    return own([grid.iloc[place] + ROUNDING], f"from the cells of Fig 3: {grid.index[place]}")
 
 
 @check("sharing-fig03-least", "convolution", "average_pooling", "linear", "relu", "batch_norm")
@@ -132,14 +132,14 @@ def _gain(network: str, batch: int, configuration: str = "") -> Result:
     row = throughput().loc[(network, batch)]
     name = configuration or str(row.idxmax())
     ends = [100 * gain for gain in sharing.gain_range(row[name], row[DEFAULT])]
-    return own(ends, f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
+    return own([ends], f"from Fig 8: {network}, batch {batch}, {name}; best there {row.idxmax()}")
 
 
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
     first, last = (_gain("ResNet-18", batch) for batch in (BATCHES[0], BATCHES[-1]))
     return own(
-        [last.low / first.high, last.high / first.low], "from Fig 8: batch 128 over batch 16"
+        [(last.low / first.high, last.high / first.low)], "from Fig 8: batch 128 over batch 16"
     )
 
 
@@ -147,7 +147,7 @@ def _gain_falls() -> Result:
 def _saved_time() -> Result:
     most, default = throughput().loc[("ResNet-18", 16)].agg(["max", DEFAULT])
     ends = [1e3 * sharing.saved_s(16, most + half, default - half) for half in (-0.5, 0.5)]
-    return own(ends, "from Fig 8 within its rounding")
+    return own([ends], "from Fig 8 within its rounding")
 
 
 def _longest_ms(network: str, batch: int, configuration: str) -> float:
