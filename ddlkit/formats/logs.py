@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddlkit.core.errors import UserError, shown
+from ddlkit.core.fit import MOST_ROWS
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
@@ -115,10 +116,8 @@ class Table:
             raise UserError(f"{where}, column time: truncated after {len(words)} words")
         left = left if start == at else [name for name in left if name != "redop"]
         half = timed.index("time", 1) if "time" in timed[1:] else len(timed)
-        parts = [(left, words)]
-        for begin in range(0, len(timed), half):
-            parts.append((timed[begin : begin + half], words[start + begin :]))
-        return [dict(zip(*part, strict=False)) for part in parts]
+        places = [(timed[at : at + half], words[start + at :]) for at in range(0, len(timed), half)]
+        return [dict(zip(*part, strict=False)) for part in [(left, words), *places]]
 
 
 def read_tables(text: str, file: str) -> list[Table]:
@@ -135,8 +134,7 @@ def read_tables(text: str, file: str) -> list[Table]:
             now.layout, now.columns = head
             now.rated, now.whole = "algbw" in now.columns, not line.startswith("#")
             if now.layout.time not in now.columns:
-                problem = "column cputime: not GPU time: run without -C"
-                raise UserError(f"{file}: line {number}, {problem}")
+                raise UserError(f"{file}: line {number}, column cputime: not GPU time: take no -C")
             ahead = Table()
         elif now and _END.search(line):
             now.whole, now = True, None
@@ -205,6 +203,8 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
 
     Sizes of 0 are all_gather's, where a message is too small to be divided among the ranks.
     """
+    if len(table.rows) > MOST_ROWS:
+        raise UserError(f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out")
     lines, rows, before = list[int](), list[list[str]](), list[str]()
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
