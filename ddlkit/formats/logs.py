@@ -186,8 +186,8 @@ def _chosen(tables: list[Table], file: str, kind: str, ranks: int, number: int |
     """Return the table of that number, from 1, or the one that may be of these; a UserError lists them."""
     lines, fits = list[str](), list[int]()
     for at, table in enumerate(tables if len(tables) > 1 or number is not None else (), start=1):
-        kinds = sorted(table.named) or [*_kinds(table, _printed(table, file)[1], ranks)]
-        count = f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
+        n, count = table.ranks or ranks, f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
+        kinds = sorted(table.named) or [*_kinds(table, _printed(table, file)[1], n)]
         lines.append(f"{at} {' or '.join(kinds)}, {count}")
         may_be = kind in ("", *kinds) and (not ranks or table.ranks in (0, ranks))
         if at == number or number is None and may_be:
@@ -239,7 +239,7 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     algbw = max(float(fast["algbw"].mean()), 1e-9)
     rate, bus = algbw / (fast["size"] / fast["time"]).mean() * 1e9, fast["busbw"].mean() / algbw
-    error = 0.005 + 0.01 / algbw  # both are printed to 0.01
+    error = 0.001 + 0.01 / algbw  # both are printed to 0.01, times of seconds to two digits
     left, *places = table.cells(table.rows[-1][1], "")
     reduces, root = left.get("redop", left.get("op", "none")), left.get("root", "-1")
     law, kinds = [reduces != "none", not root.startswith("-")], dict[str, tuple[float, int]]()
@@ -253,7 +253,7 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
         if kind == "all_gather":  # sizes of one rank
             ways += [(count, share, count), (count - 1, 1.0, count)]
         for part, over, times in ways if law == wanted else ():
-            if abs(rate - part) <= error * part and abs(bus - over) <= error * over:
+            if abs(rate - part) <= (error + 0.05) * part and abs(bus - over) <= error * over:
                 kinds[kind] = part, times
     # Since 2022 what these two leave in place, and no other, is not checked.
     if unchecked == [False, True]:
