@@ -125,7 +125,7 @@ def test_versions_print_other_rates_sizes_and_units(tmp_path: Path) -> None:
 
 
 def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(tmp_path: Path) -> None:
-    text = imb(n=2) + imb(n=8) + nccl("broadcast", 4) + imb("Allgather", 8)
+    text = imb(n=2) + imb(n=8) + nccl("broadcast", 4) + imb("Allgather") + "#repetitions\n9 2 3\n"
     first = "4 tables: choose one by --table: 1 all_reduce, 2 ranks, 10 rows; 2 all_reduce, 8 ranks"
     others = "; 3 broadcast, 4 ranks, 9 rows; 4 all_gather, 8 ranks, 10 rows"
     for table in (None, 0, 5):

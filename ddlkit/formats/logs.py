@@ -27,14 +27,14 @@ _BEFORE = re.compile(
     r"|(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)))*\s*"
 )
 _WORD, _ROW = re.compile(r"[^\s,|]+"), re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
-_END = re.compile("Avg bus bandwidth|test concluded")
+_END = re.compile(r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I)
 _RANK = re.compile(
     r"#\s+Rank\s+(\d{1,9})\b(?:.*\bdevice\s+\d+\s+\[[\w:.]+\]\s*(.*))?|# #processes = (\d{1,9})\b"
 )
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
 _NAME = re.compile(
-    r"(?<![a-z])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv"
-    r"|hypercube)_perf|\bOSU \S+\s(.*)Latency Test|# Benchmarking (\S+)"
+    r"(?<!concluded: )(?<![a-z_])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather"
+    r"|scatter|sendrecv|hypercube)_perf|\bOSU \S+\s(.*)Latency Test|# Benchmarking (\S+)"
 )
 _SPELT = {
     **{"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"},
@@ -136,9 +136,9 @@ def read_tables(text: str, file: str) -> list[Table]:
             if now.layout.time not in now.columns:
                 raise UserError(f"{file}: line {number}, column cputime: not GPU time: take no -C")
             ahead = Table()
-        elif now and _END.search(line):
-            now.whole, now = True, None
         else:
+            if now and (end := _END.search(line)):
+                now.whole, now = now.whole or bool(end[1]), None
             ahead.hear(line)
     if tables and not any(table.rows for table in tables):
         last = shown(text.rstrip().rpartition("\n")[2])
@@ -184,25 +184,23 @@ def read_log(
 
 def _chosen(tables: list[Table], file: str, kind: str, ranks: int, number: int | None) -> Table:
     """Return the table of that number, from 1, or the one that may be of these; a UserError lists them."""
+    if number in range(1, len(tables) + 1) or number is None and len(tables) == 1:
+        return tables[(number or 1) - 1]
     lines, fits = list[str](), list[int]()
-    for at, table in enumerate(tables if len(tables) > 1 or number is not None else (), start=1):
+    for at, table in enumerate(tables, start=1):
         n, count = table.ranks or ranks, f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
         kinds = sorted(table.named) or [*_kinds(table, _printed(table, file)[1], n)]
         lines.append(f"{at} {' or '.join(kinds)}, {count}")
-        may_be = kind in ("", *kinds) and (not ranks or table.ranks in (0, ranks))
-        if at == number or number is None and may_be:
+        if number is None and kind in ("", *kinds) and (not ranks or table.ranks in (0, ranks)):
             fits.append(at)
-    if lines and len(fits) != 1:
+    if len(fits) != 1:
         listed = "; ".join(lines[at - 1] for at in fits) or "; ".join(lines)
         raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
-    return tables[fits[0] - 1 if fits else 0]
+    return tables[fits[0] - 1]
 
 
 def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
-    """Return what is printed of sizes above 0, a row for each time, as text and checked.
-
-    Sizes of 0 are all_gather's, where a message is too small to be divided among the ranks.
-    """
+    """Return what is printed, a row for each time, but of sizes of 0: too small to be divided among ranks."""
     if len(table.rows) > MOST_ROWS:
         raise UserError(f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out")
     lines, rows, before = list[int](), list[list[str]](), list[str]()
