@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # Labels of mpirun --tag-output, and colours, stand inside a line, too; before it, any number of quotes, bars,
 # those of srun -l and Ray, hosts and time stamps.
-_INSIDE = re.compile(r"\[[^\]\s]*\]<std(?:out|err)>:|\x1b\[[\d;]*m")
+_INSIDE = re.compile(r"\[[^\]\s]{0,99}\]<std(?:out|err)>:|\x1b\[[\d;]*m")
 _BEFORE = re.compile(
-    r"(?:\s*(?:[>|]|\d+:(?=\s)|\([^()]*\bpid=\d+[^()]*\)|\[[^\[\]]*\]:?|[A-Za-z][\w.-]*:(?=\s)"
+    r"(?:\s*(?:[>|]|\d+:(?=\s)|\([^()]{0,99}\bpid=\d+[^()]{0,99}\)|\[[^\[\]]*\]:?|[A-Za-z][\w.-]*:(?=\s)"
     r"|(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)))*\s*"
 )
 _WORD, _ROW = re.compile(r"[^\s,|]+"), re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
@@ -34,7 +34,7 @@ _RANK = re.compile(
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
 _NAME = re.compile(
     r"(?<!concluded: )(?<![a-z_])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather"
-    r"|scatter|sendrecv|hypercube)_perf|\bOSU \S+\s(.*)Latency Test|# Benchmarking (\S+)"
+    r"|scatter|sendrecv|hypercube)_perf|\bOSU \S{1,40}\s(.{0,60})Latency Test|# Benchmarking (\S+)"
 )
 _SPELT = {
     **{"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"},
@@ -148,7 +148,7 @@ def read_tables(text: str, file: str) -> list[Table]:
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
     """Return the layout of a line of column names, and these in small letters, without units."""
-    plain = re.sub(r"\s*latency\s*\(us\)|\[usec\]", "_us", line.lower()).replace("#", " ")
+    plain = re.sub(r"\s{0,9}latency\s{0,9}\(us\)|\[usec\]", "_us", line.lower()).replace("#", " ")
     columns = [word for word in _WORD.findall(plain) if word[0] != "("]
     fits = [layout for layout in LAYOUTS if layout.others <= {*columns}]
     return (fits[0], columns) if fits and columns[0] in ("size", "bytes") else None
