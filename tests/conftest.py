@@ -58,7 +58,10 @@ def pytest_make_collect_report(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
-    parser.addoption("--long", action="store_true", help="the long fuzz")
+    parser.addoption(
+        "--long", action="store_true", help="the long fuzz, and grids of half the step"
+    )
+    parser.addoption("--write", action="store_true", help="data/halved.csv anew, with --long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

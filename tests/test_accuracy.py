@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
 from ddlkit.model.predictor import TRIALS, forecast_case, plan_of
-from ddlkit.report import accuracy, source
-from ddlkit.report.accuracy import calibrated, judge_goals, validate
+from ddlkit.report import accuracy, clusters, source
+from ddlkit.report.accuracy import calibrated, validate
+from ddlkit.report.figures import dag
 from ddlkit.report.source import Source
 from strategies import random_workload
 
@@ -119,15 +119,15 @@ def test_tokens_lanes_and_copies_are_known_too(in_flight: int) -> None:
 def test_noise_shows_as_repeatability_and_scores_keep_it() -> None:
     single = runs(noise=0.03)
     cases = accuracy.labelled(validate(single, {"abc": WORKLOAD}, calibration(noise=0.03)))
-    figures, covered = accuracy.summary(cases), accuracy.coverage(cases, single)
+    figures = accuracy.summary(cases, single)
     assert 0.01 < figures["median_repeatability"] < 0.1
     assert figures["median_error"] < min(0.05, figures["no_overlap_median_error"])
     assert figures["median_error"] <= figures["max_error"]
-    assert set(cases["lab"]) == {"4 x 1gbit"} and covered["iterations"] == len(single)
-    assert covered["coverage_of_cases"] == figures["interval_coverage"] == cases["inside"].mean()
+    assert set(cases["lab"]) == {"4 x 1gbit"} and figures["iterations"] == len(single)
+    assert figures["interval_coverage"] == cases["inside"].mean()
     wide = pd.concat([single, single.assign(iteration_s=9e9)])
-    both = accuracy.coverage(cases, wide)["coverage_of_iterations"]
-    assert both == covered["coverage_of_iterations"] / 2
+    both = accuracy.summary(cases, wide)["coverage_of_iterations"]
+    assert both == figures["coverage_of_iterations"] / 2
 
 
 def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> None:
@@ -190,14 +190,12 @@ def test_predictions_were_written_before_their_runs(path: Path) -> None:
     """Runs carry the hash of the table; errors are of medians; single iterations are counted."""
     campaign = Source((path.parent,))
     cases, runs = accuracy.joined(campaign), campaign.table("runs")
-    assert campaign.begun("predicted") < campaign.begun("runs")
+    ran = [store.load_stamp(table)["time"] for table in store.list_tables(path.parent, "runs-*")]
+    assert store.load_stamp(path)["time"] < min(ran)
     assert cases["runs"].sum() == len(runs) and (cases["covered"] <= cases["runs"]).all()
     one = cases.iloc[len(cases) // 2]
     own_s = runs.loc[runs["case"] == one["case"]].groupby("repeat")["iteration_s"].median()
     assert one["model_error"] == pytest.approx(one["model_iteration_s"] / own_s.median() - 1)
-    everything = accuracy.labelled(cases)
-    limited = everything[everything["processor_limited"]]["case"]
-    assert not {*limited} & {*accuracy.preregistered(campaign).cases["case"]}
 
 
 def test_a_run_that_something_else_predicted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,22 +218,7 @@ FROZEN = {
 """Rows of v0.2-studies (docs/studies.md), and their hash without the column ``state``."""
 
 
-def cases(error: float = 0.001, n: int = 40) -> pd.DataFrame:
-    columns = {"model_error": error, "model_exposed_error": 3 * error, "repeatability": 0.01}
-    return pd.DataFrame({"case": range(n), **columns, "inside": np.arange(n) % 20 > 0})
-
-
-def test_goals_are_judged_by_what_was_reached_and_confirm_what_came_after_them() -> None:
-    latest = max(
-        datetime.fromisoformat(change["at"])
-        for change in yaml.safe_load((store.DATA / "goals.yml").read_text())["changes"]
-    )
-    for later, standing in ((1, "confirmatory"), (0, "exploratory")):
-        table = judge_goals(cases(), latest + timedelta(seconds=later))
-        assert table["holds"].all() and set(table["standing"]) == {standing}
-    wrong = judge_goals(cases(0.5).assign(inside=False), latest).set_index("goal")["holds"]
-    assert not wrong["median error, iteration"] and not wrong["interval covers, least"]
-    assert wrong["interval covers, most"]
+OF_FILE = yaml.safe_load((store.DATA / "goals.yml").read_text(encoding="utf-8"))
 
 
 def digest(entry: dict[str, Any]) -> str:
@@ -252,9 +235,12 @@ def test_nothing_that_was_frozen_changes_or_disappears() -> None:
 
 
 def test_goals_and_predictions_are_those_that_were_frozen() -> None:
-    entries = yaml.safe_load((store.DATA / "goals.yml").read_text(encoding="utf-8"))["goals"]
     of_file = GOALS["campaign"].isin([source.CAMPAIGN, source.REPEATS])
-    assert set(GOALS.loc[of_file, "goal_sha256"]) == {digest(entry) for entry in entries}
+    assert set(GOALS.loc[of_file, "goal_sha256"]) == {digest(entry) for entry in OF_FILE["goals"]}
+    moments = [*(goal["set"] for goal in OF_FILE["goals"]), *(c["at"] for c in OF_FILE["changes"])]
+    confirms = max(moments) < GOALS["first_run_at"][of_file]
+    assert confirms.eq(GOALS["standing"][of_file] == "confirmatory").all()
+    assert confirms.nunique() == 2
     for row in GOALS[~of_file].itertuples():
         assert row.goal_sha256 == digest({"goal": row.goal, "wanted": row.wanted})
     kept = (store.DATA / "predicted").glob("*.csv")
@@ -270,15 +256,53 @@ def test_goals_and_predictions_are_those_that_were_frozen() -> None:
     assert (committed < run).all()
 
 
-@pytest.mark.parametrize("name", [source.LINKS, source.LINKS_FOURTH])
+RECORDED = COVERAGE[COVERAGE["campaign"].str.match("campaign(?!-disturbed|-calm)")]["campaign"]
+NOT_JUDGED = "cases$|links$|labs where the framework's default|models that are behind another"
+"""Goals of RECORDED of how much is measured, and of plans and models, which nothing judges any more."""
+
+
+def hold_share(campaign: str, cases: pd.DataFrame, inside: float, n: float) -> None:
+    """Hold a campaign's last row of coverage.csv against cases: so many of n lie inside."""
+    half = ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
+    row = COVERAGE[COVERAGE["campaign"] == campaign].iloc[-1]
+    assert float(row["reached"]) == pytest.approx(inside / n, rel=1e-5) and int(row["n"]) == n
+    assert float(row["median_half_width"]) == pytest.approx(half, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", RECORDED.unique())
 def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
-    judged = accuracy.preregistered(source.open_campaign("", name).alone)
-    rows = GOALS[GOALS["campaign"] == name].set_index("goal").loc[judged.goals["goal"]]
-    assert rows["wanted"].tolist() == judged.goals["wanted"].tolist()
-    assert (rows["held"] == "True").tolist() == judged.goals["holds"].tolist()
-    assert rows["reached"].astype(float).tolist() == pytest.approx(
-        judged.goals["reached"].tolist(), rel=1e-5
-    )
+    """Goals and coverage, of medians of cases, or of single iterations that were predicted before."""
+    campaign, goals = source.open_campaign("", name), [*accuracy.LINKS_GOALS]
+    if campaign.alone.has("predicted"):
+        cases = accuracy.labelled(accuracy.joined(campaign.alone))
+        cases = cases[~cases["processor_limited"] | (source.LINKS not in name)]
+        hold_share(name, cases, cases["covered"].sum(), cases["runs"].sum())
+    else:
+        cases = accuracy.judge(campaign.alone, campaign)
+        hold_share(name, cases, cases["inside"].sum(), len(cases))
+        goals = [accuracy.Goal(**entry) for entry in OF_FILE["goals"]]
+    judged = {goal.goal: goal.judged(cases) for goal in goals}
+    judged["largest error, iteration"] = {"reached": cases["model_error"].abs().max()}
+    rows = GOALS[(GOALS["campaign"] == name) & ~GOALS["goal"].str.match(NOT_JUDGED)]
+    for row in rows.itertuples():
+        now = judged[row.goal]
+        assert float(row.reached) == pytest.approx(now["reached"], rel=1e-5)
+        assert not row.held or (row.wanted, row.held) == (now["wanted"], str(now["holds"]))
+
+
+def test_other_recordings_reach_what_was_frozen() -> None:
+    """Training and replays of the newest recording, dense tables of others, training with pictures."""
+    recording = source.open_source("cpu-2x-amd-epyc")
+    for kind, cases in accuracy.judge(recording, recording).groupby("kind"):
+        hold_share(f"cpu-2x-amd-epyc, {kind}", cases, cases["inside"].sum(), len(cases))
+    dense = clusters.dense_predictions()
+    tables, cases = clusters.judged(dense), dense.assign(model_iteration_s=dense["predicted_s"])
+    hold_share("clusters, dense tables", cases, tables["covered"].sum(), len(dense))
+    scores = tables["median"].median(), tables["held"].mean(), tables["below_25_mib"].max()
+    pictures = dag.predictions(dag.parts(store.RECORDED / "cpu-2x-intel-xeon" / "input"))
+    most = pictures["error"].abs().groupby(pictures["network"]).mean().max()
+    kept = GOALS[GOALS["goal"].str.match("(?:median|largest) over (?:tables|net)|share of tables")]
+    assert kept["reached"].astype(float).tolist() == pytest.approx([*scores, most], rel=1e-5)
 
 
 def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:

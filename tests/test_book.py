@@ -297,7 +297,7 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
     small: Book,
 ) -> None:
     pages = sorted(small.pages.glob("*.html"))
-    names = "01_layers 02_fit buckets equations gallery glossary index verdicts"
+    names = "01_layers 02_fit buckets equations gallery glossary goals index verdicts"
     assert [page.stem for page in pages] == names.split()
     for page in pages:
         text = page.read_text()

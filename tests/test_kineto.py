@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
+from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.formats import import_file, kineto
 from ddlkit.formats.kineto import (
@@ -66,7 +68,7 @@ MESSAGES = {
     ("nccl:all_reduce", False): "",  # the range around the launch
     ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(Args<4096ul>)", True): "all_reduce",
     ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True): "all_gather",
-    ("ncclDevKernel_Generic_4", True): "nccl",
+    ("ncclDevKernel_Generic_4", True): "other",
     ("void gemm", True): "",
 }
 
@@ -114,7 +116,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_recorded_profile_holds_every_gradient_of_the_network(recorded: Path) -> None:
-    profile = layer_profile(read_kineto(recorded))
+    profile, _ = layer_profile(read_kineto(recorded))
     assert sorted(profile.parameters) == sorted(p.numel() for p in tiny().parameters())
     assert profile.gradient_bytes.tolist() == (4 * profile.parameters).tolist()
     assert profile.forward_s[0] > 0 and not profile.forward_s[1:].any()
@@ -182,18 +184,18 @@ class Gpu:
         return json.dumps({"deviceProperties": properties, "traceEvents": self.events})
 
 
-def gpu_training(forward: list[float], backward: list[float], n_iterations: int = 1) -> str:
-    """Layers of so many microseconds on the GPU; layer i has 10 (i + 1) parameters."""
+def gpu_training(forward: list[float], backward: list[float], *paces: float) -> str:
+    """Layers of so many microseconds on the GPU, times a pace; layer i has 10 (i + 1) parameters."""
     gpu = Gpu()
-    for _ in range(n_iterations):
+    for pace in paces or (1.0,):
         gpu.launch("Memcpy HtoD (Pageable -> Device)", 50.0, "gpu_memcpy")
         for i, took_us in enumerate(forward):
             with gpu.within("aten::linear", "cpu_op", **{"Sequence number": i}):
-                gpu.launch("gemm", took_us)
+                gpu.launch("gemm", took_us * pace)
         for i in reversed(range(len(backward))):
             node: dict[str, Any] = {"Sequence number": i}
             with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
-                gpu.launch("wgrad", backward[i])
+                gpu.launch("wgrad", backward[i] * pace)
             shape: dict[str, Any] = {"Input Dims": [[10 * i + 10]], "Input type": ["c10::BFloat16"]}
             with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
                 pass
@@ -210,8 +212,8 @@ lengths = st.lists(st.tuples(st.floats(100, 1e4), st.floats(100, 1e4)), min_size
 @given(lengths, st.integers(1, 3))
 def test_times_of_a_gpu_are_those_of_its_kernels(layers: list[tuple[float, float]], k: int) -> None:
     forward, backward = map(list, zip(*layers, strict=True))
-    trace = parse_kineto(gpu_training(forward, backward, k), "gpu")
-    profile = layer_profile(trace)
+    trace = parse_kineto(gpu_training(forward, backward, *[1.0] * k), "gpu")
+    profile, _ = layer_profile(trace)
     # The processor runs ahead, so that kernels follow one another at once.
     assert profile.forward_s.sum() * 1e6 == pytest.approx(sum(forward), rel=1e-3)
     assert profile.backward_s * 1e6 == pytest.approx(backward, rel=1e-3)
@@ -222,7 +224,7 @@ def test_times_of_a_gpu_are_those_of_its_kernels(layers: list[tuple[float, float
 
 
 def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
-    trace = parse_kineto(gpu_training([200.0, 300.0], [400.0, 600.0], 2), "gpu")
+    trace = parse_kineto(gpu_training([200.0, 300.0], [400.0, 600.0], 1.0, 1.0), "gpu")
     line = timeline(trace)
     first = line.select(line.iteration == 0)
     kinds = "h2d forward forward backward backward all_reduce update"
@@ -239,7 +241,7 @@ def test_timeline_of_a_gpu_shows_kernels_copies_and_messages() -> None:
             '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1}]}',
             r"traceEvents\[0\] \('a'\): ts 1 and dur None",
         ),
-        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}', "no events of autograd"),
+        ('{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1}]}', "no step of 1 has both"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -247,3 +249,101 @@ def test_a_file_that_cannot_be_read_is_one_line(text: str, message: str, tmp_pat
     path.write_bytes(gzip.compress(text.encode()))
     with pytest.raises(UserError, match=rf"^[^\n]*mine\.json\.gz: [^\n]*{message}[^\n]*$"):
         layer_profile(read_kineto(path))
+
+
+Events = list[dict[str, Any]]
+LAYERS = [200.0, 300.0], [400.0, 600.0]
+
+
+def of(events: Events, name: str, **changes: Any) -> dict[str, Any]:
+    return {**next(e for e in events if e["name"].startswith(name)), **changes}
+
+
+def edited(add: Callable[[Events], Events], *gone: str) -> str:
+    events = json.loads(gpu_training(*LAYERS))["traceEvents"]
+    return json.dumps([e for e in events if not e["name"].startswith(gone)] + add(events))
+
+
+STEP = {"ph": "X", "name": "ProfilerStep#7", "dur": 9e3}
+LEFT_OUT: dict[str, Callable[[Events], Events]] = {
+    "1 spans of the GPU": lambda es: [of(es, "gemm", ts=1e9 + 1, dur=5e3, args={})],
+    "1 gradients: undefined": lambda es: [of(es, ACCUMULATE, args={"Input type": [""]})],
+    "1 of 2 steps": lambda _: [{**STEP, "ts": 1e9}, {**STEP, "ts": 1e9 + 9e3}],
+}
+
+
+@pytest.mark.parametrize("what", LEFT_OUT)
+def test_what_belongs_to_no_iteration_is_left_out_and_counted(what: str) -> None:
+    whole, _ = layer_profile(parse_kineto(gpu_training(*LAYERS), "whole"))
+    less, (_, finding) = layer_profile(parse_kineto(edited(LEFT_OUT[what]), "less"))
+    for name in ("parameters", "forward_s", "backward_s", "update_s"):
+        assert getattr(less, name) == pytest.approx(getattr(whole, name))
+    assert finding.text.startswith(what)
+
+
+def test_iterations_of_two_kinds_are_shown_as_two_and_chosen() -> None:
+    mixed = parse_kineto(gpu_training(*LAYERS, 1.0, 9.0, 1.0, 9.0, 9.0), "gpu")
+    with pytest.raises(UserError, match=r"0,2 take 1\.53 ms; 1,3-4 take 13\.5 ms: .* 0,2$"):
+        layer_profile(mixed)
+    for chosen, pace in (((0, 2), 1e-6), ((1, 3, 4), 9e-6)):
+        profile, _ = layer_profile(mixed, chosen)
+        assert profile.backward_s == pytest.approx(np.array(LAYERS[1]) * pace, rel=1e-3)
+    mostly = parse_kineto(gpu_training(*LAYERS, 9.0, 1.0, 1.0), "gpu")
+    assert "1-2 take 1.53 ms; 0 take 13.5 ms" in layer_profile(mostly)[1][0].text
+
+
+REFUSED: dict[str, tuple[Callable[[Events], Events], tuple[str, ...]]] = {
+    "forward runs again": (lambda es: [of(es, "aten::linear", ts=of(es, "Optimizer")["ts"])], ()),
+    "its phases take": (lambda es: [of(es, "sgd", ts=of(es, "gemm")["ts"])], ()),
+    "a PyTorch before 1.12": (lambda _: [], (EVALUATE,)),
+    "cudaLaunchKernel gives work": (lambda _: [], ("gemm", "wgrad", "sgd", "nccl", "Memcpy")),
+}
+
+
+@pytest.mark.parametrize("cause", REFUSED)
+def test_a_trace_is_refused_by_its_cause_and_nothing_is_written(
+    cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add, gone = REFUSED[cause]
+    trace, *outs = (tmp_path / name for name in ("in.json", "out.csv", "sent.csv"))
+    trace.write_text(edited(add, *gone))
+    assert cli.main(["import", str(trace), "--out", str(outs[0]), "--messages", str(outs[1])]) == 2
+    line = capsys.readouterr().err
+    assert cause in line and line.count("\n") == 1 and not any(out.exists() for out in outs)
+
+
+def test_a_message_has_its_size_from_what_launched_it(tmp_path: Path) -> None:
+    gpu, dims = Gpu(), {"Input Dims": [[500]], "Input type": ["float"]}
+    sizes = {"In msg nelems": 500, "Out msg nelems": 1000, "dtype": "Float", "Group size": 2}
+    for name, args, launches in (
+        ("record_param_comms", {**sizes, "Collective name": "_allgather_base"}, 1),
+        ("nccl:all_reduce", dims, 1),
+        ("nccl:all_reduce", dims, 2),  # of how much each?
+        ("nccl:_all_gather_base", dims, 1),  # a share of what is gathered
+        ("nccl:allreduce_coalesced", dims, 1),  # the first of many
+    ):
+        with gpu.within(name, "user_annotation", **args):
+            for _ in range(launches):
+                gpu.launch("ncclDevKernel_Generic(...)", 7.0)
+    gpu.launch("gemm", 7.0)
+    trace, sent = tmp_path / "in.json", tmp_path / "sent.csv"
+    trace.write_text(gpu.json())
+    assert cli.main(["import", str(trace), "--messages", str(sent), "--json"]) == 0
+    rows = [row.split(",")[::2] for row in sent.read_text().splitlines()[1:]]
+    assert rows == [["4000", "all_gather"], ["2000", "all_reduce"]]
+
+
+@given(st.data())
+def test_a_damaged_trace_is_one_line_or_finite(data: st.DataObject) -> None:
+    events = json.loads(gpu_training(*LAYERS))["traceEvents"]
+    event = data.draw(st.sampled_from(events))
+    values: list[Any] = [None, "", [], {}, -1, 1e308, math.nan, 10**30, [[-1]], True]
+    event[data.draw(st.sampled_from(sorted(event)))] = data.draw(st.sampled_from(values))
+    text = json.dumps(events)
+    text = text[: data.draw(st.just(len(text)) | st.integers(0, len(text)))]
+    try:
+        profile, _ = layer_profile(parse_kineto(text, "damaged"))
+    except UserError as error:
+        assert str(error).isprintable()
+    else:
+        assert np.isfinite([profile.forward_s, profile.backward_s]).all()

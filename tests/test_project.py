@@ -318,3 +318,7 @@ def test_the_main_result_in_the_readme_is_what_was_recorded() -> None:
         assert f"{held[f'{kind}_cases']:.0f} " in text
         for what in ("median_error", "max_error", "median_exposed_error"):
             assert f"{held[f'{kind}_{what}']:.1%}" in text, (kind, what)
+    limits = json.loads(read("reports/summaries/11-where-it-breaks.json"))
+    assert "off by up to {:.1%}".format(limits["limit_max_error"]) in text
+    first, second = re.findall(r"[;:] ([a-z, ]+) \(", held["fresh_plans_goals"])
+    assert "\n**Replayed, " in text and f"*{first}*" in text and f"*{second}*" in text

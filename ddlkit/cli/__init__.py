@@ -31,7 +31,6 @@ _LAB = "queue burst framing json congestion ranks-per-node intra-rate seed"
 GONE = {
     "bench": "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
     "measure --algorithm": "the library's own is measured; notebook 11 has recorded times of others",
-    "import --messages": "measure messages by themselves: ddlkit measure collectives",
     "lab campaign": "write ddlkit measure FILE.yml, with --predict to write predictions first",
     **{f"lab {word}": _LINKS for word in (*_CHANGES, "--rank-delay")},
     **{f"lab --{word}": _OMIT for word in _LAB.split()},

@@ -52,6 +52,7 @@ class ImportOptions:
     compute_s: float | None = None
     sequence: int | None = None
     gradient_bytes: int | None = None
+    iterations: tuple[int, ...] = ()
 
 
 def import_file(
@@ -114,9 +115,8 @@ def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
     traced = kineto.parse_kineto(text, source)
-    profile, count = kineto.layer_profile(traced), len(kineto.iterations(traced))
+    profile, findings = kineto.layer_profile(traced, options.iterations)
     cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
-    findings = [Finding("iterations", (), f"{count} on {traced.device}")]
     findings.append(Finding("profiler", (), cost))
     if not profile.update_s:
         findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))

@@ -11,14 +11,15 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlkit.core.errors import UserError, shown
+from ddlkit.core.errors import Finding, UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
-from ddlkit.core.units import MOST_WHOLE
+from ddlkit.core.units import MOST_WHOLE, format_seconds
 from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.store.files import parse_json
 
@@ -32,9 +33,15 @@ HOW = (
 )
 MOST_US = 1e18
 """Of instants and times, in microseconds: thirty thousand years."""
+APART = 2.0  # times the shortest: an iteration of another kind
 
 _OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
-_NCCL = re.compile(r"nccl.*?(AllReduce|AllGather|ReduceScatter|Reduce|Broadcast|SendRecv|$)")
+_NCCL = re.compile(r"(void )?(nccl|rccl|msccl)")
+_LAUNCH = re.compile(r"cuda_runtime .*Launch|(?!cuda)\w+_runtime ")
+_RECORD, _NAMED = "record_param_comms", "Collective name"
+_TOLD = (_NAMED, "In msg nelems", "Out msg nelems", "dtype", "Group size")
+# Of what is gathered or coalesced, the first input is only a part.
+_MESSAGE = re.compile(f"{_RECORD}$|nccl:(?!.*(gather|coalesced))")
 # As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
@@ -47,7 +54,8 @@ _ELEMENT_BYTES = {
 class Event(NamedTuple):
     """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
 
-    category, args : as the profiler has them; correlated_s : start of what launched it, if that is there
+    category, args : as the profiler has them, of a message with what its launch says of sizes
+    thread : of the processor, or a GPU's stream; correlated_s : start of what launched it, if that is there
     """
 
     name: str
@@ -56,6 +64,7 @@ class Event(NamedTuple):
     on_gpu: bool = False
     category: str = ""
     args: Mapping[str, Any] = MappingProxyType({})
+    thread: str = ""
     correlated_s: float | None = None
 
     @property
@@ -65,17 +74,22 @@ class Event(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """Of gloo's span or NCCL's kernel: "all_reduce" and others, or "nccl" where it does not say."""
-        if self.name.startswith("gloo:"):
-            return self.name.removeprefix("gloo:")
-        named = _NCCL.match(self.name) if self.on_gpu else None
-        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", named[1]).lower() or "nccl" if named else ""
+        """Of gloo's span or NCCL's kernel: one of COMMUNICATION, or "other"; "" of what is no message."""
+        if not (self.name.startswith("gloo:") or (self.on_gpu and _NCCL.match(self.name))):
+            return ""
+        names = f"{self.args.get(_NAMED)} {self.name}".lower().replace("_", "")
+        return next((kind for kind in COMMUNICATION if kind.replace("_", "") in names), "other")
 
     @property
     def elements(self) -> int:
         """Number of elements of an operator's first input; 0 where it is unknown."""
         shape = _first(self.args.get("Input Dims"))
         return _count(math.prod(map(_count, shape))) if isinstance(shape, list) else 0
+
+    @property
+    def undefined(self) -> bool:
+        """Whether the first input of an operator is no tensor, as a gradient that does not exist."""
+        return _first(self.args.get("Input type")) == ""
 
     @property
     def bytes(self) -> int:
@@ -105,13 +119,14 @@ def _count(value: Any) -> int:
 class KinetoTrace:
     """What torch.profiler saw of some training: spans by start, in seconds from the first.
 
-    source : names the file in errors; device : "cpu", or what the GPU is called
+    source : names the file in errors; device : "cpu", or the GPU's name; early : spans launched before it
     """
 
     source: str
     events: tuple[Event, ...]
     rank: int = 0
     device: str = "cpu"
+    early: int = 0
 
     def missing(self, what: str) -> UserError:
         """Return the error that says what this file lacks, and how to record it."""
@@ -120,7 +135,7 @@ class KinetoTrace:
 
 def spans(document: Any, source: str = "trace") -> list[Event]:
     """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start."""
-    listed = document.get("traceEvents") if isinstance(document, dict) else None
+    listed = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(listed, list):
         raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
     kept = []
@@ -140,16 +155,39 @@ def spans(document: Any, source: str = "trace") -> list[Event]:
             event["name"],
             (event["ts"] - first_us) / 1e6,
             (event["ts"] - first_us + event["dur"]) / 1e6,
-            event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"),
+            str(event.get("cat")).lower().removeprefix("gpu_") in ("kernel", "memcpy", "memset"),
             str(event.get("cat", "")),
             event["args"] if isinstance(event.get("args"), dict) else {},
+            f"{event.get('pid')} {event.get('tid')}",
         )
         for event in kept
     ]
-    launches = {event.number("correlation"): event.start_s for event in events if not event.on_gpu}
+    return sorted(_launched(events), key=lambda event: (event.start_s, -event.end_s))
+
+
+def _launched(events: Sequence[Event]) -> list[Event]:
+    """Return the events with what launched each of them: when, and of messages what, and how large."""
+    launches = {e.number("correlation"): e for e in events if not e.on_gpu}
     launches.pop(None, None)
-    events = [e._replace(correlated_s=launches.get(e.number("correlation"))) for e in events]
-    return sorted(events, key=lambda event: (event.start_s, -event.end_s))
+    messages = {e.number("correlation") for e in events if e.collective} & launches.keys()
+    ordered = sorted((launches[n].thread, launches[n].start_s, n) for n in messages)
+    args: dict[int | None, dict[str, Any]] = {number: {} for number in messages}
+    for operator in sorted(events, key=lambda event: event.start_s):  # the innermost is the last
+        if not _MESSAGE.match(operator.name):
+            continue
+        ends = [(operator.thread, at_s) for at_s in (operator.start_s, operator.end_s)]
+        inside = ordered[bisect_left(ordered, ends[0]) : bisect_right(ordered, ends[1])]
+        if len(inside) == 1:  # of several messages, the sizes of each are unknown
+            told = {name: value for name, value in operator.args.items() if name in _TOLD}
+            named = {**operator.args, _NAMED: operator.name}
+            args[inside[0][2]] |= told if operator.name == _RECORD else named
+    return [
+        e._replace(
+            correlated_s=launches[number].start_s if number in launches else None,
+            args={**args[number], **e.args} if number in args else e.args,
+        )
+        for e, number in ((event, event.number("correlation")) for event in events)
+    ]
 
 
 def parse_kineto(text: str, source: str) -> KinetoTrace:
@@ -157,11 +195,20 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
     try:
         document = parse_json(text)
     except ValueError as error:
-        raise UserError(f"{source}: is not JSON ({error}): truncated? export it again") from error
-    trace = KinetoTrace(source, tuple(spans(document, source)))
+        advice = "export it again, if it is long of fewer iterations"
+        raise UserError(f"{source}: not read as JSON: {error}: {advice}") from error
+    events = spans(document, source)
+    began_s = [e.start_s for e in events if e.on_gpu and e.correlated_s is not None]
+    first_s = min(began_s, default=-math.inf)
+    late = [e for e in events if e.correlated_s is not None or not e.on_gpu or e.start_s >= first_s]
+    trace = KinetoTrace(source, tuple(late), early=len(events) - len(late))
     if not trace.events:
         raise trace.missing("no span at all")
     on_gpu = any(event.on_gpu and not event.collective for event in trace.events)
+    # A profiler without a GPU's activities notes no runtime at all, or how it waits for the GPU itself.
+    launched = (e for e in events if _LAUNCH.match(f"{e.category} {e.name}"))
+    if not on_gpu and (launch := next(launched, None)):
+        raise trace.missing(f"{launch.name} gives work to a device, but no kernel is in the trace")
     device, rank = "cuda" if on_gpu else "cpu", 0
     match document:
         case {"distributedInfo": {"rank": rank}}:
@@ -173,8 +220,10 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
 
 
 class TracedIteration(NamedTuple):
-    """One iteration: its events by launch, and phases on the processor's clock: kind -> (start_s, end_s)."""
+    """Which step of how many: events by launch; phases on the processor's clock: kind -> (start_s, end_s)."""
 
+    number: int
+    steps: int
     events: tuple[Event, ...]
     phases: Mapping[str, tuple[float, float]]
 
@@ -183,6 +232,17 @@ class TracedIteration(NamedTuple):
         kernels = [e for e in self.events if e.on_gpu and not e.collective]
         return [kernel for kernel in kernels if start_s <= kernel.launched_s < end_s]
 
+    def repeats(self) -> bool:
+        """Return whether an operator that has a gradient starts after backward began, outside of it."""
+        functions = [e for e in self.events if e.name.startswith(EVALUATE)]
+        starts = [e.start_s for e in functions]
+        ends = [*accumulate((e.end_s for e in functions), max, initial=-math.inf)]
+        outermost = [e for e, end_s in zip(functions, ends, strict=False) if e.start_s >= end_s]
+        numbers = {e.number("Sequence number") for e in outermost} - {None}
+        of_graph = [e for e in self.events if e.number("Sequence number") in numbers]
+        begun = ((e, bisect_right(starts, e.start_s)) for e in of_graph)
+        return any(at and e.end_s > ends[at] for e, at in begun)
+
     def gradients_end_s(self) -> float:
         """When the last gradient was ready, on the processor's clock; the end of backward if unknown."""
         end_s = self.phases["backward"][1]
@@ -190,8 +250,8 @@ class TracedIteration(NamedTuple):
         return max(ends, default=end_s)
 
 
-def iterations(trace: KinetoTrace) -> list[TracedIteration]:
-    """Return the trace cut at ProfilerStep marks, else at ends of the update; the rest is left out."""
+def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIteration]:
+    """Return steps with a backward, or those chosen: ProfilerStep marks, else between ends of the update."""
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     times_s = [event.launched_s for event in by_launch]
     windows = [(e.start_s, e.end_s) for e in trace.events if e.name.startswith("ProfilerStep#")]
@@ -201,14 +261,26 @@ def iterations(trace: KinetoTrace) -> list[TracedIteration]:
         ends = sorted(ends) or [math.inf]
         windows = [*zip([-math.inf, *ends[:-1]], ends, strict=True)]
     traced: list[TracedIteration] = []
-    for start_s, end_s in windows:
+    for number, (start_s, end_s) in enumerate(windows):
         events = tuple(by_launch[bisect_left(times_s, start_s) : bisect_left(times_s, end_s)])
         phases = _phases(events)
-        if not {"forward", "backward"} <= phases.keys():
-            marks = f"no events of autograd ({EVALUATE}), no ranges {FORWARD} and {BACKWARD}"
-            raise trace.missing(f"iteration {len(traced)}: {marks}")
-        traced.append(TracedIteration(events, phases))
-    return traced
+        if {"forward", "backward"} <= phases.keys():
+            traced.append(TracedIteration(number, len(windows), events, phases))
+    if not traced:
+        old = any(event.name == ACCUMULATE for event in trace.events)
+        why = "of a PyTorch before 1.12, or a part of a trace" if old else "inference?"
+        marks = f"events of autograd ({EVALUATE}) with numbers, or ranges {FORWARD} and {BACKWARD}"
+        raise trace.missing(f"no step of {len(windows)} has both passes ({why}): needs {marks}")
+    numbers = [iteration.number for iteration in traced]
+    for number in sorted(set(chosen) - set(numbers)):
+        raise UserError(f"{trace.source}: --iterations {number}: there are {_listed(numbers)}")
+    return [iteration for iteration in traced if iteration.number in (chosen or numbers)]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return rising numbers as --iterations takes them: 0,2-5."""
+    runs = np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1)
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _mark(event: Event) -> str:
@@ -237,29 +309,33 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     return phases | {_mark(e): (e.start_s, e.end_s) for e in reversed(events) if _mark(e)}
 
 
-def layer_profile(trace: KinetoTrace) -> LayerProfile:
-    """Return the trace's iterations as one layer profile: medians, rescaled to the medians of the phases.
+def layer_profile(
+    trace: KinetoTrace, chosen: Sequence[int] = ()
+) -> tuple[LayerProfile, list[Finding]]:
+    """Return iterations as one profile, of medians, rescaled to those of the phases; and what is left out.
 
     Backward of a tensor is the time since the gradient before was accumulated; forward stands with the first.
     """
-    each = iterations(trace)
-    ready = [[e for e in iteration.events if e.name == ACCUMULATE] for iteration in each]
+    each = iterations(trace, chosen)
+    ready = [[e for e in i.events if e.name == ACCUMULATE and not e.undefined] for i in each]
     if not all(ready):
         raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
     sizes = [[(gradient.elements, gradient.bytes) for gradient in those] for those in ready]
     if not all(n_bytes for those in sizes for _, n_bytes in those):
         lacking = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
         raise trace.missing(f"sizes of gradients are missing ({lacking})")
-    for number, others in enumerate(sizes):
+    for iteration, others in zip(each, sizes, strict=True):
         if others != sizes[0]:
-            problem = "accumulates other gradients than iteration 0, or in another order"
-            raise trace.missing(f"iteration {number} {problem}")
+            problem = f"other gradients than iteration {each[0].number}, or in another order"
+            raise trace.missing(f"iteration {iteration.number} accumulates {problem}")
     times = [_times(iteration, those) for iteration, those in zip(each, ready, strict=True)]
     forward_s, backward_s, update_s = zip(*times, strict=True)
-    typical_s, whole_s = np.median(backward_s, 0), np.median(np.sum(backward_s, 1))
+    whole_s = np.sum(backward_s, 1)
+    findings = _judged(trace, each, forward_s + whole_s + update_s, bool(chosen))
+    typical_s = np.median(backward_s, 0)
     elements, n_bytes = np.array(sizes[0][::-1]).T
     names = tuple(f"tensor{row}" for row in range(len(elements)))
-    return LayerProfile(
+    profile = LayerProfile(
         network="",
         device=trace.device,
         batch=1,
@@ -268,10 +344,39 @@ def layer_profile(trace: KinetoTrace) -> LayerProfile:
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=np.eye(len(elements))[0] * np.median(forward_s),
-        backward_s=typical_s * (whole_s / typical_s.sum() if typical_s.any() else 1.0),
+        backward_s=typical_s * (np.median(whole_s) / typical_s.sum() if typical_s.any() else 1.0),
         flops=np.zeros(len(elements)),
         update_s=float(np.median(update_s)),
     )
+    return profile, findings
+
+
+def _judged(
+    trace: KinetoTrace, each: Sequence[TracedIteration], whole_s: Floats, chosen: bool
+) -> list[Finding]:
+    """Return what the iterations are, and what is left out; raise UserError for times that cannot be."""
+    for iteration, spent_s in zip(each, whole_s.tolist(), strict=True):
+        length_s = max(e.end_s for e in iteration.events) - iteration.events[0].start_s
+        problem = f"its phases take {format_seconds(spent_s)}, all of it {format_seconds(length_s)}"
+        if iteration.repeats():
+            problem = "forward runs again after backward began (gradients are summed up?)"
+        elif spent_s <= 1.01 * length_s:
+            continue
+        raise trace.missing(f"iteration {iteration.number}: {problem}")
+    slow, numbers = whole_s > APART * whole_s.min(), np.array([i.number for i in each])
+    listed = [_listed(numbers[of]) for of in (~slow, slow) if of.any()]
+    medians = [format_seconds(float(np.median(whole_s[of]))) for of in (~slow, slow) if of.any()]
+    kinds = "; ".join(f"{of} take {took}" for of, took in zip(listed, medians, strict=True))
+    if not chosen and 3 * min(slow.sum(), (~slow).sum()) > len(each):
+        problem = f"iterations of two kinds: {kinds}: choose, as by --iterations {listed[0]}"
+        raise UserError(f"{trace.source}: {problem}")
+    counts = {
+        f"of {each[0].steps} steps: without a backward, or not chosen": each[0].steps - len(each),
+        "gradients: undefined": sum(e.undefined for e in each[0].events if e.name == ACCUMULATE),
+        "spans of the GPU: launched before the trace began": trace.early,
+    }
+    left_out = [Finding("left out", (), f"{n} {text}") for text, n in counts.items() if n]
+    return [Finding("iterations", (), f"{len(each)} on {trace.device}: {kinds}"), *left_out]
 
 
 def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, Floats, float]:
@@ -299,14 +404,28 @@ def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, F
     return took_s("forward"), backward_s, took_s("update") if "update" in phases else 0.0
 
 
+def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
+    """Return messages of known size as a table (CSV) that ``ddlkit fit`` reads, and how many there are."""
+    sent = [event for event in trace.events if event.collective]
+    sized = [e for e in sent if e.collective in COMMUNICATION and e.bytes and e.end_s > e.start_s]
+    if not sized:
+        raise trace.missing(f"{len(sent)} messages, none of {', '.join(COMMUNICATION)} with a size")
+    rows = [(e.bytes, e.end_s - e.start_s, e.collective, e.args.get("Group size")) for e in sized]
+    columns = 4 if all(_count(ranks) for *_, ranks in rows) else 3
+    lines = [("bytes", "seconds", "collective", "ranks"), *rows]
+    text = f"{len(sized)} of {len(sent)}: of known size and kind, with the wait for slower ranks"
+    table = "".join(",".join(map(str, line[:columns])) + "\n" for line in lines)
+    return table, Finding("messages", (), text)
+
+
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     """Return all iterations, each from its first forward instant on: phases, or a GPU's kernels by phase.
 
     buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many
     """
     rows = []
-    for number, iteration in enumerate(iterations(trace)):
-        of = {"origin": "measured", "iteration": number, "rank": trace.rank}
+    for iteration in iterations(trace):
+        of = {"origin": "measured", "iteration": iteration.number, "rank": trace.rank}
         origin_s = iteration.phases["forward"][0]
         spans_of = [*_messages(iteration.events, buckets), *_computed(iteration)]
         for span in sorted(spans_of, key=lambda span: (span["start_s"], span["end_s"])):

@@ -58,12 +58,14 @@ class LeftOut:
     """How a statement stands with the ``others`` of a search.
 
     values : what its quantity is in the settings that meet the most others, each once, in order
+    ends : the least and largest of it in the settings that meet the most statements, itself counted
     most : others that a setting meets at most; with_it : the same where it holds too, -1 if it never does
     settings : how many meet the most statements, itself counted, and the share ``counted`` in which it holds
     uncounted : its share of the settings that meet the most others
     """
 
     values: Floats
+    ends: tuple[float, float]
     others: int
     most: int
     with_it: int
@@ -120,22 +122,31 @@ class SettingSearch:
         return float(seen.min()), float(seen.max())
 
     def without(self, name: str, low: float = math.nan, high: float = math.nan) -> LeftOut:
-        """Return how a statement stands with all others, if it says ``low`` to ``high`` (its own, if NaN)."""
-        holds, value = self.holds[self._number(name)], self._value(name)
-        others = self.count - holds
-        if not math.isnan(low):
-            holds = (value >= low) & (value <= high)
+        """Return how a quantity stands with all other statements, if it lies from ``low`` to ``high``.
+
+        low, high : if NaN, of the statement of that name; a quantity need not be stated otherwise
+        """
+        value, names = self._value(name), [each.name for each in self.stated]
+        own = self.holds[names.index(name)] if name in names else np.zeros(self.grid.shape, bool)
+        others = self.count - own
+        holds = own if math.isnan(low) else (value >= low) & (value <= high)
         best, counted = others == others.max(), others + holds
         top = counted == counted.max()
         return LeftOut(
             values=np.unique(value[best]),
-            others=len(self.stated) - 1,
+            ends=(float(value[top].min()), float(value[top].max())),
+            others=len(names) - (name in names),
             most=int(others.max()),
             with_it=int(others[holds].max(initial=-1)),
             settings=int(top.sum()),
             counted=float(holds[top].mean()),
             uncounted=float(holds[best].mean()),
         )
+
+    def dropping(self, *names: str) -> SettingSearch:
+        """Return the search without these statements; their quantities stay."""
+        stated = [each for each in self.stated if each.name not in names]
+        return settle(stated, self.grid, self.values)
 
     def _number(self, name: str) -> int:
         return [statement.name for statement in self.stated].index(name)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from ddlkit import store
 from ddlkit.core.case import CASE_COLUMNS, Case
@@ -34,6 +32,7 @@ from ddlkit.model.predictor import (
     predicted_times,
     times,
 )
+from ddlkit.report.outputs import format_number
 from ddlkit.report.source import Source
 
 RESCALED = "rescaled"
@@ -41,7 +40,6 @@ RESCALED = "rescaled"
 drifts after its profile was taken, and the error that remains here is communication's alone."""
 PREDICTED = (*MODELS, MEASURED, TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
-WITHIN = 0.05
 
 
 # -- what was measured, and what is predicted of it -----------------------------------------------
@@ -158,49 +156,31 @@ def joined(campaign: Source) -> pd.DataFrame:
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
 
 
-class Preregistered(NamedTuple):
-    """Rows of `joined`, `labelled`, that the processor did not limit; and what of LINKS_GOALS they reach."""
-
-    cases: pd.DataFrame
-    goals: pd.DataFrame
-
-
-def preregistered(campaign: Source) -> Preregistered:
-    """Return the campaign, joined and judged by LINKS_GOALS."""
-    cases = labelled(joined(campaign)).query("not processor_limited")
-    return Preregistered(cases, pd.DataFrame(goal.judged(cases) for goal in LINKS_GOALS))
-
-
 # -- scores ---------------------------------------------------------------------------------------
 
 
-def summary(cases: pd.DataFrame) -> dict[str, float]:
-    """Return what a reader asks for first of `labelled` cases; errors are absolute and relative."""
+def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
+    """Return what a reader asks for first of `labelled` cases and of their single ``runs``.
+
+    Errors are absolute and relative; half_width_share, the median interval's, is of the prediction.
+    """
     off = {name: cases[f"{name}_error"].abs() for name in (OURS, "no_overlap", "perfect_overlap")}
-    return {
-        "cases": float(len(cases)),
-        "median_error": off[OURS].median(),
-        "max_error": off[OURS].max(),
-        "median_exposed_error": cases["model_exposed_error"].abs().median(),
-        "median_repeatability": cases["repeatability"].median(),
-        "interval_coverage": cases["inside"].mean(),
-        "no_overlap_median_error": off["no_overlap"].median(),
-        "perfect_overlap_median_error": off["perfect_overlap"].median(),
-    }
-
-
-def coverage(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """Return which share of `labelled` cases and of their single ``runs`` lie in their intervals."""
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
     inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])
     half_s = (cases["upper_s"] - cases["lower_s"]) / 2
     return {
         "cases": len(cases),
-        "coverage_of_cases": float(cases["inside"].mean()),
+        "median_error": off[OURS].median(),
+        "max_error": off[OURS].max(),
+        "median_exposed_error": cases["model_exposed_error"].abs().median(),
+        "median_repeatability": cases["repeatability"].median(),
+        "no_overlap_median_error": off["no_overlap"].median(),
+        "perfect_overlap_median_error": off["perfect_overlap"].median(),
+        "interval_coverage": cases["inside"].mean(),
         "iterations": len(single),
-        "coverage_of_iterations": float(inside.mean()),
-        "half_width_share": float((half_s / cases["measured_iteration_s"]).median()),
+        "coverage_of_iterations": inside.mean(),
+        "half_width_share": (half_s / cases["model_iteration_s"]).median(),
     }
 
 
@@ -214,7 +194,7 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "largest_error_over_repeatability": lambda cases: (
         cases["model_error"].abs() / (2 * cases["repeatability"])
     ).max(),
-    "within": lambda cases: cases["model_error"].abs().le(WITHIN).mean(),
+    "within": lambda cases: cases["model_error"].abs().le(0.05).mean(),
     "coverage": lambda cases: cases["inside"].mean(),
     "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),
 }
@@ -250,15 +230,34 @@ LINKS_GOALS = (
 """Stated on 2026-11-22, before the first run of ``campaign-links``."""
 
 
-def judge_goals(cases: pd.DataFrame, recorded: datetime) -> pd.DataFrame:
-    """Return one row per goal of data/goals.yml: goal, wanted, reached by `labelled` cases, holds, standing.
+# -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv --------------
 
-    The standing is *exploratory* where a goal was set, or the model, a statistic or the choice of cases
-    changed, after the recording had begun: such numbers suggest, and only a new recording confirms.
-    """
-    document = yaml.safe_load((store.DATA / "goals.yml").read_text(encoding="utf-8"))
-    goals = [Goal(**entry) for entry in document["goals"]]
-    moments = [goal.set for goal in goals] + [change["at"] for change in document["changes"]]
-    latest = max(map(datetime.fromisoformat, moments))
-    standing = "confirmatory" if latest < recorded else "exploratory"
-    return pd.DataFrame(goal.judged(cases) for goal in goals).assign(standing=standing)
+
+SIZES = ("cases", "links")
+"""Goals of how much was to be measured, which no model can miss: they do not count."""
+
+
+def frozen(name: str, campaign: str = "") -> pd.DataFrame:
+    """Return the rows of "goals" or "coverage", all or those of a campaign; "" where nothing is given."""
+    rows = pd.read_csv(store.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
+    return rows[rows["campaign"] == campaign] if campaign else rows
+
+
+def outcome(campaign: str) -> str:
+    """Return which goals a campaign held and missed, and whether its predictions came before its runs."""
+    rows, intervals = (frozen(name, campaign) for name in ("goals", "coverage"))
+    if rows.empty and intervals.empty:
+        raise UserError(f"{campaign!r} has no row in reports/goals.csv: name one that has")
+    goals, sentences = rows[(rows["held"] != "") & ~rows["goal"].isin(SIZES)], []
+    for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
+        of_kind = goals[goals["standing"] == standing]
+        missed = [
+            f"{row.goal} ({format_number(row.reached)}, wanted {row.wanted})"
+            for row in of_kind[of_kind["held"] == "False"].itertuples()
+        ]
+        held = f"{len(of_kind) - len(missed)} of {len(of_kind)} {kind} goals held"
+        sentences += [held + "; missed: " * bool(missed) + "; ".join(missed)] * bool(len(of_kind))
+    sentences = sentences or ["No goal was set"]
+    if not pd.concat([rows, intervals])["note"].str.contains("predictions committed").any():
+        sentences.append("No table of predictions was committed before the runs")
+    return ". ".join(sentences)

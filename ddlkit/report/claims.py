@@ -148,19 +148,22 @@ def at_most(value: float, note: str) -> Result:
     return _result(Evidence.BOUND, [(-math.inf, value)], note)
 
 
-def by_model(search: SettingSearch, statement: str, scale: float = 1, offset: float = 0) -> Result:
-    """Return a statement's values in the settings that meet the most *others*, which then judge it."""
+def by_model(
+    search: SettingSearch, quantity: str, scale: float = 1, offset: float = 0, note: str = ""
+) -> Result:
+    """Return a quantity's values in the settings that meet the most *other* statements, which judge it."""
 
     def judge(low: float, high: float) -> Verdict:
-        left = search.without(statement, *((end - offset) / scale for end in (low, high)))
-        note = (
-            f"of {left.others} other statements at most {left.most} hold together, where it holds "
-            f"{left.with_it}; it does in {left.counted:.0%} of the {left.settings:,} settings that meet "
-            f"the most, itself counted, in {left.uncounted:.0%} if it is not"
+        left = search.without(quantity, *((end - offset) / scale for end in (low, high)))
+        least, most = (offset + scale * end for end in left.ends)
+        text = (
+            f"of {left.others} other statements at most {left.most} hold together, {left.with_it} where "
+            f"it holds; with it counted it holds in {left.counted:.0%} of the {left.settings:,} settings "
+            f"that meet the most ({least:.4g} to {most:.4g}), else in {left.uncounted:.0%}"
         )
-        return Verdict(Outcome(left.standing), note if left.with_it >= 0 else "it holds nowhere")
+        return Verdict(Outcome(left.standing), text if left.with_it >= 0 else "it holds nowhere")
 
-    return replace(modelled(offset + scale * search.without(statement).values, ""), judge=judge)
+    return replace(modelled(offset + scale * search.without(quantity).values, note), judge=judge)
 
 
 def over_compatible(search: SettingSearch) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.cost import MessageCost, Table
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.fit import SIMPLE_FIRST, Fit, HeldOutErrors, chosen_because, errors_by_form, fit
+from ddlkit.core.fit import SIMPLE_FIRST, Fit, chosen_because, errors_by_form, fit
 from ddlkit.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,12 +25,11 @@ class Comparison(NamedTuple):
     """Forms fitted to the same times, the simplest first.
 
     table : a row per form: sizes held out, and the median and worst |relative error| there, NaN for too few
-    fits : by form; the chosen one with draws; unseen : by form what it says of sizes held out
+    fits : by form; the chosen one with draws
     """
 
     table: DataFrame
     fits: dict[str, Fit[MessageCost]]
-    unseen: dict[str, HeldOutErrors]
     chosen: str
     why: str
 
@@ -54,13 +53,7 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
         off = pd.Series(np.abs(unseen[form].errors) if form in unseen else at, dtype=float)
         rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
-    return Comparison(table, fits, unseen, chosen, why)
-
-
-def page(table: DataFrame) -> str:
-    """Return the table of a comparison for a person: errors in percent, under a line of head."""
-    named = table.rename(columns={"sizes": "held out"}).rename_axis(None)
-    return named.to_string(float_format="{:.2%}".format, na_rep="-") + "\n"
+    return Comparison(table, fits, chosen, why)
 
 
 class Measured(NamedTuple):

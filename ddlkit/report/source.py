@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +111,6 @@ class Source:
     def machine(self, kind: str) -> dict[str, Any]:
         """Return the machine that the first table of ``kind`` was measured on, as its stamp has it."""
         return dict(store.load_stamp(self._files(kind)[0])["machine"])
-
-    def begun(self, kind: str) -> datetime:
-        """Return when the first table of ``kind`` was saved: what was decided later may have seen it."""
-        return min(datetime.fromisoformat(store.load_stamp(p)["time"]) for p in self._files(kind))
 
     def profile(self, network: str) -> LayerProfile:
         """Return the first fp32 profile of a network on one rank alone."""

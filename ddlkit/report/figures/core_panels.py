@@ -32,7 +32,6 @@ PLACES = {"": "cluster (model)", **{mark: f"lab, {links}" for mark, links in LAB
 NO_FUSION_MB = 3e-4  # on a logarithmic axis of buffers, left of the smallest
 DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]  # osf claims something of the first two
 SHOWN = ["none", "buffer:100MB", "mg_wfbp", ADAFUSION, "exact", "adafusion"]  # in figure 11
-AUDITED = ["buffer:25MB", "buffer:100MB", "ddp", "mg_wfbp", ADAFUSION]
 DENSITY = 0.001  # of omgs's figure 2a
 NODES = 16  # of omgs's figure 2b
 FLOOR_FROM = 2**15  # bytes of the smallest message whose floor is drawn

@@ -22,7 +22,7 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import catalog, exercises, outputs, papers
+from ddlkit.report import accuracy, catalog, exercises, outputs, papers
 from ddlkit.report.plots.style import look
 from ddlkit.report.site import buckets
 from ddlkit.store.files import atomic_write
@@ -30,8 +30,8 @@ from ddlkit.store.files import atomic_write
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
 
 GLOSSARY, EQUATIONS = (store.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS"))
-LINKED = "(../docs/GLOSSARY.md"
-"""How a notebook links to the glossary, which works in JupyterLab too."""
+_LINKED = re.compile(r"\(\.\./(?:docs|reports)/(GLOSSARY|GOALS)\.md")
+"""How a notebook links to the glossary and to the goals, which works in JupyterLab too."""
 
 _NUMBERS = re.compile(r'(<a href=")[^"]*(figures/[a-z0-9_-]+\.csv">)')
 """A link from where a notebook works to what was plotted, which lies beside the pages too."""
@@ -40,7 +40,7 @@ FOLD = '<details class="answer"><summary>Your prediction is written down? What c
 
 
 def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
-    """Write the pages, and the figures of ``reports`` beside them; return the start page."""
+    """Write the pages, the figures of ``reports`` beside them, and its GOALS.md; return the start page."""
     entries, pages = catalog.load(), [Page(path) for path in executed]
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     for entry in figures:
@@ -58,7 +58,9 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     names = ("index.html", "gallery.html", "verdicts.html", "style.css")
     texts = {name: _render(name, **values) for name in names}
     texts |= {"buckets.html": bucket_page(), "glossary.html": document_page(GLOSSARY)}
+    store.atomic_write_text(reports / "GOALS.md", _render("goals.md", **values))
     texts["equations.html"] = document_page(EQUATIONS)
+    texts["goals.html"] = document_page(reports / "GOALS.md")
     for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(), **around)
@@ -74,7 +76,7 @@ def bucket_page() -> str:
 
 
 def document_page(path: Path) -> str:
-    """Return a page of docs/; what is not on the site is not linked to."""
+    """Return a page of docs/ or reports/; what is not on the site is not linked to."""
     text = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
     return _render("page.html", title=_first(r"^# (.+)$", text), body=_to_html(text))
 
@@ -85,6 +87,13 @@ def reproduction(reports: Path) -> str:
     frames = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in made]
     figures = [(e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)]
     return _render("reproduction.md", figures=figures, **_outcomes(reports))
+
+
+def recorded_for(entry: catalog.Entry) -> list[str]:
+    """Return the campaigns that a figure is drawn from, of those that have goals or coverage."""
+    rows = pd.concat([accuracy.frozen("goals"), accuracy.frozen("coverage")])
+    folders = {Path(name).parent.name for name in entry.inputs if name.startswith("data/recorded/")}
+    return [name for name in rows["campaign"].unique() if name in folders]
 
 
 def _outcomes(reports: Path) -> dict[str, Any]:
@@ -104,6 +113,8 @@ def _render(template: str, **values: Any) -> str:
         "percent": "{:.1%}".format,
         "duration": format_minutes,
     }
+    for function in (accuracy.frozen, accuracy.outcome, recorded_for):
+        environment.filters[function.__name__] = function
     return environment.get_template(template).render(
         {"before": None, "after": None, "body": "", **values}
     )
@@ -175,7 +186,8 @@ class Page:
 def _to_html(source: str) -> str:
     """Return HTML of Markdown, its formulas MathML. Raises ValueError for one that it cannot show."""
     renderer = _MathML(escape=False, exclude_anchor_links=True)
-    return str(MarkdownWithMath(renderer=renderer).render(source.replace(LINKED, "(glossary.html")))
+    source = _LINKED.sub(lambda page: f"({page[1].lower()}.html", source)
+    return str(MarkdownWithMath(renderer=renderer).render(source))
 
 
 def _first(pattern: str, text: str) -> str:
