@@ -456,23 +456,6 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("label", "check", "root"), [("", "#wrong", True), ("[1,0]<stdout>:", "error", False)]
-)
-def test_an_nccl_log_is_read_in_every_layout(
-    tmp_path: Path, label: str, check: str, root: bool
-) -> None:
-    log = LOG.replace("0  100.0  10.49", "0  100.1  10.48").replace("#wrong", check)
-    log = log if root else log.replace(" root ", "").replace("sum   -1", "sum")
-    path = own_csv(tmp_path, "".join(f"{label}{line}\n" for line in log.splitlines()))
-    for place, first_us in (("out_of_place", 100), ("in_place", 100.1)):
-        size, seconds, meta = messages.read_bytes_seconds(path, place=place)
-        assert size.tolist() == [2**20, 2**21, 2**22]
-        assert seconds.tolist() == [first_us / 1e6, 180 / 1e6, 340 / 1e6]
-        assert meta == {"source": "nccl-tests", "collective": "all_reduce", "ranks": 2}
-    assert len(messages.read_bytes_seconds(path)[0]) == 6
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("bytes,time (us)\n1,2\n", "column seconds: missing; the columns are bytes, time (us)"),
@@ -482,7 +465,6 @@ def test_an_nccl_log_is_read_in_every_layout(
         (LOG.replace("time", "cputime"), "column cputime: not GPU time"),
         (LOG.replace("100.0", "x", 1), "column time: 'x' is not a number"),
         (LOG.partition("# Out")[0], "the log is cut"),
-        (LOG + LOG, "a second table"),
         (LOG.replace("340.0", "350.0", 1), "out_of_place_algbw: contradicts size over time"),
     ],
 )

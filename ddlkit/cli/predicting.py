@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -109,17 +110,24 @@ def timeline(arguments: argparse.Namespace) -> None:
 
 _RANKS = "between how many ranks messages were measured: chosen, or said if the file is silent [the file's]"
 RANKS = arg("--ranks", type=int, help=_RANKS)
+_TIMES = "of a log: which times [both; in_place if these differ by more than they scatter]"
+_OF_A_LOG = (
+    arg("--place", choices=("in_place", "out_of_place"), help=_TIMES),
+    arg("--table", type=int, help="of a log with several tables: which, from 1"),
+)
 _FORMS = "auto, alpha_beta, piecewise, segments, chords, table, or variants: piecewise:45KB [auto]"
 
 
 @command(
     "fit a message cost to measured times",
-    arg("file", type=Path, help="collectives table, CSV of bytes and seconds, or nccl-tests log"),
+    arg(
+        "file", type=Path, help="collectives table, CSV of bytes and seconds, or a benchmark's log"
+    ),
     arg("--form", default="auto", help=_FORMS),
-    arg("--collective", help="of a recorded table: all_reduce, all_gather, reduce_scatter"),
+    arg("--collective", help="which, or what a log leaves open: all_reduce, all_gather, ..."),
     arg("--link", help="of a recorded table: which link, as in lab:1gbit"),
     RANKS,
-    arg("--place", choices=("in_place", "out_of_place"), help="of a log: which times [both]"),
+    *_OF_A_LOG,
     flag("--compare", "all forms side by side, with their errors at sizes left out, and a drawing"),
     arg("--draw", type=Path, help="the drawing of --compare (PNG) [FILE-fits.png, here]"),
     JSON,
@@ -129,31 +137,41 @@ def fit(arguments: argparse.Namespace) -> None:
 
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
-    from ddlkit.report.fits import Measured
+    from ddlkit.report import fits
 
-    wanted = {name: getattr(arguments, name) for name in ("collective", "link", "ranks", "place")}
+    names = ("collective", "link", "ranks", "place", "table")
+    wanted = {name: getattr(arguments, name) for name in names}
     sizes, seconds, said = messages.read_bytes_seconds(arguments.file, **wanted)
     of: dict[str, Any] = {"collective": said.get("collective") or "all_reduce"}
     of |= {"workers": said.get("ranks"), "algorithm": said.get("algorithm")}
+    note = {"place": said["place"]} if "place" in said else {}
     if arguments.compare:
-        return _compare(arguments, sizes, seconds, of)
+        return _compare(arguments, sizes, seconds, of, note)
     if arguments.draw:
         raise UserError(f"--draw {arguments.draw}: draws what --compare compares: give both")
     fitted = fitting.fit(arguments.form, sizes, seconds, **of)
     description = fitted.to_dict()
-    measured = Measured.of(sizes, said.get("backend"), said["source"])
+    measured = fits.Measured.of(sizes, said.get("backend"), said["source"])
     if "median_abs_held_out_error" not in description["fit"]:
         errors = fitting.held_out_errors(fitted.form, sizes, seconds).errors
         median = float(np.median(abs(errors))) if errors.size else None
         description["fit"]["median_abs_held_out_error"] = median
-    description["fit"] |= measured._asdict()
+    warnings = [*fits.several_populations(description["fit"])]
+    description["fit"] |= {**measured._asdict(), **note, "warnings": warnings}
+    _warn(warnings)
     if not arguments.json:  # what is nested is for programs
         whole = {**description, **description["fit"]}.items()
         description = {k: v for k, v in whole if not isinstance(v, (list, dict)) or is_numbers(v)}
     show(description, arguments.json)
 
 
-def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[str, Any]) -> None:
+def _compare(
+    arguments: argparse.Namespace,
+    sizes: Any,
+    seconds: Any,
+    of: dict[str, Any],
+    note: dict[str, str],
+) -> None:
     """Print how well each form does, and draw them."""
     from ddlkit.report import fits, plots
     from ddlkit.store import own_output
@@ -163,7 +181,7 @@ def _compare(arguments: argparse.Namespace, sizes: Any, seconds: Any, of: dict[s
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     own_output(to, arguments.file)
     plots.write_png(plots.cost_forms(compared.fits, compared.chosen), to)
-    said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to)}
+    said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to), **note}
     if arguments.json:
         said["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
@@ -186,6 +204,7 @@ _INPUTS = (
     arg("--collectives", type=Path, nargs="+", metavar="TABLE", help="to calibrate from"),
     arg("--collective", help="that sends gradients [all_reduce; with --density all_gather]"),
     RANKS,
+    *_OF_A_LOG,
     arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
@@ -212,7 +231,8 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     if arguments.gradient_bytes is not None:
         profile = profile.sent_as(arguments.gradient_bytes)
     workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
-    communication, measured = (_given if arguments.cost else _calibrated)(arguments)
+    notes: list[str] = []
+    communication, measured = (_given if arguments.cost else _calibrated)(arguments, notes)
     communication = _sparse(arguments, communication, workload)
     cost = communication.cost
     written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
@@ -223,10 +243,14 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
         text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
         print(f"ddlkit: {text}", file=sys.stderr)
     n_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    doubtful = list(doubts(profile.device, cost, measured, n_bytes))
-    for line in doubtful:
-        print(f"ddlkit: warning: {one_line(line)}", file=sys.stderr)
+    doubtful = [*notes, *doubts(profile.device, cost, measured, n_bytes)]
+    _warn(doubtful)
     return predicted, doubtful, profile
+
+
+def _warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(f"ddlkit: warning: {one_line(line)}", file=sys.stderr)
 
 
 def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
@@ -243,7 +267,7 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
     return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
 
 
-def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _given(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, Any]:
     """Return `Communication` at a cost given as JSON, and `Measured`: sizes and devices it was fitted to."""
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
@@ -258,8 +282,10 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
         measured = Measured.read(described, cost)
     except UserError as error:
         raise UserError(f"{arguments.cost}: {error}") from error
-    if arguments.collective not in (None, cost.collective):
-        raise UserError(f"{arguments.cost}: of {cost.collective}, not of {arguments.collective}")
+    usual = "all_reduce" if arguments.density is None else cost.collective
+    if cost.collective != (needed := arguments.collective or usual):
+        problem = f"of {cost.collective}, not of {needed}, which sends the gradients"
+        raise UserError(f"{arguments.cost}: {problem}: fit one of that, or say --collective")
     if cost.workers is None:
         cost = replace(cost, workers=arguments.ranks)
     elif arguments.ranks not in (None, cost.workers):
@@ -268,7 +294,7 @@ def _given(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return Communication(cost, draws, Link(in_flight=arguments.in_flight)), measured
 
 
-def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
+def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, Any]:
     """Return `Communication` fitted to a table, and `Measured`: sizes and devices it was fitted to."""
     import pandas as pd
 
@@ -281,8 +307,9 @@ def _calibrated(arguments: argparse.Namespace) -> tuple[Any, Any]:
     how = {"ranks": arguments.ranks, "link": arguments.link}
     usual = "all_reduce" if arguments.density is None else "all_gather"
     wanted = {"collective": arguments.collective or usual, **how}
+    of_log = {name: getattr(arguments, name) for name in ("collective", "place", "table")}
     paths = store.expand_tables(arguments.collectives)
-    rows = pd.concat([read_collectives(path, **how) for path in paths])
+    rows = pd.concat([read_collectives(path, notes=notes, **how, **of_log) for path in paths])
     rows, chosen = choose(rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives"))
     lab = str(chosen["link"]), int(chosen["ranks"]), wanted["collective"]
     calibrated = Calibration.of(rows).between(*lab, in_flight=arguments.in_flight)

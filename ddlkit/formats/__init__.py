@@ -101,7 +101,7 @@ def guess_kind(text: str, source: str) -> str:
     for kind in KINDS:
         if is_shown[kind]:
             return kind
-    kinds = "; ".join(KINDS.values())
+    kinds = "; ".join([*KINDS.values(), "logs of messages are for ddlkit fit"])
     raise UserError(f"{source}: is nothing that can be imported: say --kind; there are {kinds}")
 
 

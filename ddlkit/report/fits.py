@@ -16,7 +16,8 @@ from ddlkit.core.units import format_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "gloo": "processors"}
+_BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "osu-cuda": "GPUs", "osu-rocm": "GPUs"}
+_BETWEEN |= dict.fromkeys(("gloo", "osu", "imb"), "processors")
 """What the programs that time messages send them between."""
 
 
@@ -85,6 +86,14 @@ class Measured(NamedTuple):
         if given.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(between=given.between)
         return given
+
+
+def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
+    """Yield whether rows are ten times as far from their fit, and over 1%, as medians of sizes held out."""
+    off, held_out = fitted["median_abs_relative_error"], fitted["median_abs_held_out_error"]
+    if held_out is not None and off > max(10 * held_out, 0.01):
+        far = f"half of the rows are off by {off:.1%} and more, medians of sizes held out by {held_out:.1%}"
+        yield f"{far}: times of several kinds? Choose by --place, --table, --ranks or --collective"
 
 
 def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:

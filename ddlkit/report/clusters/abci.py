@@ -13,7 +13,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats
-from ddlkit.formats.messages import read_log
+from ddlkit.formats.logs import read_log, read_tables
 from ddlkit.report import clusters
 from ddlkit.report.clusters import EXTERNAL, Rows, read, resnet50, rows
 
@@ -30,11 +30,11 @@ def costs() -> dict[tuple[str, int], Table]:
     """Return what an all-reduce in place costs, by device and ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
-        log = read_log(read(path), str(path), "all_reduce")
+        frame, log = read_log(read_tables(read(path), str(path)), str(path), "all_reduce")
         device = next(name for name in DEVICE.values() if name in log.devices[0])
-        in_place = log.frame[log.frame["place"] == "in_place"]
+        in_place = frame[frame["place"] == "in_place"]
         sizes, seconds = in_place["bytes"].to_numpy(float), in_place["seconds"].to_numpy()
-        tables[device, int(log.frame["ranks"].iloc[0])] = Table(sizes, seconds)
+        tables[device, log.ranks] = Table(sizes, seconds)
     return tables
 
 
