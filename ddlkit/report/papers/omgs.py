@@ -74,8 +74,8 @@ def _theorem1() -> Result:
     gaps = audited.pivot(index="instance", columns="planner", values="gap")
     right, worst = (gaps <= audit.OPTIMAL).mean().tolist(), (1 + gaps.max()).tolist()
     note = (
-        f"Algorithm 1 and Eq 25 alone: three equal layers {equal[0]:.2f} and {equal[1]:.2f}; of {len(gaps)} random "
-        f"networks optimal in {right[0]:.0%} and {right[1]:.0%}, at worst {worst[0]:.2f} and {worst[1]:.2f}"
+        f"Algorithm 1 and Eq 25: three equal layers {equal[0]:.2f} and {equal[1]:.2f}; of {len(gaps)} random "
+        f"networks optimal in {right[0]:.0%} and {right[1]:.0%}, at worst {worst[0]:.2f}, {worst[1]:.2f}"
     )
     return counted(max(*equal, *worst), note)
 
@@ -189,8 +189,8 @@ def message_counts(network: str) -> pd.DataFrame:
         listed = [n for layer in networks.ptb_lstm(units) for n in layer.tensors]
         resized = dict(zip(tensors(LSTM), listed, strict=True))
         elements = [resized[n] for n in sizes] if units else sizes
-        computing_s = left_s(network, *topk_parts(network, gathers, sum(elements)))
-        for backward_s, by_code in product(np.outer(BACKWARD, computing_s).flat, (False, True)):
+        compute_s = left_s(network, *topk_parts(network, gathers, sum(elements)))
+        for backward_s, by_code in product(np.outer(BACKWARD, compute_s).flat, (False, True)):
             costs = as_in_the_code(backward_s * shares, elements, gathers, density)
             sends = ~omgs.find_merged_layers(costs, by_code=by_code)
             rows.append((units, gathers, int(sends.sum())))
@@ -262,8 +262,8 @@ def _identity(shorter: bool) -> Result:
         f"identity with omgs-{'computing' if shorter else 'fig04-deep'}; at the code's start-up and rate "
         f"computing takes {code_s[0]:.2f} to {code_s[-1]:.2f} s (erratum 30)"
     )
-    computing_s = rest_s - less_s * ratio / (ratio - 1)
-    return own([exposed_s / (exposed_s - less_s) if shorter else computing_s], note)
+    compute_s = rest_s - less_s * ratio / (ratio - 1)
+    return own([exposed_s / (exposed_s - less_s) if shorter else compute_s], note)
 
 
 OUTCOMES = claims.Outcome.DIFFERS, claims.Outcome.UNDECIDED, claims.Outcome.REPRODUCED
