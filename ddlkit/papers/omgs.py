@@ -487,7 +487,4 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
                 "mgs_s": mgs["iteration"],
                 "omgs_s": merged["iteration"],
                 "messages": merged["messages"],
-                "topk_exposed_s": topk["exposed"],
-                "omgs_exposed_s": merged["exposed"],
-                "selection_share": merged["selection"] / setting.compute_s,
             }

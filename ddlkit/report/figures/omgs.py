@@ -10,7 +10,6 @@ right or, for a text, 1/perplexity, after its last epoch; of a network and metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -38,7 +37,6 @@ from ddlkit.report.source import Source
 
 TOLERANCE = 0.05  # within which a printed time agrees with a setting
 TIMES = ("topk_s", "mgs_s", "omgs_s")
-OTHERS = TIMES[:2]
 WORKERS = audit.WORKERS
 NETWORKS = {
     "vgg16_cifar": "VGG-16",
@@ -86,10 +84,10 @@ def scanned(network: str) -> pd.DataFrame:
     return pd.DataFrame(scan(network, printed().loc[network, "topk_s"], cost_of(network)))
 
 
-def compatible(network: str, with_: Sequence[str] = TIMES) -> pd.DataFrame:
-    """Return settings that agree with as many of these statements as any does, the nearest first."""
+def compatible(network: str) -> pd.DataFrame:
+    """Return settings that agree with as many printed times as any does, the nearest first."""
     frame, stated = scanned(network), printed().loc[network]
-    agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in with_)
+    agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in TIMES)
     far = sum(np.log(frame[name] / stated[name]).abs() for name in TIMES)
     most = agree == agree.max()
     return frame[most].assign(agree=agree[most], far=far[most]).sort_values("far", kind="stable")
