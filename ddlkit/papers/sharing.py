@@ -23,11 +23,6 @@ def iteration_s(batch: int, images_per_s: float) -> float:
     return batch / images_per_s
 
 
-def saved_s(batch: int, images_per_s: float, default_images_per_s: float) -> float:
-    """Return iteration time that a configuration saves against the default (sharing 4.3.2, Fig 6)."""
-    return iteration_s(batch, default_images_per_s) - iteration_s(batch, images_per_s)
-
-
 def model_intensity(forward_flops: float, parameters: float) -> float:
     """sharing 4.4.1, first equation: I = C / D.
 
