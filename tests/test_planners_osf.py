@@ -126,12 +126,15 @@ def test_a_statement_stands_with_the_others_as_counted_by_hand(
     value = holds[0].astype(float)
     values = {str(k): row.astype(float) for k, row in enumerate(holds)}
     stated = [Stated(name, 0.5, 1.5) for name in values]
-    search = settle(stated, SimpleNamespace(shape=value.shape), values)
+    places = np.arange(len(value))
+    search = settle(stated, SimpleNamespace(shape=value.shape, free={"place": places}), values)
     left = search.without("0", low, low + width)
     here = [low <= each <= low + width for each in value]
     others = [int(column.sum()) for column in holds[1:].T]
     with_it = max([n for n, it in zip(others, here, strict=True) if it], default=-1)
     assert (left.most, left.with_it, left.others) == (max(others), with_it, len(holds) - 1)
+    only = {} if all(here) else {"place": [*np.flatnonzero(here)]}
+    assert {name: [*values] for name, values in left.only.items()} == only
     total = [n + it for n, it in zip(others, here, strict=True)]
     top = [it for n, it in zip(total, here, strict=True) if n == max(total)]
     best = [it for n, it in zip(others, here, strict=True) if n == max(others)]

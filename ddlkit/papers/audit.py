@@ -62,6 +62,7 @@ class LeftOut:
     most : others that a setting meets at most; with_it : the same where it holds too, -1 if it never does
     settings : how many meet the most statements, itself counted, and the share ``counted`` in which it holds
     uncounted : its share of the settings that meet the most others
+    only : each scanned number at some values of which it never holds, with its other values
     """
 
     values: Floats
@@ -72,6 +73,7 @@ class LeftOut:
     settings: int
     counted: float
     uncounted: float
+    only: Mapping[str, Floats]
 
     @property
     def standing(self) -> str:
@@ -97,9 +99,9 @@ class SettingSearch:
     values: Mapping[str, Floats]
 
     @cached_property
-    def count(self) -> NDArray[np.int64]:
+    def count(self) -> NDArray[np.int8]:
         """Return how many statements hold, by setting."""
-        return self.holds.sum(axis=0)
+        return self.holds.sum(axis=0, dtype=np.int8)
 
     def fits_all(self) -> bool:
         """Return whether some setting agrees with every statement."""
@@ -141,7 +143,17 @@ class SettingSearch:
             settings=int(top.sum()),
             counted=float(holds[top].mean()),
             uncounted=float(holds[best].mean()),
+            only=self._only_at(holds),
         )
+
+    def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
+        """Return where something holds, of each scanned number that it does not hold at every value of."""
+        first, only = holds.ndim - len(self.grid.free), {}
+        for axis, (name, scanned) in enumerate(self.grid.free.items(), first):
+            anywhere = holds.any(axis=tuple(k for k in range(holds.ndim) if k != axis))
+            if not anywhere.all():
+                only[name] = scanned[anywhere]
+        return only
 
     def dropping(self, *names: str) -> SettingSearch:
         """Return the search without these statements; their quantities stay."""

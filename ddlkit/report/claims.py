@@ -157,10 +157,12 @@ def by_model(
         left = search.without(quantity, *((end - offset) / scale for end in (low, high)))
         least, most = (offset + scale * end for end in left.ends)
         text = (
-            f"of {left.others} other statements at most {left.most} hold together, {left.with_it} where "
-            f"it holds; with it counted it holds in {left.counted:.0%} of the {left.settings:,} settings "
-            f"that meet the most ({least:.4g} to {most:.4g}), else in {left.uncounted:.0%}"
+            f"of {left.others} others at most {left.most} hold together, {left.with_it} with it; counted, it "
+            f"holds in {left.counted:.0%} of the {left.settings:,} settings that meet the most "
+            f"({least:.4g} to {most:.4g}), else in {left.uncounted:.0%}"
         )
+        for name, values in left.only.items():
+            text += f"; only where {name} is {' or '.join(f'{value:.3g}' for value in values)}"
         return Verdict(Outcome(left.standing), text if left.with_it >= 0 else "it holds nowhere")
 
     return replace(modelled(offset + scale * search.without(quantity).values, note), judge=judge)

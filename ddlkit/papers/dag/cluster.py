@@ -17,14 +17,16 @@ import numpy as np
 
 from ddlkit.core.workload import Floats, Ints
 from ddlkit.papers import networks
-from ddlkit.papers.dag import STRATEGIES, IterationTimes, steady_s
+from ddlkit.papers.dag import STRATEGIES, steady_s
 from ddlkit.papers.dag.graph import Gpus
 from ddlkit.papers.osf import update_s
 
 PER_MACHINE, MACHINES = 4, 4
 NETWORKS = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet with heads", "ResNet-50": "ResNet50"}
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
-ALEXNET_BACKWARD_S = 3.36214396  # on a K80: the sum of dag Tab VI's column
+ALEXNET_BACKWARD_S = (
+    3.36214396  # on a K80: the sum of dag Tab VI's column, with waiting (errata 10)
+)
 JPEG_BYTES = 110e3  # of an image of ImageNet's training set: 138 GB of 1.28 million
 MEMORY_BYTES_PER_S = 3.5e9
 
@@ -56,7 +58,7 @@ class Setting:
     nfs_bytes_per_s : of all K80 machines together; one alone, 1.1 GB/s by Table II
     disk_bytes_per_s : of a machine of the V100 cluster, its SSD's or more from memory
     decoded_per_s : JPEG images by a machine with K80; gold_faster : of one with V100 over that
-    copy_s : one image to a GPU; alexnet_speedup : of a V100 over a K80
+    copy_s : one image to a GPU; alexnet_backward_s : of a K80; alexnet_speedup : of a V100 over that
     googlenet_rate : FLOP/s of GoogleNet over those of ResNet-50
     ethernet_start, infiniband_start : of ResNet-50's time beyond the wire's, the share paid by message
     inside_share, inside_start_s : rate over the connection's, start-up, among the GPUs of a machine
@@ -70,6 +72,7 @@ class Setting:
     decoded_per_s: Any
     gold_faster: Any
     copy_s: Any
+    alexnet_backward_s: Any
     alexnet_speedup: Any
     googlenet_rate: Any
     ethernet_start: Any
@@ -85,11 +88,9 @@ class Setting:
         slowest = 1.0 + self.varies * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
-            return ALEXNET_BACKWARD_S * slowest / faster
-        work = {name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH}
+            return self.alexnet_backward_s * slowest / faster
         rate = self.googlenet_rate if network == "GoogleNet" else 1.0
-        own_s = CLUSTERS[cluster].backward_s * work[network] / work["ResNet-50"] / rate
-        return own_s * slowest
+        return like_resnet_s(cluster, network) / rate * slowest
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
         """Return start-up in seconds, and seconds a byte, of a message that all GPUs add up in a ring."""
@@ -154,20 +155,11 @@ class Setting:
             strategy,
         )
 
-    def times(
-        self, cluster: str, network: str, framework: str, gpus: Gpus
-    ) -> tuple[IterationTimes, float, Gpus]:
-        """Return of a setting of numbers the tasks' times, that of decoding, and the GPUs."""
-        start_s, per_byte = self.message(cluster, framework, gpus)
-        backward_s = self.backward_s(cluster, network, gpus.n) * layer_shares(network)
-        sent_s = start_s + per_byte * layer_bytes(network)
-        shared = cluster == "K80" and self.nfs_bytes_per_s < MACHINES * MEMORY_BYTES_PER_S
-        reads_s = self.reads_s(cluster, network, framework, gpus)
-        io_s = reads_s / (gpus.n if shared else gpus.per_machine)
-        h2d_s = BATCH[network] * self.copy_s
-        times = IterationTimes(io_s, h2d_s, backward_s / 2, backward_s, sent_s)
-        decode_s = self.decode_s(cluster, network)
-        return times, decode_s, Gpus(gpus.machines, gpus.per_machine, shared)
+
+def like_resnet_s(cluster: str, network: str) -> float:
+    """Return what backward of a batch takes at the FLOP/s of ResNet-50."""
+    work = {name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH}
+    return CLUSTERS[cluster].backward_s * work[network] / work["ResNet-50"]
 
 
 @cache
@@ -191,6 +183,7 @@ _SCANNED = {
     "decoded_per_s": (500.0, 1000.0, 2000.0, 8000.0),
     "gold_faster": (1.0, 2.0),
     "copy_s": (1e-5, 1.6e-4),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
+    "alexnet_backward_s": np.geomspace(like_resnet_s("K80", "AlexNet"), ALEXNET_BACKWARD_S, 3),
     "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
     "googlenet_rate": (0.7, 1.0),
     "ethernet_start": (0.0, 1.0),
@@ -226,6 +219,7 @@ class Grid:
 TIED = 0.01  # efficiencies that differ by less, relatively, have one rank
 DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
+LAYER_WISE = "V100 cluster: messages by layer over one"  # in time, ResNet-50's
 Bars = dict[tuple[int, str, str, str], Any]
 
 
@@ -240,9 +234,22 @@ def bars(setting: Setting) -> Bars:
 
 
 def quantities(setting: Setting) -> dict[str, Any]:
-    """Return what the paper states of both figures (dag V-C), by name: numbers, or the setting's arrays."""
+    """Return what the paper states (dag V-C, I), by name: numbers, or the setting's arrays."""
     efficiency = bars(setting)
-    return {**_one_server(efficiency), **_waiting(setting), **_four_machines(efficiency)}
+    values = {**_one_server(efficiency), **_waiting(setting), **_four_machines(efficiency)}
+    start_s, per_byte = setting.message("V100", "Caffe-MPI", Gpus(MACHINES, PER_MACHINE))
+    sizes = layer_bytes("ResNet-50")
+    sent_s = sizes.sum() * per_byte
+    return {**values, LAYER_WISE: (len(sizes) * start_s + sent_s) / (start_s + sent_s)}
+
+
+def _means(bars: Bars, figure: int, cluster: str, *networks: str) -> dict[str, Any]:
+    """Return each framework's mean over the networks."""
+    return {
+        name: reduce(np.add, [bars[figure, cluster, network, name] for network in networks])
+        / len(networks)
+        for name in STRATEGIES
+    }
 
 
 _least, _most = partial(reduce, np.minimum), partial(reduce, np.maximum)
@@ -254,49 +261,52 @@ def _one_server(bars: Bars) -> dict[str, Any]:
         for cluster in CLUSTERS
     )
     slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
-    ratio = {case: k80[case] / v100[case] for case in k80}
+    means, fast = (_means(bars, 2, cluster, *NETWORKS) for cluster in CLUSTERS)
     return {
         "K80 server: best efficiency is 95%": _most(k80.values()),
         "K80 server: good, but AlexNet decoded": _least(k80[case] for case in k80.keys() - slow),
         "K80 server: decoding spoils AlexNet": _most(slow.values())
         / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
-        "one server: K80 scales better": _least(ratio.values()),
-        "one server: K80 far better, AlexNet": _least(ratio["AlexNet", n] for n in STRATEGIES),
+        "one server: K80 scales better": _least(means[name] / fast[name] for name in STRATEGIES),
+        "one server: K80 far better, AlexNet": _least(
+            k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
+        ),
     }
 
 
 def _waiting(setting: Setting) -> dict[str, Any]:
     """Return by how much iterations of SMALL_BATCHES on four V100 wait for reading, and for messages."""
-    slower: dict[str, list[Any]] = {"reading": [], "sending": []}
-    for network, name in product(SMALL_BATCHES, STRATEGIES):
-        case = "V100", network, name, Gpus(1, PER_MACHINE)
-        for what, ratios in slower.items():
-            ratios.append(setting.iteration_s(*case) / setting.iteration_s(*case, without=what))
+
+    def slower(network: str, what: str) -> list[Any]:
+        cases = [("V100", network, name, Gpus(1, PER_MACHINE)) for name in STRATEGIES]
+        return [
+            setting.iteration_s(*case) / setting.iteration_s(*case, without=what) for case in cases
+        ]
+
     return {
-        "V100 server: reading costs nothing": _most(slower["reading"]),
-        "V100 server: messages limit": _least(slower["sending"]),
+        "V100 server: reading costs nothing": _most(
+            _most(slower(network, "reading")) for network in SMALL_BATCHES
+        ),
+        "V100 server: messages limit": _least(
+            reduce(np.add, slower(network, "sending")) / len(STRATEGIES)
+            for network in SMALL_BATCHES
+        ),
     }
 
 
 def _four_machines(bars: Bars) -> dict[str, Any]:
-    """Return the rest: what is said of no network is taken of a framework's mean over the three."""
-
-    def of(cluster: str, *networks: str) -> dict[str, Any]:
-        return {
-            name: reduce(np.add, [bars[3, cluster, network, name] for network in networks])
-            / len(networks)
-            for name in STRATEGIES
-        }
-
-    k80, v100 = of("K80", *NETWORKS), of("V100", *NETWORKS)
+    """Return the rest; here too what is said of no network is taken of a framework's mean."""
+    k80, v100 = (_means(bars, 3, cluster, *NETWORKS) for cluster in CLUSTERS)
     nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
     poor = (value for name, value in v100.items() if name != "Caffe-MPI")
     return {
         "four machines: K80 scales better": _least(k80[name] / v100[name] for name in STRATEGIES),
         "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
         * _least(bars[(3, "K80", *case)] for case in nearly),
-        "K80 cluster: none scales AlexNet well": _most(of("K80", "AlexNet").values()),
-        "K80 cluster: TensorFlow is the worst": _rank(of("K80", "ResNet-50"), "TensorFlow"),
+        "K80 cluster: none scales AlexNet well": _most(_means(bars, 3, "K80", "AlexNet").values()),
+        "K80 cluster: TensorFlow is the worst": _rank(
+            _means(bars, 3, "K80", "ResNet-50"), "TensorFlow"
+        ),
         "both clusters: Caffe-MPI is the best": _most(
             _rank(efficiency, "Caffe-MPI") for efficiency in (k80, v100)
         ),
