@@ -161,7 +161,8 @@ def by_model(
             f"holds in {left.counted:.0%} of the {left.settings:,} settings that meet the most "
             f"({least:.4g} to {most:.4g}), else in {left.uncounted:.0%}"
         )
-        for name, values in left.only.items():
+        few = {name: values for name, values in left.only.items() if len(values) <= FEW}
+        for name, values in few.items():
             text += f"; only where {name} is {' or '.join(f'{value:.3g}' for value in values)}"
         return Verdict(Outcome(left.standing), text if left.with_it >= 0 else "it holds nowhere")
 
@@ -176,6 +177,7 @@ def over_compatible(search: SettingSearch) -> str:
     )
 
 
+FEW = 4  # values that are listed; more are left out, or their ends stand for all
 CHECKS: dict[str, Callable[[], Result]] = {}
 """Claim id -> function that computes its Result."""
 Checking = TypeVar("Checking", bound=Callable[..., Result])

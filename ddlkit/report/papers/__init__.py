@@ -101,10 +101,11 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
 def computed(row: pd.Series) -> str:
     """Return what was computed for a claim, as readers see it: a number, a few, a range, or a bound.
 
-    >>> cells = {"spans": np.array([[7.0, 7.0]]), "low": 7.0, "high": 7.0, "unit": "%"}
+    >>> cells = {"spans": np.array([[7.0, 7.0]]), "low": 7.0, "high": 7.0}
+    >>> cells |= {"unit": "%", "interval": ""}
     >>> computed(pd.Series(cells))
     '7%'
-    >>> computed(pd.Series(cells | {"spans": np.array([[7.0, 7.0], [9.0, 9.0]])}))
+    >>> computed(pd.Series(cells | {"spans": np.array([[7.0, 7.0], [9.0, 9.0]]), "high": 9.0}))
     '7 or 9%'
     >>> computed(pd.Series(cells | {"spans": np.array([[7.0, math.inf]]), "high": math.inf}))
     'at least 7%'
@@ -115,12 +116,9 @@ def computed(row: pd.Series) -> str:
     if not low or not high:
         return f"at least {low}" if low else f"at most {high}"
     least, most = np.transpose(row["spans"])
-    few = 1 < len(least) <= FEW and (least == most).all() and not row["interval"]
+    few = 1 < len(least) <= claims.FEW and (least == most).all() and not row["interval"]
     first = [format_quantity(value, "1") for value in (least[:-1] if few else least[:1])]
     return f"{', '.join(first)} {'or' if few else 'to'} {high}"
-
-
-FEW = 4  # attained values that are listed; of more the least and the largest stand for all
 
 
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
