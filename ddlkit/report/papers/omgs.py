@@ -283,7 +283,7 @@ def _best_of_all() -> Result:
         f"{figures.setting(RESNET).compute_s:.2f} s, has TopK-SGD's plan"
     )
     return replace(
-        measured(counts, note, "replayed"),
+        measured(counts, note, "replayed", n=len(lab)),
         judge=lambda low, high: claims.Verdict(OUTCOMES[sum(low <= n <= high for n in counts)]),
     )
 
