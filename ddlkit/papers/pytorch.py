@@ -55,7 +55,7 @@ class Group:
 
 
 def link_rate(n_bytes: ArrayLike, group: Group) -> Floats:
-    """Return GB/s of the link as pytorch Eq 1 takes it: NVLink in a node, else the network, by nodes and size."""
+    """Return GB/s of the link in pytorch Eq 1: NVLink in a node, else the network, by nodes and size."""
     n = np.asarray(n_bytes, float)
     if group.nodes == 1:
         return np.full(n.shape, group.of_gpu("nvlink"))
@@ -97,7 +97,7 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
 def algorithm_s(
     n_bytes: ArrayLike, group: Group, collective: str, algorithm: str, protocol: str
 ) -> Floats:
-    """pytorch Eq 1: t = l + n / (1000 B), one algorithm with one protocol (_inductor/comm_analysis.py, 2.13.0).
+    """pytorch Eq 1: t = l + n / (1000 B), an algorithm with a protocol (_inductor/comm_analysis.py, 2.13.0).
 
     Symbols: t = the result, there in us; l = `startup_us`; n = n_bytes; B = what `carried_rate` carries, in
     GB/s, over the share of the bytes that crosses each link, ranks/steps of a ring, half of a tree, which is
@@ -117,7 +117,7 @@ def algorithm_s(
 
 
 def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> Floats:
-    """pytorch Eq 2: the least of Eq 1 over algorithms and protocols, in s (_inductor/comm_analysis.py, 2.13.0).
+    """pytorch Eq 2: least of Eq 1 over algorithms and protocols, in s (_inductor/comm_analysis.py, 2.13.0).
 
     >>> round(1e6 * float(nccl_s(4 * MIB, Group("H100", 8))), 1)
     61.8

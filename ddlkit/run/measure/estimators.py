@@ -15,18 +15,17 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from ddlkit.core.units import KIB, MIB
+from ddlkit.core.units import GIB, KIB, MIB
 from ddlkit.papers.pytorch import GPUS
 from ddlkit.run.sessions import Unavailable
 from ddlkit.store.files import scratch
 
 RANKS = (2, 4, 8, 16, 32, 64)
-SIZES = (*(KIB << power for power in range(21)), 100 * MIB)
+SIZES = (*(KIB << power for power in range(21)), 4 * MIB - 4, 100 * MIB)
 SEEN = {n * MIB: (50e-6 + n * MIB / 10e9,) for n in (1, 8, 25)}
 """What a made-up profile has seen: bytes -> seconds of each sample; 50 us, then 10 GB/s."""
 NAMES = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB")
 """What CUDA calls GPUs."""
-SIDE = 8192  # of a product of matrices
 
 Row = dict[str, Any]
 
@@ -67,18 +66,19 @@ def _of_nccl() -> Iterator[Row]:
     for device, ranks in product(("V100", "A100", "H100"), RANKS):
         with pretended(device) as model:
             where: Row = {"device": device, "ranks": ranks}
-            for what in ("all_reduce", "all_gather", "p2p"):
+            for what in ("all_reduce", "all_gather"):
                 kind = model.NCCL_COLL[what.upper()]
-                for n in SIZES if what != "p2p" else SIZES[20:21]:
+                for n in SIZES:
                     took_ms = model.estimate_nccl_collective_runtime_impl(n, ranks, kind)
                     yield _row("nccl", "seconds", what, took_ms / 1e3, n=n, **where)
-                if what != "p2p":
-                    size = model.compute_min_saturation_bytes(ranks, kind)
-                    yield _row("saturation", "saturation_bytes", what, size, **where)
+                size = model.compute_min_saturation_bytes(ranks, kind)
+                yield _row("saturation", "saturation_bytes", what, size, **where)
     with pretended("H100") as model:
         place = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         yield _row("nccl", "bytes_per_s", "nvlink", 1e9 * model.get_intra_node_bw())
         yield _row("saturation", "bytes_per_s", "nvlink", 1e9 * place.bus_bw_GBps)
+        took_ms = model.estimate_nccl_collective_runtime_impl(GIB, 8, model.NCCL_COLL.P2P)
+        yield _row("nccl", "bytes_per_s", "p2p", GIB / took_ms * 1e3, n=GIB)
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def _of_graphs() -> Iterator[Row]:
             inputs = [SimpleNamespace(layout=SimpleNamespace(size=given.shape, dtype=given.dtype))]
             size = model.get_collective_input_size_bytes(SimpleNamespace(inputs=inputs))
             yield _row("nccl", "priced_bytes", what, size, n=4 * MIB)
-        for what, group in (("one node", near), ("eight nodes", far)):
+        for what, group in (("one_node", near), ("eight_nodes", far)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
             took_ms = model.estimate_nccl_collective_runtime_from_fx_node(
                 node, use_nccl_estimator=False
@@ -143,6 +143,8 @@ def _of_meshes() -> Iterator[Row]:
                 yield _row("mesh", "seconds", "all_reduce", took_us / 1e6, ranks=ranks, n=n)
             if ranks == 8:
                 yield _row("mesh", "bytes_per_s", "nvlink", 1e9 * found.mesh_dim_bandwidth[0])
+                took_us = model.allreduce_cost(1.0, found, 0) - model.allreduce_cost(0, found, 0)
+                yield _row("mesh", "bytes_per_s", "large", GIB * 14 / 8 / took_us * 1e6, n=GIB)
                 meta = TensorMeta(torch.Size((5120, 5120)), (5120, 1), torch.float32)
                 split = DTensorSpec(mesh, (Shard(0),), meta)
                 for what, to in (("all_gather", Replicate()), ("all_to_all", Shard(1))):
@@ -175,8 +177,8 @@ def _of_profiles() -> Iterator[Row]:
     """What is looked up of all_reduce: in SEEN; where 1 MiB was seen three times; beside an all_gather."""
     cases: dict[str, tuple[Any, Sequence[int]]] = {
         "all_reduce": ({"allreduce": SEEN}, SIZES),
-        "seen three times": ({"allreduce": {MIB: (900e-6, 100e-6, 100e-6)}}, [MIB]),
-        "beside all_gather": (
+        "seen_thrice": ({"allreduce": {MIB: (900e-6, 100e-6, 100e-6)}}, [MIB]),
+        "beside_all_gather": (
             {"allreduce": {MIB: (100e-6,)}, "_allgather_base": {MIB: (50e-6,)}},
             [2 * MIB, 2 * MIB + 4],
         ),
@@ -190,17 +192,19 @@ def _of_profiles() -> Iterator[Row]:
 
 
 def _of_rooflines() -> Iterator[Row]:
-    """Products of matrices on an H100, its peaks, and whether GPUs are found by the names that CUDA gives."""
+    """A product of matrices on an H100, its peaks, and how many of NAMES are found."""
     from torch._inductor.analysis import device_info
     from torch.utils import _runtime_estimation as model
 
-    with patch.object(torch.cuda, "is_available", lambda: True):
+    with (
+        patch.object(torch.cuda, "is_available", lambda: True),
+        patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100"),
+    ):
+        flops = 2 * 8192**3
+        rates = {"product": flops / model.flops_to_ns(flops, torch.bfloat16) * 1e9}
         for what, kind in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-            with patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100"):
-                took_ns = model.flops_to_ns(2 * SIDE**3, kind)
-                peak = 1e12 * (device_info.datasheet_tops(kind) or 0)
-            yield _row("roofline", "seconds", f"{what} {SIDE}", took_ns / 1e9, ranks=0)
-            yield _row("roofline", "flops_per_s", what, peak, ranks=0)
-    for name in NAMES:
-        found = device_info.lookup_device_info(name) is not None
-        yield _row("roofline", "found", name, found, device=name, ranks=0)
+            rates[what] = 1e12 * (device_info.datasheet_tops(kind) or 0)
+    for what, rate in rates.items():
+        yield _row("roofline", "flops_per_s", what, rate, ranks=0)
+    found = sum(device_info.lookup_device_info(name) is not None for name in NAMES)
+    yield _row("roofline", "names", "found", found, device="any", ranks=0)
