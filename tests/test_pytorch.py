@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import runpy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,7 @@ def test_a_profile_is_looked_up_as_by_equation_7(
     flat = [
         np.array([(n, s) for n, each in by_n.items() for s in each]).T for by_n in tables.values()
     ]
-    with estimators.scratch() as folder:
-        profile = estimators.profile_of(folder, tables)
+    profile = estimators.profile_of(tables)
     took_ms, _ = profile.lookup_collective("all_reduce", (0, 1), elements, "Float")
     ours = pytorch.profiled_s(4 * elements, *flat[0], others=flat[1])
     assert float(ours) == pytest.approx(took_ms / 1e3, rel=1e-6)
@@ -108,13 +107,14 @@ def test_equations_6_3_and_8_are_what_was_recorded() -> None:
     assert took_ns / 1e9 == pytest.approx(float(pytorch.roofline_s(0, 8 * MIB, peak, 3350e9)))
 
 
-def test_no_plan_by_an_estimator_beats_the_best_under_the_log() -> None:
-    log = figures.logs()["Vidur h100_dgx-8x8"]
-    work = figures.clusters.resnet50()
-    table = figures.regrets({"ResNet-50": work}, log)
-    assert (table >= -1e-9).all(axis=None) and table["Inductor"].item() > 0.1 > table[
-        "12 sizes"
-    ].item()
+def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
+    logs = figures.logs()
+    assert len(logs) == 27 and logs["ABCI 16 V100"].group == Group("V100", 16, 4)
+    for log in logs.values():
+        models = figures.models(log)
+        assert models["torch.fx"](MIB) == models["Inductor"](2 * MIB)
+        seen = np.array(figures.SEEN)
+        assert models["profile-guided"](seen).tolist() == pytest.approx(log.cost(seen).tolist())
 
 
 # -- ddlkit export -------------------------------------------------------------------------------
@@ -135,11 +135,18 @@ def saved(folder: Path, cost: MessageCost) -> Path:
     return path
 
 
-def exported(folder: Path, to: str, cost: MessageCost, *more: str) -> Path:
-    out = folder / f"{to}.py"
-    words = ["export", "--to", to, str(saved(folder, cost)), "--out", str(out), *more]
-    assert cli.main([*words, "--collective", cost.collective]) == 0
-    return out
+@pytest.fixture
+def exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Path]:
+    """What the command prints, as a file."""
+
+    def export_to(*words: object) -> Path:
+        capsys.readouterr()
+        assert cli.main(["export", *map(str, words)]) == 0
+        path = tmp_path / "exported.py"
+        path.write_text(capsys.readouterr().out)
+        return path
+
+    return export_to
 
 
 @pytest.fixture
@@ -153,13 +160,13 @@ def world() -> Iterator[None]:
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("to", ["inductor", "profile"])
 def test_torch_takes_the_measured_cost_of_its_collectives(
-    to: str, collective: str, tmp_path: Path, world: None
+    to: str, collective: str, tmp_path: Path, world: None, exported: Callable[..., Path]
 ) -> None:
     """As its scheduler asks for it: by Inductor's hook, which a profile fills too."""
     from torch._inductor.fx_passes.profile_guided_estimation import ProfileGuidedEstimator
 
     cost = Table(COST.bytes, COST.seconds, workers=4, collective=collective)
-    path = exported(tmp_path, to, cost)
+    path = exported("--to", to, saved(tmp_path, cost), "--collective", collective)
     estimate = (
         ProfileGuidedEstimator(str(path))
         if to == "profile"
@@ -184,7 +191,7 @@ def test_torch_takes_the_measured_cost_of_its_collectives(
         assert estimate(node, 0) == pytest.approx(1e3 * float(cost(1)))
 
 
-def test_ddp_takes_the_exact_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ddp_takes_the_plan(tmp_path: Path, exported: Callable[..., Path]) -> None:
     sizes = [64, 128, 256, 64, 512, 32]
     layers = [torch.nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
     n_bytes = [4 * layer.weight.numel() for layer in layers]
@@ -192,10 +199,8 @@ def test_ddp_takes_the_exact_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
     profile = tmp_path / "mine.csv"
     profile.write_text("tensor,gradient_bytes,forward_s,backward_s\n" + rows)
     cost = saved(tmp_path, AlphaBeta(1e-3, 2e-8, workers=2))
-    words = ["export", "--to", "ddp", "--profile", str(profile), "--cost", str(cost)]
-    capsys.readouterr()
-    assert cli.main([*words, "--planner", "cuts:2,3"]) == 0
-    caps_mb = json.loads(capsys.readouterr().out)["bucket_cap_mb_list"]
+    words = ("--to", "ddp", "--profile", profile, "--cost", cost, "--planner", "cuts:2,3")
+    caps_mb = json.loads(exported(*words).read_text())["bucket_cap_mb_list"]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb_list=caps_mb)
@@ -212,18 +217,14 @@ def test_ddp_takes_the_exact_plan(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cost, out = saved(tmp_path, COST), tmp_path / "out"
-    to = ("--out", out, "--to")
-    assert "--torch 2.13" in refused(capsys, cost, *to, "inductor", "--torch", "1.0")
-    assert "give --profile" in refused(capsys, cost, *to, "ddp")
-    assert "nothing.json" in refused(capsys, tmp_path / "nothing.json", *to, "profile")
-    assert "give --collectives TABLE" in refused(capsys, *to, "profile")
-    assert "is what is read" in refused(capsys, cost, "--to", "profile", "--out", cost)
+    cost = saved(tmp_path, COST)
+    assert "say --torch 2.13" in refused(capsys, cost, "--to", "inductor", "--torch", "1.0")
+    assert "give --profile" in refused(capsys, cost, "--to", "ddp")
+    assert "nothing.json" in refused(capsys, tmp_path / "nothing.json", "--to", "profile")
+    assert "give --collectives TABLE" in refused(capsys, "--to", "profile")
     cost = saved(tmp_path, Table(COST.bytes, COST.seconds, collective="all_gather"))
-    assert "of all_gather, not of all_reduce" in refused(capsys, cost, *to, "inductor")
-    gathered = ("--collective", "all_gather")
-    assert "say --ranks" in refused(capsys, cost, *to, "profile", *gathered)
-    assert not out.exists()
+    assert "of all_gather, not of all_reduce" in refused(capsys, cost, "--to", "inductor")
+    assert "say --ranks" in refused(capsys, cost, "--to", "profile", "--collective", "all_gather")
 
 
 def test_ddp_sends_nothing_but_all_reduces() -> None:

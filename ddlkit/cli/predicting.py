@@ -362,44 +362,29 @@ def plan(arguments: argparse.Namespace) -> None:
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
 
 
-_EXPORTED = (
-    "what to write: bucket sizes of DDP, a function for Inductor, a profile for its estimation"
-)
-
-
 @command(
     "write a plan or a cost as PyTorch takes it",
     arg("given", type=Path, nargs="?", metavar="COST", help="as --cost"),
-    arg("--to", choices=("ddp", "inductor", "profile"), required=True, help=_EXPORTED),
+    arg("--to", choices=("ddp", "inductor", "profile"), required=True, help="who takes it"),
     *(
-        (names, {**how, "required": False}) if how.get("required") else (names, how)
-        for names, how in _INPUTS
+        (names, {**how, "required": False} if "required" in how else how)
+        for names, how in _INPUTS[:-1]
     ),
     arg("--planner", default="exact", help=f"for ddp: as {_PLANS} [exact]"),
     arg("--torch", metavar="VERSION", help="for which [the installed one]"),
-    arg("--out", type=Path, metavar="FILE", help="where to [print it]"),
 )
 def export(arguments: argparse.Namespace) -> None:
-    from ddlkit import store
-    from ddlkit.formats import export as written
+    from ddlkit.formats import export as texts
 
-    arguments.cost = arguments.given or arguments.cost
-    version = written.tested(arguments.to, arguments.torch)
-    if arguments.to == "ddp":
-        if arguments.profile is None:
-            raise UserError("--to ddp: give --profile, the layers whose gradients are sent")
-        text = written.ddp(_forecast(arguments, arguments.planner)[0].iteration, version)
-    else:
-        text = getattr(written, arguments.to)(
-            _communication(arguments, notes := [])[0].cost, version
-        )
+    arguments.cost, notes = arguments.given or arguments.cost, list[str]()
+    version = texts.tested(arguments.to, arguments.torch)
+    if arguments.to != "ddp":
+        print(getattr(texts, arguments.to)(_communication(arguments, notes)[0].cost, version))
         _warn(notes)
-    if arguments.out is None:
-        print(json.dumps({"text": text}) if arguments.json else text)
         return
-    sources = [arguments.cost, arguments.profile, *(arguments.collectives or ())]
-    store.atomic_write_text(store.own_output(arguments.out, *filter(None, sources)), text + "\n")
-    show({"to": arguments.to, "torch": version, "out": str(arguments.out)}, arguments.json)
+    if arguments.profile is None:
+        raise UserError("--to ddp: give --profile, the layers whose gradients are sent")
+    print(texts.ddp(_forecast(arguments, arguments.planner)[0].iteration, version))
 
 
 _NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}

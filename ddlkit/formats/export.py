@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MIB
+from ddlkit.papers.pytorch import parts
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
 """With which releases of torch each kind is known to work."""
@@ -25,35 +27,7 @@ NAMES = {
     "reduce_scatter": ("_reduce_scatter_base", "reduce_scatter_tensor"),
 }
 """What a profile and a graph call each collective."""
-FUNCTION = '''"""What {collective} takes among {ranks} ranks, torch {torch}; by ddlkit export --to inductor.
-
-    from torch._inductor import config
-
-    config.aten_distributed_optimizations.custom_runtime_estimation = estimate
-"""
-
-from bisect import bisect
-
-OPERATORS, RANKS = ("_c10d_functional::{name}", "_c10d_functional::{name}_"), {ranks}
-BYTES = {sizes}
-MILLISECONDS = {times_ms}
-
-
-def estimate(node, override_size=None):
-    """Return ms of a node's collective; None of any other, which PyTorch then prices itself."""
-    from torch.distributed import distributed_c10d as groups
-    from torch._inductor.fx_passes.bucketing import _resolve_group_name
-
-    if getattr(node.target, "name", str)() not in OPERATORS:
-        return None
-    if groups._get_group_size_by_name(_resolve_group_name(node.args[-1])) != RANKS:
-        return None
-    sent = (node, node.args[0])["reduce_scatter" in OPERATORS[0]].meta["val"]
-    size = sent.numel() * sent.element_size() if override_size is None else override_size
-    k = min(max(bisect(BYTES, size), 1), len(BYTES) - 1)
-    share = (size - BYTES[k - 1]) / (BYTES[k] - BYTES[k - 1])
-    return MILLISECONDS[k - 1] + max(share, 0) * (MILLISECONDS[k] - MILLISECONDS[k - 1])
-'''
+FUNCTION = Path(__file__).with_name("estimate.txt")
 
 
 def tested(kind: str, version: str | None) -> str:
@@ -101,16 +75,16 @@ def inductor(cost: MessageCost, torch: str) -> str:
     """Return a module with ``estimate(node, override_size) -> ms``; between SIZES it draws straight lines."""
     times_ms = tuple(float(f"{1e3 * s:.6g}") for s in cost(SIZES))
     said = {"collective": cost.collective, "name": NAMES[cost.collective][1], "ranks": _ranks(cost)}
-    return FUNCTION.format(**said, torch=torch, sizes=tuple(SIZES.tolist()), times_ms=times_ms)
+    return FUNCTION.read_text(encoding="utf-8").format(
+        **said, torch=torch, sizes=tuple(SIZES.tolist()), times_ms=times_ms
+    )
 
 
 def profile(cost: MessageCost, torch: str) -> str:
     """Return a Chrome trace of kernels for profile_guided_estimations_profile_path: each size once."""
     ranks, events = _ranks(cost), []
     of_group = {"Group size": ranks, "Process Group Ranks": str(list(range(ranks)))}
-    inside, outside = {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(
-        cost.collective, (1, 1)
-    )
+    inside, outside = parts(cost.collective, ranks)
     for dtype, width in ELEMENTS.items():
         whole = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
         for n, seconds in zip(whole.tolist(), cost(whole * width), strict=True):

@@ -1,14 +1,12 @@
 """pytorch: the five cost models of PyTorch 2.13.0 that price collectives and operations, in NumPy.
 
 Numbered here, as no paper does; constants are those of its source (data/papers/pytorch/code.csv, by file).
-GPUs are joined by NVLink. Bytes are those of `core.link`: the reduced buffer, the whole output of all_gather,
-the whole input of reduce_scatter.
+GPUs are joined by NVLink. Bytes are those of `core.link`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +17,6 @@ from ddlkit.papers import Paper, published_code
 
 PAPER = Paper("pytorch", 5, "PyTorch 2.13.0: cost models of communication in its source")
 VERSION = "2.13.0"
-ALGORITHMS, PROTOCOLS = ("tree", "ring"), ("ll", "ll128", "simple")
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
 """How often a ring goes round, by collective; of "p2p" it takes one step in all."""
 GPUS = {"V100": "volta", "A100": "ampere", "H100": "hopper", "B200": "blackwell"}
@@ -35,50 +32,41 @@ class Group:
     ranks: int
     per_node: int = 8
 
-    @cached_property
+    @property
     def nodes(self) -> int:
         """Return how many nodes hold them."""
         return -(-self.ranks // self.per_node)
 
-    def of_gpu(self, name: str) -> float:
-        """Return a constant of the GPU."""
-        return CODE[f"{name}-{GPUS[self.device]}"]
-
-    def cap(self, name: str, volta: bool = False) -> float:
-        """Return the most, in GB/s, that is carried where so many nodes take part."""
-        gpu = "volta" if volta else GPUS[self.device]
-        return CODE[f"cap-{name}-{gpu}-{min(self.nodes, 3)}"]
+    def code(self, name: str, gpu: str = "") -> float:
+        """Return a constant of its GPU, or of another; of a cap that of so many nodes."""
+        nodes = f"-{min(self.nodes, 3)}" if name.startswith("cap") else ""
+        return CODE[f"{name}-{gpu or GPUS[self.device]}{nodes}"]
 
     def steps(self, collective: str) -> int:
         """Return the steps of a ring."""
         return 1 if collective == "p2p" else ROUNDS[collective] * (self.ranks - 1)
 
 
-def link_rate(n_bytes: ArrayLike, group: Group) -> Floats:
-    """Return GB/s of the link in pytorch Eq 1: NVLink in a node, else the network, by nodes and size."""
-    n = np.asarray(n_bytes, float)
-    if group.nodes == 1:
-        return np.full(n.shape, group.of_gpu("nvlink"))
-    reached = CODE["efficiency-least"] + CODE["efficiency-gain"] * min(1, (group.nodes - 1) / 7)
-    rails = np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
-    return group.of_gpu("network") * reached * (rails if group.nodes > 2 else np.ones_like(n))
-
-
 def carried_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) -> Floats:
-    """Return GB/s that an algorithm carries with a protocol, in pytorch Eq 1; 0: it is not tried.
+    """Return what links carry in pytorch Eq 1, in GB/s; 0: "ll128" between nodes, which is not tried.
 
-    "ll" sends a flag with every 4 bytes, "ll128" with every 120, "simple" none.
+    NVLink in a node; else the network, by nodes and size. "ll" sends a flag with every 4 bytes, "ll128" with
+    every 120, "simple" none.
     """
-    rate, alone, how = link_rate(n_bytes, group), group.nodes == 1, f"{algorithm}-{protocol}"
-    if protocol == "ll128" and not alone:
-        return np.zeros_like(rate)
+    n, how, alone = np.asarray(n_bytes, float), f"{algorithm}-{protocol}", group.nodes == 1
+    rate = group.code("nvlink" if alone else "network") * np.ones_like(n)
+    if not alone:
+        full = min(1, (group.nodes - 1) / 7)
+        rate *= CODE["efficiency-least"] + CODE["efficiency-gain"] * full
+    if group.nodes > 2:
+        rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
-        return np.minimum(share * rate, group.cap("ll", volta=not alone))
-    if how == "ring-simple":
-        return rate
+        return np.minimum(share * rate, group.code("cap-ll", "" if alone else "volta"))
+    if how == "ring-simple" or (protocol == "ll128" and not alone):
+        return rate * (protocol == "simple")
     share = {"ring-ll128": 120 / 128, "tree-ll128": 7 / 9, "tree-simple": 0.92}[how]
-    return np.minimum(share * rate, group.of_gpu("channels") * group.cap(how))
+    return np.minimum(share * rate, group.code("channels") * group.code(f"cap-{how}"))
 
 
 def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> float:
@@ -86,12 +74,12 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     near, far = (CODE[f"step-{link}-{algorithm}-{protocol}"] for link in ("nvlink", "network"))
     if group.nodes > 1:
         near = max(near, CODE["overhead-simple" if protocol == "simple" else "overhead-network"])
-    base, between = CODE[f"base-{algorithm}-{protocol}"], group.nodes - 1
     if algorithm == "tree":
-        inside = group.ranks // group.nodes - 1
-        return base + 2 * (inside * near + np.floor(np.log2(group.nodes)) * far)
-    crossed = (2 if collective == "all_reduce" else 1) * between
-    return base + (group.steps(collective) - crossed) * near + crossed * far
+        inside, between = group.ranks // group.nodes - 1, np.floor(np.log2(group.nodes))
+        return CODE[f"base-tree-{protocol}"] + 2 * (inside * near + between * far)
+    crossed = (2 if collective == "all_reduce" else 1) * (group.nodes - 1)
+    inside = group.steps(collective) - crossed
+    return CODE[f"base-ring-{protocol}"] + inside * near + crossed * far
 
 
 def algorithm_s(
@@ -99,19 +87,17 @@ def algorithm_s(
 ) -> Floats:
     """pytorch Eq 1: t = l + n / (1000 B), an algorithm with a protocol (_inductor/comm_analysis.py, 2.13.0).
 
-    Symbols: t = the result, there in us; l = `startup_us`; n = n_bytes; B = what `carried_rate` carries, in
-    GB/s, over the share of the bytes that crosses each link, ranks/steps of a ring, half of a tree, which is
-    corrected by size. Infinite where it is not tried: trees all-reduce only, "ll128" in one node.
+    Symbols: t = the result in s, there in us; l = `startup_us`; n = n_bytes; B = `carried_rate` times
+    ranks/steps of a ring, half of a tree, which is corrected by size. Infinite where it is not tried.
     """
     n = np.asarray(n_bytes, float)
     rate = carried_rate(n, group, algorithm, protocol)
     if algorithm == "ring":
         rate = rate * group.ranks / group.steps(collective)
     else:
-        power = np.floor(np.log2(np.maximum(n // 64, 1))).astype(int)
-        shares = [CODE[f"tree-{protocol}-{k}"] for k in range(24)] + [1.0]
-        rate = rate / 2 * np.array(shares)[np.minimum(power, 24)]
-        rate = rate * (collective == "all_reduce")
+        shares = np.array([CODE[f"tree-{protocol}-{k}"] for k in range(24)] + [1.0])
+        power = np.minimum(np.floor(np.log2(np.maximum(n // 64, 1))), 24).astype(int)
+        rate = rate / 2 * shares[power] * (collective == "all_reduce")
     took_us = startup_us(group, collective, algorithm, protocol) + n / 1e3 / np.maximum(rate, 1e-99)
     return np.where(rate > 0, took_us / 1e6, np.inf)
 
@@ -124,8 +110,13 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
     """
     if group.ranks <= 1:
         return np.zeros(np.shape(n_bytes))
-    tried = [(how, protocol) for how in ALGORITHMS for protocol in PROTOCOLS]
+    tried = [(how, flag) for how in ("tree", "ring") for flag in ("ll", "ll128", "simple")]
     return np.min([algorithm_s(n_bytes, group, collective, *how) for how in tried], axis=0)
+
+
+def parts(collective: str, ranks: int) -> tuple[int, int]:
+    """Return into how many parts of a message's bytes a rank's input, and its output, divide them."""
+    return {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(collective, (1, 1))
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
@@ -133,25 +124,20 @@ def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> F
 
     fx : in a graph of torch.fx all inputs and outputs; in Inductor's own (False) the inputs alone
     """
-    inside, outside = {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(
-        collective, (1, 1)
-    )
-    n = np.asarray(n_bytes, float)
-    return n / inside + fx * n / outside
+    inside, outside = parts(collective, ranks)
+    return np.asarray(n_bytes, float) * (1 / inside + fx / outside)
 
 
 def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> int:
     """pytorch Eq 4: n = e/(1 - e) (l + k h) B, at least a floor (_inductor/comm_analysis.py, 2.13.0).
 
-    Symbols: e = efficiency, share of the bandwidth to reach; l = start-up, h = a step, both there in us;
-    k = steps of a ring; B = bandwidth in bytes/s; the result in bytes.
+    Symbols: e = efficiency; l = start-up, h = a step, in us; k = steps of a ring; B = bandwidth.
     """
     if group.ranks <= 1:
         return 0
     place = "near" if group.nodes == 1 else "far"
-    start, step, rate, least = (
-        group.of_gpu(f"saturation-{name}-{place}") for name in ("start", "step", "rate", "least")
-    )
+    names = (f"saturation-{name}-{place}" for name in ("start", "step", "rate", "least"))
+    start, step, rate, least = map(group.code, names)
     latency_s = (start + group.steps(collective) * step) / 1e6
     return max(int(efficiency / (1 - efficiency) * latency_s * (rate * 1e9)), int(least))
 
@@ -165,8 +151,8 @@ def bucket_cap_bytes(group: Group) -> float:
 def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> Floats:
     """pytorch Eq 6: t = l + k h + (n/2^30) (k/P) / B (distributed/tensor/_collective_utils.py, 2.13.0).
 
-    Symbols: l, h = microseconds of a start-up and a step; k = steps, P = ranks; B = bandwidth in GB/s, of any
-    GPU; the result in s. An all-to-all is an all-gather of a shard, and a penalty.
+    Symbols: l, h = a start-up and a step, in us; k = steps, P = ranks; B = bandwidth in GB/s; t = the result
+    in s. An all-to-all is an all-gather of a shard, and a penalty.
     """
     penalty, n = 0.0, np.asarray(n_bytes, float)
     if collective == "all_to_all":
@@ -192,12 +178,11 @@ def profiled_s(
     x, y = (np.asarray(values, float)[order] for values in (seen_bytes, seen_s))
     first, after = np.searchsorted(x, n, "left"), np.searchsorted(x, n, "right")
     low, high = np.maximum(after - 1, 0), np.minimum(first, len(x) - 1)
-    apart = np.where(x[low] < x[high], np.log(x[high] / x[low]), 1.0)
-    share = np.where(x[low] < x[high], np.log(n / x[low]) / apart, 0.0)
+    inside = x[low] < x[high]
+    share = np.where(inside, np.log(n / x[low]) / np.log(np.where(inside, x[high] / x[low], 2)), 0)
     between = np.exp((1 - share) * np.log(y[low]) + share * np.log(y[high]))
-    beyond = np.where(n < x[0], y[0] * n / x[0], y[-1] * n / x[-1])
-    inside = (n >= x[0]) & (n <= x[-1])
-    result = np.where(first < after, y[high], np.where(inside, between, beyond))
+    nearest = np.where(n < x[0], y[0] * n / x[0], y[-1] * n / x[-1])
+    result = np.where(first < after, y[high], np.where(inside, between, nearest))
     sizes, times = np.hstack([[x, y], np.reshape(others, (2, -1))])
     largest = np.argsort(-sizes, kind="stable")[: int(CODE["profile-largest"])]
     fastest = np.max(sizes[largest] / times[largest])
@@ -207,8 +192,7 @@ def profiled_s(
 def roofline_s(flops: ArrayLike, n_bytes: ArrayLike, peak: float, bytes_per_s: float) -> Floats:
     """pytorch Eq 8: t = max(f/2 / (0.75 p), n/B), in s (utils/_runtime_estimation.py, 2.13.0).
 
-    Symbols: f = flops, 2 a multiply-add; p = peak in FLOP/s, also 2 a multiply-add; n = n_bytes read and
-    written, B = bytes_per_s of memory.
+    Symbols: f = flops, p = peak in FLOP/s, both 2 a multiply-add; n = n_bytes moved, B = bytes_per_s.
     """
     counted = np.asarray(flops, float) / CODE["roofline-flops"]
     return np.maximum(counted / (CODE["roofline-share"] * peak), np.asarray(n_bytes) / bytes_per_s)
