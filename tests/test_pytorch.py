@@ -27,6 +27,7 @@ from ddlkit.core.units import KIB, MIB
 from ddlkit.formats import export
 from ddlkit.papers import pytorch
 from ddlkit.papers.pytorch import GPUS, Group
+from ddlkit.report.clusters import resnet50
 from ddlkit.report.figures import pytorch as figures
 from ddlkit.report.papers.pytorch import recorded
 from ddlkit.run.measure import estimators
@@ -85,7 +86,7 @@ def test_a_profile_is_looked_up_as_by_equation_7(
     ]
     profile = estimators.profile_of(tables)
     took_ms, _ = profile.lookup_collective("all_reduce", (0, 1), elements, "Float")
-    ours = pytorch.profiled_s(4 * elements, *flat[0], others=flat[1])
+    ours = pytorch.profiled_s(4 * elements, flat[0][0], flat[0][1], flat[1])
     assert float(ours) == pytest.approx(took_ms / 1e3, rel=1e-6)
 
 
@@ -119,7 +120,7 @@ def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
 
 # -- ddlkit export -------------------------------------------------------------------------------
 
-COST = Table([KIB, MIB, 64 * MIB], [1e-4, 2e-3, 9e-2], workers=4)
+COST = Table(MIB * np.array([2**-10, 1, 64]), np.array([1e-4, 2e-3, 9e-2]), workers=4)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: Any) -> str:
@@ -173,20 +174,20 @@ def test_torch_takes_the_measured_cost_of_its_collectives(
         else runpy.run_path(str(path))["estimate"]
     )
     name, hook = (
-        dist.group.WORLD.group_name,
+        dist.distributed_c10d._get_default_group().group_name,
         "aten_distributed_optimizations.custom_runtime_estimation",
     )
     for n_bytes in (4 * KIB, 300 * KIB, 5 * MIB, 200 * MIB):
         node = estimators.collective_node(collective, n_bytes, 4, name)
         with config.patch({hook: estimate}):
-            given = config.aten_distributed_optimizations.custom_runtime_estimation
+            given: Any = config.aten_distributed_optimizations.custom_runtime_estimation
         took_ms = overlap_scheduling.estimate_collective_time(node, None, given)
         assert took_ms / 1e3 == pytest.approx(float(cost(n_bytes)), rel=0.01)
     pair = dist.new_group([0, 1])
     node = estimators.collective_node(collective, MIB, 2, pair.group_name)
     assert estimate(node, None) is None  # of two ranks nothing was measured
     if to == "inductor":
-        assert estimate(node.args[0], None) is None
+        assert estimate(node.all_input_nodes[0], None) is None
         node = estimators.collective_node(collective, MIB, 4, name)
         assert estimate(node, 0) == pytest.approx(1e3 * float(cost(1)))
 
@@ -201,7 +202,9 @@ def test_ddp_takes_the_plan(tmp_path: Path, exported: Callable[..., Path]) -> No
     cost = saved(tmp_path, AlphaBeta(1e-3, 2e-8, workers=2))
     words = ("--to", "ddp", "--profile", profile, "--cost", cost, "--planner", "cuts:2,3")
     caps_mb = json.loads(exported(*words).read_text())["bucket_cap_mb_list"]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+    )
     try:
         model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb_list=caps_mb)
         for _ in range(3):
@@ -232,7 +235,7 @@ def test_ddp_sends_nothing_but_all_reduces() -> None:
     from ddlkit.core.iteration import Iteration
     from ddlkit.model import make_plan
 
-    work = figures.clusters.resnet50()
+    work = resnet50()
     gather = AlphaBeta(1e-3, 1e-9, collective="all_gather")
     with pytest.raises(UserError, match="of all_gather: DDP sends all_reduce"):
         export.ddp(Iteration(work, make_plan("ddp", work), gather), "2.13.0")

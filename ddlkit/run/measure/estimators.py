@@ -107,7 +107,7 @@ def _of_graphs() -> Iterator[Row]:
     with pretended("H100") as model:
         for what in ("all_reduce", "all_gather", "reduce_scatter"):
             node = collective_node(what, 4 * MIB, 8, near.group_name)
-            val = node.args[0].meta["val"]
+            val = node.all_input_nodes[0].meta["val"]
             given = SimpleNamespace(layout=SimpleNamespace(size=val.shape, dtype=val.dtype))
             size = model.estimate_fx_collective_size(node)
             yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, size
