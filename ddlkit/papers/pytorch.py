@@ -47,8 +47,8 @@ class Group:
         return 1 if collective == "p2p" else ROUNDS[collective] * (self.ranks - 1)
 
 
-def carried_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) -> Floats:
-    """Return what links carry in pytorch Eq 1, in GB/s; 0: "ll128" between nodes, which is not tried.
+def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) -> Floats:
+    """Return the bus rate of pytorch Eq 1, in GB/s; 0: "ll128" between nodes, which is not tried.
 
     NVLink in a node; else the network, by nodes and size. "ll" sends a flag with every 4 bytes, "ll128" with
     every 120, "simple" none.
@@ -87,11 +87,11 @@ def algorithm_s(
 ) -> Floats:
     """pytorch Eq 1: t = l + n / (1000 B), an algorithm with a protocol (_inductor/comm_analysis.py, 2.13.0).
 
-    Symbols: t = the result in s, there in us; l = `startup_us`; n = n_bytes; B = `carried_rate` times
+    Symbols: t = the result in s, there in us; l = `startup_us`; n = n_bytes; B = `bus_rate` times
     ranks/steps of a ring, half of a tree, which is corrected by size. Infinite where it is not tried.
     """
     n = np.asarray(n_bytes, float)
-    rate = carried_rate(n, group, algorithm, protocol)
+    rate = bus_rate(n, group, algorithm, protocol)
     if algorithm == "ring":
         rate = rate * group.ranks / group.steps(collective)
     else:
