@@ -1,4 +1,4 @@
-"""What PyTorch takes of a plan or of a cost, as text: tests read each with the torch of TESTED."""
+"""What PyTorch takes of a plan or of a cost, as text; tests let the installed torch read each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tested(kind: str, version: str | None) -> str:
     if ".".join(version.split(".")[:2]) not in TESTED[kind]:
         listed = " or ".join(TESTED[kind])
         raise UserError(
-            f"torch {shown(version)}: --to {kind} is tested with {listed}: say --torch {listed[:4]}"
+            f"torch {shown(version)}: --to {kind} is known to work with {listed}: say --torch {listed[:4]}"
         )
     return version
 
