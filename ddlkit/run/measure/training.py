@@ -30,8 +30,9 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
-from ddlkit.core.units import MIB, format_seconds
+from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Workload
+from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
@@ -118,8 +119,7 @@ class _Block:
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
-            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
+            options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
         self.model = model = DistributedDataParallel(
             copy.deepcopy(network),
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
