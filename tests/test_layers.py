@@ -21,6 +21,7 @@ from ddlkit.run.jobs.launch import Loopback, launch
 from ddlkit.run.measure import layers
 from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets.given import known
 from places import PATIENCE_S
 from test_clock import Simulated
 
@@ -167,7 +168,7 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
-    assert not layers._graph(layers.Training("lenet5", 2, torch.device("cpu"), "fp32"))
+    assert not layers._graph(known("lenet5", 2, torch.device("cpu")))
     assert capsys.readouterr().err.endswith("when stream is capturing\n")
 
 

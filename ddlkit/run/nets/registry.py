@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import math
 import sys
@@ -209,6 +210,16 @@ def _torchvision(name: str, **options: Any) -> Network:
         return network
 
     return Network(build, _IMAGENET)
+
+
+def of_torchvision(name: str) -> Network:
+    """Return any network of torchvision. Raises UserError where that, or the network, is not there."""
+    there = import_torchvision().models.list_models()
+    if name not in there:
+        near = difflib.get_close_matches(name, there, n=1)
+        advice = f": did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"torchvision has no network {name!r}{advice}")
+    return NETWORKS.get(name) or _torchvision(name)
 
 
 def _words(batch: int, generator: torch.Generator) -> Batch:
