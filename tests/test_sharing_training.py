@@ -138,7 +138,7 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     began_s: list[float] = []
     training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
     ready_s: list[float] = []
-    note = training.watched(None, lambda _: ready_s.append(time.perf_counter()))
+    note = training.watched(lambda _: None, lambda _: ready_s.append(time.perf_counter()))
     with note, sending.hooked():
         run = sending.iterate(SLOW)
     blocks = [np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in run.records]

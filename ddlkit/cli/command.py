@@ -131,17 +131,16 @@ def measure(arguments: argparse.Namespace) -> None:
 
 def _measured_model(arguments: argparse.Namespace) -> None:
     """Measure the layers of a user's own model. Raises UserError for what does not go with that."""
+    others = ("networks", "predict", "dry_run", "pack", "ignore_load")
     if not arguments.model or arguments.what != "layers" or arguments.accumulate < 1:
-        asked = "--model goes with layers, --accumulate, of at least 1, with --model"
-        raise UserError(f"{asked}: ddlkit measure layers --model FILE.py:function")
-    for name in ("networks", "predict", "dry_run", "pack", "ignore_load"):
-        if getattr(arguments, name):
-            raise UserError(f"--{name.replace('_', '-')} does not go with --model: leave it out")
+        raise UserError("--accumulate, at least 1, needs --model, and that goes with layers alone")
+    if given := [name for name in others if getattr(arguments, name)]:
+        raise UserError(f"--{given[0].replace('_', '-')} does not go with --model: leave it out")
     from ddlkit import store
     from ddlkit.run.clock import Budget
     from ddlkit.run.measure.models import measure_model
 
-    budget = Budget(max_s=20.0 if arguments.budget is None else arguments.budget)
+    budget = Budget(max_s=arguments.budget or 20.0)
     out = arguments.out or store.BUILD / "measured"
     if result := measure_model(arguments.model, arguments.accumulate, out, budget):
         show(result, as_json=False)

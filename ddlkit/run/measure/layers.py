@@ -12,10 +12,11 @@ Iterations with and without hooks are run in turn; hooks take marks, for which n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,34 +36,15 @@ from ddlkit.run.nets.given import Training, known
 from ddlkit.run.sessions import ran_out_of_memory, say
 
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
-
-
-class _Flops:
-    """Marks like those of a clock, along the FLOP that are counted, if any are."""
-
-    def __init__(self, counter: Any = None) -> None:
-        self._counter, self._marks = counter, list[float]()
-
-    def mark(self) -> None:
-        """Mark what has been counted by now."""
-        self._marks.append(self._counter.get_total_flops() if self._counter else 0)
-
-    def seconds(self) -> Floats:
-        """Return the FLOP at every mark."""
-        return np.array(self._marks)
-
-
 _END, _LAYER, _GRADIENT = "end", "layer", "gradient"
 
 
 class _Seen:
     """An iteration with hooks: its marks, and what each is: a phase's end, a layer's start, or a gradient."""
 
-    def __init__(self, training: Training, marks: Marks | _Flops) -> None:
+    def __init__(self, training: Training, marks: Any) -> None:
         self._marks, self._what = marks, list[tuple[str, str]]()
-        # Hooks on layers would have what is compiled made anew.
-        on_layer = None if training.compiled else partial(self._note, _LAYER)
-        with training.watched(on_layer, partial(self._note, _GRADIENT)):
+        with training.watched(partial(self._note, _LAYER), partial(self._note, _GRADIENT)):
             training.iterate(partial(self._note, _END, ""))
 
     def _note(self, what: str, name: str) -> None:
@@ -97,18 +79,17 @@ class _Order:
     ready : (n) tensors, as their gradients become ready for the last time
     """
 
-    def __init__(self, training: Training, me: Rank | None = None) -> None:
-        if training.compiled:
-            seen = _Seen(training, _Flops())
-        else:
-            with networks.flop_counter() as counter:
-                seen = _Seen(training, _Flops(counter))
+    def __init__(self, training: Training, me: Rank | None) -> None:
+        counts = list[float]()
+        with nullcontext() if training.compiled else networks.flop_counter() as counter:
+            count = counter.get_total_flops if counter else int
+            mark, line = lambda: counts.append(count()), lambda: np.array(counts)
+            seen = _Seen(training, SimpleNamespace(mark=mark, seconds=line))
         flops, ready, _ = seen.read()
         self.starts, self.ready = list(flops), list(ready)
         if me:
-            self.starts, self.ready = (
-                _as_rank_0(names, [*training.trained()]) for names in (self.starts, self.ready)
-            )
+            every = [*training.trained()]
+            self.starts, self.ready = _as_rank_0(self.starts, every), _as_rank_0(self.ready, every)
         self.flops = np.array([flops.get(name, 0.0) for name in self.starts])
 
     def spans(self, seen: _Seen) -> Floats:

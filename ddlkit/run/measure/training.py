@@ -300,7 +300,7 @@ class SendingTraining:
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training, self.stand_in = training, stand_in
         ready: list[str] = []
-        with training.watched(None, ready.append):
+        with training.watched(lambda _: None, ready.append):
             training.iterate()
         named = dict(training.model.named_parameters())
         n_bytes = [named[tensor].nbytes for tensor in ready]
@@ -314,7 +314,7 @@ class SendingTraining:
     def hooked(self) -> Iterator[None]:
         """Have gradients leave when they are ready, and the update wait for them."""
         handle = self.training.optimizer.register_step_pre_hook(self._wait)
-        with self.training.watched(None, self._ready):
+        with self.training.watched(lambda _: None, self._ready):
             yield
         handle.remove()
 

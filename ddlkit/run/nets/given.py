@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import os
 import random
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,17 +27,10 @@ from ddlkit.run import jobs
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import ran_out_of_memory
 
-DEFAULT_BATCH = 4  # of torchvision's networks
-TORCHVISION = "torchvision"
-FORM = "give FILE.py:function, torchvision:NAME or torchvision:NAME:BATCH"
 DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
 SYNC_BUFFERS = SYNC_BUFFERS if SYNC_BUFFERS in DDP_OPTIONS else "broadcast_buffers"
-_OURS = str(jobs.PACKAGES / "ddlkit" / ""), "<frozen importlib"
-GIVES = "must return (model, loss) or (model, loss, optimizer)"
-
-
-def _nothing() -> None: ...
+_OURS = str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib"
 
 
 @dataclass
@@ -64,8 +59,8 @@ class Training:
     @property
     def compiled(self) -> bool:
         """Return whether torch.compile made any of it."""
-        parts = [self.loss, *self.model.modules()]
         signs = ("_torchdynamo_orig_callable", "_compiled_call_impl")
+        parts = (self.loss, *self.model.modules())
         return any(getattr(part, sign, None) is not None for part in parts for sign in signs)
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -79,16 +74,14 @@ class Training:
             value = self.loss()
         self.backwards = calls[0]
         if not self.backwards:
-            if not isinstance(value, Tensor) or value.numel() != 1:
-                what = f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
-                given = f"{type(value).__name__} {what}".strip()
-                raise UserError(f"{self.network}: loss() gives a {given}: it must give a scalar")
-            if not value.requires_grad:
-                raise UserError(f"{self.network}: loss() depends on no parameter that is trained")
+            if getattr(value, "numel", int)() != 1 or not value.requires_grad:
+                what = getattr(value, "shape", type(value).__name__)
+                needed = "it must give a scalar that depends on trained parameters"
+                raise UserError(f"{self.network}: loss() gives {what}: {needed}")
             value.backward()
         self.optimizer.zero_grad()
 
-    def iterate(self, mark: Callable[[], object] = _nothing) -> None:
+    def iterate(self, mark: Callable[[], object] = lambda: None) -> None:
         """Do an iteration; ``mark`` is called at its start, around the last backward pass, and at its end.
 
         Raises UserError where the loss runs backward more or less often than it did when it was tried out.
@@ -102,26 +95,26 @@ class Training:
                     if not self.backwards:
                         loss.backward()
         if calls[0] != last:
-            often = f"ran backward {calls[0]} times in an iteration, {last} before"
-            raise UserError(f"{self.network}: loss() {often}: it must do the same each time")
+            raise UserError(f"{self.network}: loss() must run backward as often each time")
         self.optimizer.step()
         self.optimizer.zero_grad()
         mark()
 
     @contextmanager
     def watched(
-        self, on_layer: Callable[[str], None] | None, on_gradient: Callable[[str], None]
+        self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
         """Call back with the name of a starting layer's first tensor, and of one whose gradient is ready.
 
-        Of what is accumulated or computed anew this happens several times; on_layer : none if compiled.
+        What is accumulated or computed anew comes several times; layers of what is compiled never do: hooks
+        on them would have it compiled anew.
         """
         names = {p: name for name, p in self.trained().items()}
         with ExitStack() as hooks:
-            for module in self.model.modules() if on_layer else ():
+            for module in () if self.compiled else self.model.modules():
                 for p in [p for p in module.parameters(recurse=False) if p in names][:1]:
-                    start = functools.partial(_first, on_layer, names[p])
-                    hooks.enter_context(module.register_forward_pre_hook(start))
+                    before = module.register_forward_pre_hook(lambda *_, at=names[p]: on_layer(at))
+                    hooks.enter_context(before)
             for p, name in names.items():
                 after = p.register_post_accumulate_grad_hook(lambda _, at=name: on_gradient(at))
                 hooks.enter_context(after)
@@ -134,49 +127,39 @@ class Training:
         return self.ddp
 
 
-def _first(call: Callable[[str], None] | None, name: str, *_: object) -> None:
-    if call:
-        call(name)
-
-
 class _Inside(nn.Module):
-    """What a model computes, without its hooks, which have run by then."""
+    """What a model computes, without its hooks, which have run by then; called : whether it ever was."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.module, self._forward = model, model.forward
+        self.module, self._forward, self.called = model, model.forward, False
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
+        self.called = True
         return self._forward(*arguments, **named)
 
 
 @contextmanager
-def backward_calls(mark: Callable[[], object] = _nothing, last: int = 0) -> Iterator[list[int]]:
+def backward_calls(mark: Callable[[], object] = lambda: None, last: int = 0) -> Iterator[list[int]]:
     """Give the number of times that backward was called, so far; mark before and after the ``last``."""
-    plain, calls, inside = torch.autograd.backward, [0], False
+    torchs: Any = torch.autograd
+    plain, calls, inside = torchs.backward, [0], [False]
 
     def call(*arguments: Any, **named: Any) -> None:
-        nonlocal inside
-        if inside:  # reentrant checkpointing computes a segment anew and goes back through it
+        if inside[0]:  # reentrant checkpointing computes a segment anew and goes back through it
             return plain(*arguments, **named)
-        inside, calls[0] = True, calls[0] + 1
-        marks = mark if calls[0] == last else _nothing
-        marks()
+        calls[0] += 1
+        around = mark if calls[0] == last else bool
+        around()
+        inside[0] = True
         try:
             plain(*arguments, **named)
         finally:
-            inside = False
-        marks()
+            inside[0] = False
+        around()
 
-    places: Any = torch.autograd
-    places.backward = call
-    try:
+    with patch.object(torchs, "backward", call):
         yield calls
-    finally:
-        places.backward = plain
-
-
-# -- of the registry, and of a user --------------------------------------------------------------
 
 
 def known(
@@ -188,103 +171,67 @@ def known(
     model: nn.Module | None = None,
     rank: int = 0,
 ) -> Training:
-    """Return a network of the registry in training, on one batch that each rank has by other columns.
+    """Return a network of the registry, or a model in its place, in training on one batch.
 
-    model : in place of a new one; the rate of SGD is 0, which is the same arithmetic, but the weights stay
-    put: every repeat computes the same. Raises UserError as `registry.sample_batch`.
+    rank : whose data are other ones. Raises UserError as `registry.sample_batch`.
     """
     made = model or registry.build(network).to(device)
     inputs, labels = registry.sample_batch(network, batch, device)
-    return _training(network, made, inputs.roll(rank, dims=-1), labels, precision)
-
-
-def _training(
-    network: str, model: nn.Module, inputs: Tensor, labels: Tensor, precision: str = "fp32"
-) -> Training:
-    autocast = torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bf16")
+    inputs = inputs.roll(rank, dims=-1)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
     def loss() -> Tensor:
         with autocast:
-            return nn.functional.cross_entropy(model(inputs), labels)
+            return nn.functional.cross_entropy(made(inputs), labels)
 
-    return Training(network, model, loss, plain_sgd(model), len(inputs))
+    return Training(network, made, loss, _sgd(made), batch)
 
 
-def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return SGD with momentum, at rate 0."""
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Return SGD at rate 0, the same arithmetic, but the weights stay put: every repeat computes the same."""
     return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
 
 def load(given: str, device: torch.device, notes: list[str]) -> Training:
-    """Return what "FILE.py:function" gives for a device, or a network by "torchvision:NAME", not tried out.
+    """Return what "FILE.py:function" gives for a device, or a network, by "torchvision:NAME[:BATCH]".
 
     The function is called once, after seeds are set, with device= if it has such a parameter; what should be
     known of the result is added to ``notes``. No file is written. Raises UserError where it cannot be
-    called, or gives anything but (model, loss) or (model, loss, optimizer), after the user's own traceback.
+    called, after the user's own traceback, or gives anything but (model, loss) or (model, loss, optimizer).
     """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    file, separator, name = given.rpartition(":")
-    if given.startswith(f"{TORCHVISION}:"):
-        return _of_torchvision(given, device)
-    if not (separator and file and name):
-        raise UserError(f"model {shown(given)}: {FORM}")
-    function = _function(Path(file), name)
-    named = {"device": device} if "device" in inspect.signature(function).parameters else {}
+    if match := re.fullmatch(r"(torchvision:(\w+))(?::(\d{1,9}))?", given):
+        return replace(known(match[1], int(match[3] or 4), device), network=match[2])
+    file, _, name = given.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"given_{Path(file).stem}", file)
+    if not (spec and spec.loader and Path(file).is_file()):
+        raise UserError(f"model {shown(given)}: give FILE.py:function or torchvision:NAME:BATCH")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    # For good: what it imports beside itself may come as late as in the loss.
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    sys.dont_write_bytecode = True
+    with theirs(file):
+        spec.loader.exec_module(module)
+    if not callable(function := getattr(module, name, None)):
+        raise UserError(f"{file} has no function {shown(name)}")
     with theirs(given):
-        made = function(**named)
-    parts = made if isinstance(made, tuple) else ()
-    kinds: tuple[Any, ...] = (nn.Module, Callable, torch.optim.Optimizer)
-    fits = [isinstance(part, kind) for part, kind in zip(parts, kinds, strict=False)]
-    if len(parts) not in (2, 3) or not all(fits):
-        raise UserError(f"{given} {GIVES}, gave {shown(made)}")
-    model, plain_loss, *optimizers = parts
+        takes = inspect.signature(function).parameters
+        made = function(**({"device": device} if "device" in takes else {}))
+    model, plain_loss, *optimizers = made if isinstance(made, tuple) and made[1:] else (made, None)
+    optimizer = optimizers[0] if optimizers else None
+    if not (isinstance(model, nn.Module) and callable(plain_loss) and len(optimizers) < 2):
+        needed = "(model, loss) or (model, loss, optimizer)"
+        raise UserError(f"{given} must return {needed}, gave {shown(made)}")
+    notes += [] if optimizer else ["no optimizer is given: SGD with momentum"]
 
-    @functools.wraps(plain_loss)
+    @functools.wraps(plain_loss)  # with the signs of torch.compile
     def loss() -> Any:
         with theirs(given):
             return plain_loss()
 
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UserError(f"{given}: the model has no parameter that is trained")
-    notes += [] if optimizers else ["no optimizer is given: SGD with momentum"]
-    optimizer = optimizers[0] if optimizers else plain_sgd(model)
-    return Training(f"{Path(file).stem}-{name}", model, loss, optimizer)
-
-
-def _of_torchvision(given: str, device: torch.device) -> Training:
-    _, name, batch, *more = [*given.split(":"), str(DEFAULT_BATCH)]
-    if not (name and batch.isdecimal() and len(batch) < 10 and int(batch)) or len(more) > 1:
-        raise UserError(f"model {shown(given)}: {FORM}")
-    network = registry.of_torchvision(name)
-    inputs, labels = network.sample(int(batch), torch.Generator().manual_seed(0))
-    model = network.build().train().to(device)
-    return _training(name, model, inputs.to(device), labels.to(device))
-
-
-def _function(file: Path, name: str) -> Callable[..., Any]:
-    """Return a function of a file that is imported as Python would run it. Raises UserError."""
-    spec = importlib.util.spec_from_file_location(f"given_{file.stem}", file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise UserError(f"{file}: no such file: {FORM}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    # For good: what it imports beside itself may come as late as in the loss.
-    sys.path.insert(0, str(file.resolve().parent))
-    sys.dont_write_bytecode = True
-    with theirs(str(file)):
-        spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        there = ", ".join(_functions(module)) or "none"
-        raise UserError(f"{file} has no function {shown(name)}: it has {there}")
-    return function
-
-
-def _functions(module: ModuleType) -> list[str]:
-    own = inspect.getmembers(module, inspect.isfunction)
-    return [name for name, function in own if function.__module__ == module.__name__]
+    return Training(f"{Path(file).stem}-{name}", model, loss, optimizer or _sgd(model))
 
 
 @contextmanager
@@ -292,13 +239,11 @@ def theirs(what: str) -> Iterator[None]:
     """Turn what a user's code raises into a UserError, after their traceback, in which no frame is ours."""
     try:
         yield
-    except UserError:
-        raise
     except (Exception, SystemExit) as error:
-        if ran_out_of_memory(error):
+        if isinstance(error, UserError) or ran_out_of_memory(error):
             raise
         told = traceback.TracebackException.from_exception(error)
-        seen = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
-        told.stack = traceback.StackSummary.from_list(seen)
+        frames = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
+        told.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(told.format())
         raise UserError(f"{what}: {type(error).__name__}: {one_line(str(error))}") from None

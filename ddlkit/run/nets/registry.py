@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import math
 import sys
@@ -206,20 +205,13 @@ _IMAGENET = _images(channels=3, side=224, classes=1000)
 
 def _torchvision(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
-        network: nn.Module = import_torchvision().models.get_model(name, weights=None, **options)
+        models = import_torchvision().models
+        if name not in models.list_models():
+            raise UserError(f"torchvision has no network {name!r}")
+        network: nn.Module = models.get_model(name, weights=None, **options)
         return network
 
     return Network(build, _IMAGENET)
-
-
-def of_torchvision(name: str) -> Network:
-    """Return any network of torchvision. Raises UserError where that, or the network, is not there."""
-    there = import_torchvision().models.list_models()
-    if name not in there:
-        near = difflib.get_close_matches(name, there, n=1)
-        advice = f": did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"torchvision has no network {name!r}{advice}")
-    return NETWORKS.get(name) or _torchvision(name)
 
 
 def _words(batch: int, generator: torch.Generator) -> Batch:
@@ -251,7 +243,13 @@ NETWORKS: dict[str, Network] = {
 
 
 def find(name: str) -> Network:
-    """Return the network of that name. Raises UserError for an unknown one, with what it may stand for."""
+    """Return the network of that name, or any by torchvision:NAME.
+
+    Raises UserError for an unknown one, with what it may stand for.
+    """
+    if name.startswith("torchvision:"):
+        plain = name.partition(":")[2]
+        return NETWORKS.get(plain) or _torchvision(plain)
     if name in NETWORKS:
         return NETWORKS[name]
     near = network_named(name)
