@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
 import torch
@@ -111,7 +110,3 @@ def nothing() -> None: ...
 
 def fails_within() -> tuple[Any, ...]:
     return with_loss(Net(), x=X[:, :3])
-
-
-def as_wide_as_its_rank() -> tuple[Any, ...]:
-    return with_loss(Net(64 + int(os.environ["SLURM_PROCID"])))

@@ -206,37 +206,33 @@ def test_a_network_of_torchvision_needs_torchvision(monkeypatch: pytest.MonkeyPa
 # -- several ranks -------------------------------------------------------------------------------
 
 
-def both(command: list[str], *variables: dict[str, str], **options: str) -> list[tuple[int, str]]:
-    """Exit status and words of a command twice at the same time, with what differs in the environment."""
-    common = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    started = [
-        subprocess.Popen([sys.executable, *command], env={**os.environ, **common, **each}, **how)
-        for each in variables
-    ]
-    said = [process.communicate(timeout=2 * PATIENCE_S)[0] for process in started]
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
-
-
 def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
     what = f"measure layers --model {FILE}:tied --out {tmp_path} --budget 1s".split()
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    agent = ["-m", "torch.distributed.run", *where, "-m", "ddlkit", *what]
-    numbers = [{"PET_NODE_RANK": str(rank)} for rank in range(2)]
-    ended = both(agent, *numbers)
-    assert [status for status, _ in ended] == [0, 0], ended
-    assert ["as DDP rebuilds" in said for _, said in ended] == [True, False]
+    agent = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "ddlkit", *what]
+    common = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    nodes = [{**os.environ, **common, "PET_NODE_RANK": str(rank)} for rank in range(2)]
+    started = [subprocess.Popen(agent, env=node, **how) for node in nodes]
+    said = [agent.communicate(timeout=2 * PATIENCE_S)[0] for agent in started]
+    assert [agent.returncode for agent in started] == [0, 0], said
+    assert ["as DDP rebuilds" in each for each in said] == [True, False]
     profile = store.read_profile(tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2)
     assert len(profile.tensor) == 5
 
 
-def test_models_that_differ_between_ranks_of_slurm_are_refused(tmp_path: Path) -> None:
-    what = f"-m ddlkit measure layers --model {FILE}:as_wide_as_its_rank --out {tmp_path}".split()
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    meeting |= {"SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "1"}
-    for status, said in both(what, *({**meeting, "SLURM_PROCID": str(k)} for k in range(2))):
-        assert status == 2
-        differ = (
-            "rank 0's has 6 tensors of 12480 elements, rank 1's has 6 tensors of 12739 elements"
-        )
-        assert f"models differ between ranks: {differ}; build" in said.splitlines()[-1]
+@pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])
+def test_ranks_meet_that_torchrun_or_slurm_count(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "2")
+    with pytest.raises(UserError, match="^RANK is not set in this rank's environment"):
+        given("tied")
+
+
+def test_models_that_differ_between_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = [1.0, 6.0, 12739.0]
+    monkeypatch.setattr(models, "everyones", lambda mine: np.array([mine, other]))
+    differ = "rank 0's has 6 tensors of 12480 elements, rank 1's has 6 tensors of 12739 elements"
+    with pytest.raises(UserError, match=f"dict_outputs: models differ between ranks: {differ}"):
+        given("dict_outputs")
