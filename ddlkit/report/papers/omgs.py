@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import ELEMENT_BYTES, Log
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
@@ -305,6 +306,8 @@ def _merged_selection() -> Result:
     """Time of selecting from 10^k elements over that from parts of 3, 3, 3 and 1 tenths of them."""
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
+    if not tables:
+        raise UserError("without its recording of selections")
     rows = pd.concat(tables).query("operation in ('topk_unsorted', 'topk_sorted')")
     keys, sizes = ["machine", "operation", "distribution", "density"], [10**k for k in range(4, 9)]
     times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,6 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from ddlkit.core.case import Case
@@ -37,9 +35,10 @@ from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timel
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
-from ddlkit.run.measure.layers import Training, compute_on
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, known
 from ddlkit.run.sessions import Unavailable
 from ddlkit.run.vitals import Usage, processor_times, processor_usage
 
@@ -48,10 +47,6 @@ PRECISION = "fp32"
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
-
-_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
-_SYNC_BUFFERS = _SYNC_BUFFERS if _SYNC_BUFFERS in _OPTIONS else "broadcast_buffers"
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class TrainingSettings:
     profile_sha256: str = ""
 
     def __post_init__(self) -> None:
-        if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
+        if "bucket_cap_mb_list" not in DDP_OPTIONS and set(self.plans) - {OWN_PLAN}:
             advice = f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
             raise UserError(f"torch {torch.__version__} cannot impose a bucket plan: {advice}")
 
@@ -117,18 +112,16 @@ class _Block:
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
-        options: dict[str, Any] = {_SYNC_BUFFERS: False}
+        options: dict[str, Any] = {SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
             options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
-        self.model = model = DistributedDataParallel(
-            copy.deepcopy(network),
+        how = settings.network, settings.batch, me.device, PRECISION
+        self.training = known(*how, model=copy.deepcopy(network), rank=me.rank)
+        self.model = self.training.wrap(
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
             init_sync=False,  # equal seeds made equal weights
             **options,
         )
-        how = settings.network, settings.batch, me.device, PRECISION
-        self.training = Training(*how, model)
-        self.training.inputs = self.training.inputs.roll(me.rank, dims=-1)  # other data on each
         self.synchronize = clock.synchronizer(me.device)
         for _ in range(WARMUP):
             self.training.iterate()
@@ -359,7 +352,7 @@ def measure_sharing(
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
     with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
-        sending = SendingTraining(Training(network, batch, place, PRECISION), GpuStandIn())
+        sending = SendingTraining(known(network, batch, place, PRECISION), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
     return rows.assign(network=network, device=place.type, batch=batch, precision=PRECISION)
 
@@ -376,7 +369,7 @@ def measure_sending(
 
     with sending.hooked():
         actions = {setting: partial(once, setting) for setting in runs}
-        wait = clock.synchronizer(sending.training.labels.device)
+        wait = clock.synchronizer(sending.training.device)
         samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for setting, seconds in samples.items():
