@@ -38,7 +38,7 @@ def flaw(installed: tuple[str, pd.Series], record_property: Any) -> Flaw:
         values = [
             now[row.of] / (now[row.over] if row.over else 1) / row.unit for row in rows.itertuples()
         ]
-        record_property(f"{claim}, torch {version}", values)
+        record_property(f"{claim}, torch {version}", [float(value) for value in values])
         if version == VERSION:
             assert values == pytest.approx(expected, rel=1e-3)
             outcome = listed[claim].verdict(claims.counted(values, "")).outcome
