@@ -73,10 +73,12 @@ def test_two_messages_are_compared_with_one_only_where_both_profit_alike() -> No
     """The lab's shaper lets a sample's first bytes through: samples of unlike length prove nothing there."""
     sizes, messages, seconds = [1, 2, 4, 8], [16, 16, 8, 2], [1.0, 3.0, 5.0, 4.0]
     rows = pd.DataFrame({"bytes": sizes, "messages_per_sample": messages, "seconds": seconds})
-    rows = rows.assign(collective="all_gather", link="lab:a", ranks=4)
-    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {("lab:a", 2): 6 / 5}
+    rows = rows.assign(collective="all_gather", place="a", link="lab:a", ranks=4)
+    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {("a", "lab:a", 4, 2): 6 / 5}
     every = {1: 2 / 3, 2: 6 / 5, 4: 10 / 4}
-    assert omgs.doubled(rows).to_dict() == {("lab:a", size): ratio for size, ratio in every.items()}
+    assert omgs.doubled(rows).to_dict() == {
+        ("a", "lab:a", 4, size): ratio for size, ratio in every.items()
+    }
 
 
 @given(values, st.floats(0, 0.5), st.floats(-1, 1), st.sampled_from(claims.RELATIONS))
