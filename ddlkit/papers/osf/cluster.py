@@ -237,9 +237,7 @@ def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
 
 
 CONSTANT = 100 * MB
-MORE = {
-    size * MB for size in (3, 10, 25, 30, 64, 300)
-}  # buffers that frameworks have, and between them
+MORE = {size * MB for size in (3, 10, 25, 30, 64, 300)}  # what frameworks have, and between
 READINGS = {"mg_wfbp:osf": "all sent so far", "own": "a layer's own", "mg_wfbp": "as [43], drawn"}
 """What MG-WFBP may be: Section 4.2 compares backward with "tensors of layer i"."""
 
@@ -289,9 +287,7 @@ def gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     for network in FIVE:
         family = 4 if _reference(network) == "VGG16" else 3
         keys, of_setting = np.unique(places[:, [0, 1, 2, family]], axis=0, return_inverse=True)
-        ends = [
-            (0, key[3]) if family == 4 else (key[3], 0) for key in keys
-        ]  # it needs its own time
+        ends = [(0, key[3]) if family == 4 else (key[3], 0) for key in keys]  # its own time
         rows = [
             gains(grid.setting((*key[:3], *end)), network)
             for key, end in zip(keys, ends, strict=True)
