@@ -195,10 +195,12 @@ def test_one_disk_limits_googlenet_too() -> None:
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
     search, statement = figures.setting_search(), "one server: K80 far better, AlexNet"
     axis, names = [*search.grid.free].index("disk_bytes_per_s"), [s.name for s in search.stated]
-    assert (figures.compatible().disk_bytes_per_s == CLUSTERS["memory_bytes_per_s"][2]).all()
-    best = (count := search.count.take([0], axis)) == 12
+    disks = CLUSTERS["storage_bytes_per_s"][2], CLUSTERS["memory_bytes_per_s"][2]
+    seen = [np.sqrt(disks[0] * disks[1]), disks[1]]
+    assert np.unique(figures.compatible().disk_bytes_per_s) == pytest.approx(seen)
+    best = (count := search.count.take([0], axis)) == 11
     worse = np.broadcast_to(search.values[statement], search.grid.shape).take([0], axis)[best]
-    assert [count.max(), worse.min(), worse.max()] == pytest.approx([12, 1.6, 3.3], abs=0.05)
+    assert [count.max(), worse.min(), worse.max()] == pytest.approx([11, 1.6, 3.3], abs=0.05)
     for name in (statement, "V100 server: reading costs nothing"):
         assert search.holds[names.index(name)].take([0], axis)[best].all()
 
@@ -238,7 +240,7 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
         slower = best.iteration_s(*case) / best.iteration_s(*case, without="sending") - 1
         waits[name == "CNTK"].extend(slower)
     ends = min(waits[True]), max(waits[True]), max(waits[False])
-    assert ends == pytest.approx((0.045, 0.284, 0.004), abs=1e-3)
+    assert ends == pytest.approx((0.043, 0.299, 0.004), abs=1e-3)
 
 
 def test_settings_name_what_is_scanned() -> None:

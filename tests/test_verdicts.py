@@ -19,6 +19,7 @@ from ddlkit.papers.osf import cluster as osf
 from ddlkit.report import catalog, claims, papers, source
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
+from ddlkit.report.papers import osf as of_osf
 
 CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", "")
 values = st.floats(0.01, 1e6)
@@ -73,10 +74,12 @@ def test_two_messages_are_compared_with_one_only_where_both_profit_alike() -> No
     """The lab's shaper lets a sample's first bytes through: samples of unlike length prove nothing there."""
     sizes, messages, seconds = [1, 2, 4, 8], [16, 16, 8, 2], [1.0, 3.0, 5.0, 4.0]
     rows = pd.DataFrame({"bytes": sizes, "messages_per_sample": messages, "seconds": seconds})
-    rows = rows.assign(collective="all_gather", link="lab:a", ranks=4)
-    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {("lab:a", 2): 6 / 5}
+    rows = rows.assign(collective="all_gather", place="a", link="lab:a", ranks=4)
+    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {("a", "lab:a", 4, 2): 6 / 5}
     every = {1: 2 / 3, 2: 6 / 5, 4: 10 / 4}
-    assert omgs.doubled(rows).to_dict() == {("lab:a", size): ratio for size, ratio in every.items()}
+    assert omgs.doubled(rows).to_dict() == {
+        ("a", "lab:a", 4, size): ratio for size, ratio in every.items()
+    }
 
 
 @given(values, st.floats(0, 0.5), st.floats(-1, 1), st.sampled_from(claims.RELATIONS))
@@ -118,6 +121,20 @@ def test_a_bound_contradicts_only_what_lies_beyond_it(value: float, bound: float
         assert (claim.verdict(claims.at_most(bound, "b")).outcome == "compatible") == (
             value < bound
         )
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome"), [((9, 1), "compatible"), ((1, 1), "undecided"), ((9, 9), "compatible")]
+)
+def test_half_of_the_settings_must_agree_by_every_reading(
+    second: tuple[int, int], outcome: str
+) -> None:
+    for first, expected in (
+        ((9, 9), outcome),
+        ((1, 1), "contradicted" if second[0] == 1 else "undecided"),
+    ):
+        judge = of_osf._by_reading(pd.DataFrame({"one": first, "another": second}), "").judge
+        assert judge and judge(5, 6).outcome == expected
 
 
 def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.DataFrame) -> None:

@@ -82,13 +82,14 @@ def _vgg(convolutions: Sequence[int]) -> Iterator[Layer]:
     yield from (dense(512 * 7 * 7, 4096), dense(4096, 4096), dense(4096, 1000))
 
 
-def _resnet(blocks: Sequence[int]) -> Iterator[Layer]:
+def _resnet(blocks: Sequence[int], first: bool = False) -> Iterator[Layer]:
+    """Return a ResNet; ``first``: with the stride in a block's first convolution, as published."""
     yield _normed(conv(3, 64, 7, 112))
     inputs, side = 64, 56
     for width, count in zip((64, 128, 256, 512), blocks, strict=True):
         for block in range(count):
             out = side // 2 if block == 0 and width > 64 else side
-            yield _normed(conv(inputs, width, 1, side))
+            yield _normed(conv(inputs, width, 1, out if first else side))
             yield _normed(conv(width, width, 3, out))
             yield _normed(conv(width, 4 * width, 1, out))
             if block == 0:
@@ -192,6 +193,7 @@ def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
     **{name.lower(): partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
     **{name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},
+    "resnet50_published": partial(_resnet, RESNET_BLOCKS["ResNet50"], first=True),
     "alexnet": _alexnet,
     "googlenet": partial(_googlenet, heads=False),
     "googlenet_aux": partial(_googlenet, heads=True),

@@ -216,6 +216,12 @@ def recordings(kind: str) -> dict[str, Source]:
     return Source(tuple(store.list_recorded())).apart(kind)
 
 
+def everywhere(kind: str) -> pd.DataFrame:
+    """Return all recorded rows of ``kind``, of campaigns too, with their directory as ``place``."""
+    at = {str(path): Source((path,)) for path in sorted(store.RECORDED.glob("**/"))}
+    return pd.concat([at[p].table(kind).assign(place=p) for p in at if at[p].has(kind)])
+
+
 def machines(kind: str, data: str = "") -> dict[str, Source]:
     """Return all that is there of ``kind``: "here" for what is live in ``data``, then recordings by name."""
     recorded = store.list_recorded()

@@ -304,18 +304,18 @@ def _four_machines(bars: Bars) -> dict[str, Any]:
         "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
         * _least(bars[(3, "K80", *case)] for case in nearly),
         "K80 cluster: none scales AlexNet well": _most(_means(bars, 3, "K80", "AlexNet").values()),
-        "K80 cluster: TensorFlow is the worst": _rank(
+        "K80 cluster: TensorFlow is the worst": rank(
             _means(bars, 3, "K80", "ResNet-50"), "TensorFlow"
         ),
         "both clusters: Caffe-MPI is the best": _most(
-            _rank(efficiency, "Caffe-MPI") for efficiency in (k80, v100)
+            rank(efficiency, "Caffe-MPI") for efficiency in (k80, v100)
         ),
         "V100 cluster: none scales well": _most(v100.values()),
         "V100 cluster: all but Caffe-MPI poor": _most(poor),
     }
 
 
-def _rank(efficiency: Mapping[str, Any], name: str) -> Any:
+def rank(efficiency: Any, name: str) -> Any:
     """Return 1 plus how many frameworks scale better."""
     own = efficiency[name] * (1 + TIED)
     others = (np.asarray(value) for other, value in efficiency.items() if other != name)

@@ -269,7 +269,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     def joins(i: int, filled: float, start_s: float) -> bool:
         return fusing_pays(known, filled, sizes[-1 - i], waits[-1 - i])
 
-    return _merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
+    return merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
 
 
 @planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
@@ -291,10 +291,10 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
         return bool(backward_s[-1 - i] < known(filled) + start_up_s)
 
     name, rule = ("mg_wfbp:osf", described) if text else ("mg_wfbp", published)
-    return _merged(name, workload, known, rule)
+    return merged(name, workload, known, rule)
 
 
-def _merged(name: str, workload: Workload, cost: MessageCost, joins: Any) -> FusionPlan:
+def merged(name: str, workload: Workload, cost: MessageCost, joins: Any) -> FusionPlan:
     """Return the plan of a rule: (next tensor, bytes so far, when they could start) -> whether it joins."""
     sizes, ready_s = workload.bytes.tolist(), workload.ready_s.tolist()
     ends: list[int] = []
@@ -342,14 +342,15 @@ def breakdown(
     return _each_moment_once(phases, float(end_s[-1] - workload.ready_s[0]))
 
 
-def of_timeline(timeline: Timeline, rank: int = 0) -> dict[str, float]:
-    """Return seconds of each phase for that rank, read off one iteration, measured or simulated."""
+def of_timeline(timeline: Timeline, rank: int = 0, first: str = "ALLREDUCE") -> dict[str, float]:
+    """Return seconds of each phase for that rank, read off one iteration; of two at once ``first`` counts."""
     mine = timeline.select(timeline.rank == rank)
     messages, backward = mine.spans(COMMUNICATION), mine.select(mine.kind == "backward")
     ends = [backward.end_s[backward.group == group] for group in np.unique(backward.group)]
     buffered = _spans(np.array([end.min() for end in ends]), np.array([end.max() for end in ends]))
     phases = {"ALLREDUCE": messages, "WAIT": buffered, "NEGOTIATE": mine.spans(("negotiate",))}
-    return _each_moment_once(phases, float(messages[-1, 1] - backward.end_s.min()))
+    ordered = {first: phases[first], **phases}
+    return _each_moment_once(ordered, float(messages[-1, 1] - backward.end_s.min()))
 
 
 def _spans(start_s: Floats, end_s: Floats) -> Floats:

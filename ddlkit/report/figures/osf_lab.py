@@ -1,6 +1,6 @@
 """osf's figures as tables: measured in the lab, beside the cluster by model and what the paper prints.
 
-In the *regime* start-ups and bytes weigh against compute as in the setting that fits the paper best.
+In the *regime* start-ups and bytes weigh against compute as in the setting that an earlier search found best.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Lab:
         runs = self.runs[self.runs["case"] == case.key].set_index("repeat")
         return runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
 
-    def phases(self, case: Case) -> pd.DataFrame:
-        """Return seconds of each phase on rank 0, one row per repeat."""
+    def phases(self, case: Case, first: str = "ALLREDUCE") -> pd.DataFrame:
+        """Return seconds of each phase on rank 0, one row per repeat; of two at once ``first`` counts."""
         repeats = self.spans[self.spans["case"] == case.key].groupby("repeat")
         columns = [{name: rows[name].to_numpy() for name in COLUMNS} for _, rows in repeats]
-        return pd.DataFrame([of_timeline(Timeline(**spans)) for spans in columns])
+        return pd.DataFrame([of_timeline(Timeline(**spans), first=first) for spans in columns])
 
 
 def _buffer(case: Case) -> tuple[str, int] | None:
@@ -137,12 +137,12 @@ def replaced(lab: Lab) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["network", "workers"], ignore_index=True)
 
 
-def phases(lab: Lab, *, negotiated: bool = True) -> pd.DataFrame:
+def phases(lab: Lab, *, negotiated: bool = True, first: str = "ALLREDUCE") -> pd.DataFrame:
     """Return one row per case and phase, of rank 0: seconds, and shares of the communication time."""
     tables = {}
     for case in lab.cases(negotiated=negotiated):
         if place := _buffer(case):
-            messages, measured = lab.calibration.of_case(case), lab.phases(case)
+            messages, measured = lab.calibration.of_case(case), lab.phases(case, first)
             how: dict[str, Any] = {"slowest": case.straggler, "link": messages.link}
             how["negotiate_s"] = float(messages.cost(KIB)) if negotiated else 0.0  # the smallest
             model = breakdown(lab.workload(case), plan_of(case), messages.cost, **how)

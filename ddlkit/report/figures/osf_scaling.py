@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
@@ -53,10 +52,7 @@ def stated() -> tuple[Stated, ...]:
     """Return what osf states of its cluster: claims, by the quantities that osf_stated.csv here names."""
     claims, intervals = {claim.id: claim for claim in load_claims()}, []
     for row in pd.read_csv(Path(__file__).with_name("osf_stated.csv"), comment="#").itertuples():
-        claim = claims[row.claim]
-        if not pd.isna(row.tolerance):
-            claim = replace(claim, tolerance=row.tolerance)
-        low, high = (row.offset + row.unit * end for end in claim.accepted)
+        low, high = (row.offset + row.unit * end for end in claims[row.claim].accepted)
         intervals.append(Stated(row.statement, low, high))
     return tuple(intervals)
 

@@ -323,29 +323,27 @@ def _merged_selection() -> Result:
 @check("omgs-merged-message")
 def _merged_message() -> Result:
     """The lab's shaper lets a sample's first bytes through, so there two samples must send as many in all."""
-    machines = [source.open_campaign().alone, *source.recordings("collectives").values()]
-    tables = [machine.table("collectives") for machine in machines]
-    shaped = [rows[rows["link"] != "loopback"] for rows in tables]
-    lab = pd.concat([doubled(rows, as_many_bytes=True) for rows in shaped])
-    loopback = pd.concat([doubled(rows[rows["link"] == "loopback"]) for rows in tables])
-    largest = loopback.groupby([n for _, n in loopback.index]).max()  # of the machines, by size
-    links = ", ".join(sorted({link for link, _ in lab.index}))
+    rows = source.everywhere("collectives")
+    lab, looped = (rows.query(f"link {sign} 'loopback'") for sign in ("!=", "=="))
+    alike, every, loopback = doubled(lab, as_many_bytes=True), doubled(lab), doubled(looped)
+    *_, links, _, sizes = alike.index.levels
     note = (
-        f"{links}; by Eq 11 always above 1, here {(lab < 1).sum()} below; not judged: of unlike bytes, as "
-        f"the shaper lets the first through, and loopback, on no machine above {largest.min():.2f} at "
-        f"{largest.idxmin() / MIB:.0f} MiB, elsewhere up to {largest.max():.0f}"
+        f"{', '.join(links)}, 2 or 4 ranks of two machines, halves of {sizes.min() / MIB:.0f} to "
+        f"{sizes.max() / MIB:.0f} MiB; by Eq 11 always above 1, here {(alike < 1).sum()} below; not judged: "
+        f"of unlike bytes, as the shaper lets the first through ({every.min():.2f} to {every.max():.2g}), "
+        f"and loopback ({loopback.min():.2f} to {loopback.max():.2g})"
     )
-    return measured(lab, note, "recorded")
+    return measured(alike, note, "recorded")
 
 
 def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
-    """Return times of two all-gathers over that of one twice as long, by link and the shorter's bytes."""
+    """Return times of two all-gathers over that of one twice as long, by place, link, ranks, bytes."""
     ratios = {}
-    for (link, _), times in rows[rows["collective"] == "all_gather"].groupby(["link", "ranks"]):
+    for at, times in rows[rows["collective"] == "all_gather"].groupby(["place", "link", "ranks"]):
         by_size = times.groupby("bytes")[["seconds", "messages_per_sample"]].median()
         for n in filter(lambda size: 2 * size in by_size.index, by_size.index):
             single, double = by_size.loc[n], by_size.loc[2 * n]
             twice = single["messages_per_sample"] == 2 * double["messages_per_sample"]
             if twice or not as_many_bytes:
-                ratios[link, int(n)] = 2 * single["seconds"] / double["seconds"]
+                ratios[(*at, int(n))] = 2 * single["seconds"] / double["seconds"]
     return pd.Series(ratios)
