@@ -174,14 +174,20 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
 
 NEIGHBOURS = 4.0
 """Sizes up to this many times smaller or larger inform one size's drift."""
+PRIOR_BYTES = (1e4, 1e5, 1e6, 1e7)
+PRIOR_DRIFT, PRIOR_DEGREES = (0.021, 0.012, 0.0096, 0.0059), 4.0
+"""Of messages about so large in one session: how far medians drifted between the two sessions of each recorded
+lab, by their median deviation, log-linear in between; the degrees of freedom say that some drifted far more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
     """The noise of one collective over one link: messages scatter, all of a session drift together.
 
-    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their session's median
-    drift : (s,) standard deviation of the logarithm of a session's median; 0 for a single session
+    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their mean, so that
+        iterations by draws lie around the one by medians, however many messages it has
+    drift : (s,) standard deviation of the logarithm of a session's median; of a single session that of its
+        halves, and that between the sessions of recorded labs: PRIOR_DRIFT
     degrees : (s,) degrees of freedom behind it
     """
 
@@ -205,10 +211,16 @@ class Noise:
         medians = rows.groupby(["at", "n"])["s"]
         scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(rows["of"])
         by_size = scatter.clip(lower=0.0).groupby(rows["n"])
-        by_session = medians.median().unstack()
-        sizes = by_session.columns.to_numpy(float)
-        ratios = tuple(ratio.to_numpy() for _, ratio in by_size)
-        return cls(sizes, ratios, *_own_drift(sizes, np.log(by_session.to_numpy())))
+        ratios = tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
+        single = rows["at"].nunique() == 1
+        turn = rows.groupby(["at", "n"]).cumcount() * 2 // medians.transform("size")
+        parts = rows["s"].groupby([turn if single else rows["at"], rows["n"]]).median().unstack()
+        sizes = parts.columns.to_numpy(float)
+        drift, degrees = _own_drift(sizes, np.log(parts.to_numpy()))
+        if single:
+            prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
+            drift, degrees = np.hypot(drift, prior), np.full(len(sizes), PRIOR_DEGREES)
+        return cls(sizes, ratios, drift, degrees)
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
         """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""
