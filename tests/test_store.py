@@ -38,7 +38,7 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         **{"collective": "all_reduce", "backend": "gloo", "algorithm": "", "link": "lab:1gbit"},
         **{"link_bits_per_s": 1e9, "ranks": 4, "messages_per_sample": 1, "bytes": 4096},
         **{"session": 0, "sample": np.arange(n), "seconds": 0.1 + np.arange(n) / 3},
-        **{"stolen": 0.0, "late": 0.0, "in_flight": 1, "clock": "wall"},
+        **{"stolen": 0.0, "late": 0.0, "others": 0.0, "in_flight": 1, "clock": "wall"},
     }
     return pd.DataFrame({**columns, **changed})
 

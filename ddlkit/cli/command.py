@@ -84,8 +84,8 @@ def is_numbers(value: Any) -> bool:
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
-layers, collectives, training, replay, campaign, convergence, input, all (without the last two, which take
-minutes and say more of single networks)"""
+layers, collectives, slowdown, copies, training, replay, campaign, convergence, input, all (without the
+last two, which take minutes and say more of single networks)"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"

@@ -208,6 +208,10 @@ _INPUTS = (
     arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
+    arg(
+        "--slowdown", type=Path, metavar="TABLE", help="of ddlkit measure slowdown: compute is real"
+    ),
+    arg("--copies", type=Path, metavar="TABLE", help="of ddlkit measure copies: compute is real"),
     arg("--copy-s-per-byte", type=float, default=0.0, help="into and out of messages [0]"),
     arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
     arg("--selection", type=Path, nargs="+", metavar="TABLE", help="its times, or cost (JSON)"),
@@ -219,7 +223,8 @@ _INPUTS = (
 def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
     """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
     from ddlkit import formats, store
-    from ddlkit.model import forecast, make_plan
+    from ddlkit.model import forecast
+    from ddlkit.model.predictor import plan_beside
     from ddlkit.report.fits import doubts
 
     if bool(arguments.cost) == bool(arguments.collectives):
@@ -234,9 +239,10 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     notes: list[str] = []
     communication, measured = (_given if arguments.cost else _calibrated)(arguments, notes)
     communication = _sparse(arguments, communication, workload)
+    communication = _beside(arguments, communication, profile, notes)
     cost = communication.cost
     written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
-    plan = written or make_plan(spec, workload, cost)
+    plan = written or plan_beside(spec, workload, communication)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
     predicted = forecast(workload, plan, communication, **how)
     if assumed:
@@ -246,6 +252,44 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     doubtful = [*notes, *doubts(profile.device, cost, measured, n_bytes)]
     _warn(doubtful)
     return predicted, doubtful, profile
+
+
+REAL = """compute and messages are taken not to slow each other down; in recorded training they cost
+0 to 3% more over links up to 1 Gbit/s, and up to 31% more over loopback: give --slowdown TABLE"""
+
+
+def _beside(arguments: argparse.Namespace, messages: Any, profile: Any, notes: list[str]) -> Any:
+    """Return the same communication with what --slowdown and --copies say of real compute."""
+    from ddlkit import store
+    from ddlkit.model.contention import Contention
+    from ddlkit.store.readers import choose, read_copy_s_per_byte
+
+    if not (arguments.slowdown or arguments.copies):
+        print(f"ddlkit: note: {one_line(REAL)}", file=sys.stderr)
+        return messages
+    beside = Contention.none()
+    if path := arguments.slowdown:
+        rows = store.load_table(path, "slowdown")
+        wanted = {"ranks": messages.cost.workers, "link": arguments.link}
+        rows, chosen = choose(rows, ("ranks", "link", "network", "batch"), wanted, path)
+        beside = Contention.of(rows)
+        for name in ("network", "batch"):
+            if chosen[name] != (of := getattr(profile, name)):
+                notes.append(f"{path}: slowdown of {name} {chosen[name]}, the profile's is {of}")
+        machines = [store.load_stamp(each)["machine"]["name"] for each in _stamped(arguments, path)]
+        if len({*machines}) > 1:
+            notes.append(f"{path}: slowdown of {machines[0]}, the rest is of {machines[-1]}")
+    if arguments.copies:
+        beside = beside.copying(read_copy_s_per_byte(arguments.copies))
+    return replace(messages, contention=beside)
+
+
+def _stamped(arguments: argparse.Namespace, *paths: Path) -> list[Path]:
+    """Return those of the tables, and of what else was given, that say which machine they are of."""
+    from ddlkit import store
+
+    every = [*paths, arguments.profile, *store.expand_tables(arguments.collectives or [])]
+    return [path for path in every if store.tables.is_stamped(path)]
 
 
 def _warn(lines: Iterable[str]) -> None:
@@ -331,10 +375,26 @@ def predict(arguments: argparse.Namespace) -> None:
         result["interval_95_s"] = result["interval_s"]
     result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
     result["workers"] = iteration.cost.workers
+    result["contention"] = _contention(iteration) if _is_real(arguments) else None
     if arguments.density:
         result["selection_s"] = float(iteration.cost.selection_s(iteration.group_bytes).sum())
         result["selection_form"] = iteration.cost.selecting.form
     show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+
+
+def _is_real(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.slowdown or arguments.copies)
+
+
+def _contention(iteration: Any) -> dict[str, float]:
+    """Return what was assumed of real compute: medians over messages, and of buckets."""
+    import numpy as np
+
+    slowed = {
+        name: float(np.median(getattr(iteration.link, name)))
+        for name in ("slowdown", "message_slowdown")
+    }
+    return slowed | {name: getattr(iteration, name) for name in ("copy_s_per_byte", "bucket_s")}
 
 
 @command(
@@ -346,6 +406,9 @@ def plan(arguments: argparse.Namespace) -> None:
     predicted, doubtful, _ = _forecast(arguments, arguments.planner)
     iteration_s, chosen = predicted.prediction.iteration_s, predicted.iteration.plan
     proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
+    if _is_real(arguments) and chosen.least_s is not None:
+        doubtful.append("exact is optimal without contention only: try --planner search")
+        _warn(doubtful[-1:])
     if arguments.json:
         show({**chosen.to_dict(iteration_s), **proof, "warnings": doubtful}, True)
         return
@@ -357,7 +420,14 @@ def plan(arguments: argparse.Namespace) -> None:
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
 
 
-_NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
+_NOT_IN_THE_GRAPH = {
+    "slowdown": None,
+    "copies": None,
+    "accumulate": 1,
+    "copy_s_per_byte": 0.0,
+    "in_flight": 1,
+    "density": None,
+}
 """Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
 
 

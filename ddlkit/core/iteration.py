@@ -120,18 +120,19 @@ class Iteration:
         costs: Sequence[MessageCost],
         scatter: ArrayLike = 1.0,
         slower: ArrayLike = 1.0,
-        slowed: Sequence[ArrayLike] = (),
+        slowed: Floats | None = None,
     ) -> Floats:
         """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,).
 
-        slowed : of both slowdowns of the link (B, G) draws, where they are drawn too
+        slowed : (2, B, G) draws of both slowdowns of the link, where they are drawn too
         """
         if not costs:
             return np.empty(0)
         stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
         ready_s = self.ready_s * stretch[..., None]
-        names = ("slowdown", "message_slowdown")
-        link = replace(self.link, **dict(zip(names, slowed, strict=False)))
+        link = self.link
+        if slowed is not None:
+            link = replace(link, slowdown=slowed[0], message_slowdown=slowed[1])
         if link.plain:
             rule_s = np.array([self._checked_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, rule_s * factors)

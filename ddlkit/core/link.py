@@ -86,7 +86,8 @@ class Link:
         slowed = self.slowdown, self.message_slowdown
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts, *slowed)
         if self.in_flight == 1:
-            return one_by_one(*columns[:3], self.burst_s, *columns[3:])
+            begin_s, software_s, wire_s, *of_each = columns
+            return one_by_one(begin_s, software_s, wire_s, self.burst_s, of_each[0], of_each[1])
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)

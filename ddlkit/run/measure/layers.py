@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import ran_out_of_memory, say
+from ddlkit.run.vitals import RETRY_S, TRIES, Watch
 
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 
@@ -59,6 +60,12 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         mark()
+
+    def accumulate(self) -> None:
+        """Do forward and backward, whose gradients add up to those that there are."""
+        with self.autocast:
+            loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
+        loss.backward()
 
     @contextmanager
     def watched(
@@ -157,7 +164,13 @@ def profile_layers(
     with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
         training = Training(network, batch, place, precision)
         order = _Order(training)
-        plain, watched, issue = _measure(training, budget or Budget(), me)
+        for _ in range(TRIES):
+            watch = Watch(me.rank if me else 0)
+            plain, watched, issue = _measure(training, budget or Budget(), me)
+            used = peers.usage_of_all(watch.usage()) if me else watch.usage()
+            if not used.disturbed:
+                break
+            sleep(RETRY_S)
         on_gpu = {"issue": issue} if place.type == "cuda" else {}
         on_gpu |= _graph(training) if on_gpu and not me else {}
     phases = _slowest_line(np.diff(plain), slowest)

@@ -1,4 +1,4 @@
-"""What compute and all-reduces take from each other: a network beside messages, each alone, and DDP's own part.
+"""What compute and all-reduces take from each other: a network beside messages, each alone, and DDP's part.
 
 All ranks do the same at once, as in training, and what is compared is timed in turn. So many messages of one
 size are posted that they outlast an iteration, which is done again and again while they are under way. What
@@ -9,140 +9,196 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlkit.core.units import MIB, format_seconds
-from ddlkit.run.clock import Marks, synchronizer
-from ddlkit.run.jobs import rank as peers
-from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_seconds
+from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
+from ddlkit.run import clock
+from ddlkit.run.clock import Marks
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import Training, compute_on
+from ddlkit.run.vitals import RETRY_S, TRIES, Watch
 
 PRECISION = "fp32"
 AS_LONG = 1.6  # how long messages last by themselves, over an iteration by itself
-MOST_BYTES = 256 * MIB  # of messages that are posted at once
+FIRST = 4  # messages, which tell how many are needed
+WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
+ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
+Row = tuple[str, str, int, int, float]
+"""quantity, what it was timed beside, bytes and number of messages or buckets, seconds"""
 
 
 @dataclass(frozen=True)
 class SlowdownSettings:
-    """A network at a batch beside messages of these sizes; rounds start until ``max_s`` have passed."""
+    """A network at a batch beside messages of these sizes; after ``max_s`` only missing rounds start."""
 
     network: str
     batch: int
     sizes: Sequence[int]
     max_s: float = 10.0
-    min_repeats: int = 4
+    min_repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 4:
+            raise UserError(f"sizes {list(self.sizes)}: messages of at least 4 bytes")
 
 
 @job(SlowdownSettings, "slowdown")
 def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
-    """Rows of all rounds, ``seconds`` of the slowest rank."""
+    """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
+    names = ["quantity", "beside", "bytes", "messages", "seconds"]
+    place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
+    labels = {"network": settings.network, "batch": settings.batch, "precision": PRECISION}
+    labels |= {"device": me.device.type, "backend": me.backend}
     with compute_on(f"{settings.network} beside all-reduces", me.device, PRECISION):
         torch.manual_seed(0)
-        pair = _Pair(me, settings)
-        begun_s, repeat = perf_counter(), 0
-        while peers.agree_all(repeat < settings.min_repeats) or not peers.agree_all(
-            perf_counter() - begun_s >= settings.max_s
+        pair, begun_s, repeat = _Pair(me, settings), time.perf_counter(), 0
+        while repeat < settings.min_repeats or not agree_all(
+            time.perf_counter() - begun_s >= settings.max_s
         ):
-            rows = pair.round()
-            place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
-            labels = {"network": settings.network, "batch": settings.batch, "device": me.device.type}
-            frame = pd.DataFrame(rows, columns=["quantity", "bytes", "messages", "seconds"])
-            frame = frame.groupby(["quantity","bytes"],sort=False).mean().reset_index().astype({"messages":int})
-            yield {"slowdown": frame.assign(**labels, **place, backend=me.backend, precision=PRECISION, repeat=repeat)}
+            rows = _undisturbed(me, lambda: [*pair.round()])
+            frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
+            yield {"slowdown": frame}
             repeat += 1
+        medians = frame.groupby(["quantity", "beside"])["seconds"].median()
+        alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
+        me.say(f"{settings.network}: backward {alone} alone, {beside} beside messages")
+
+
+def _undisturbed(me: Rank, measure: Callable[[], list[Row]]) -> list[Row]:
+    for _ in range(TRIES):
+        watch = Watch(me.rank)
+        rows = measure()
+        if not usage_of_all(watch.usage()).disturbed:
+            break
+        time.sleep(RETRY_S)
+    return rows
 
 
 class _Pair:
+    """A network and messages on this rank; every rank must call every method alike."""
+
     def __init__(self, me: Rank, settings: SlowdownSettings) -> None:
-        self.me = me
-        self.training = Training(settings.network, settings.batch, me.device, PRECISION)
-        model = self.training.model
-        n_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        self.n_bytes = n_bytes
-        self.n = sum(p.requires_grad for p in model.parameters())
-        self.unsent = {
-            "one bucket": Training(settings.network, settings.batch, me.device, PRECISION, _unsent(model, me, [2 * n_bytes / MIB])),
-            "all buckets": Training(settings.network, settings.batch, me.device, PRECISION, _unsent(model, me, [1e-6])),
-        }
-        for t in (self.training, *self.unsent.values()):
-            for _ in range(3):
-                t.iterate()
-        alone_s = float(slowest([sum(self.phases(self.training))])[0])
-        self.buffers = {}
+        self.me, how = me, (settings.network, settings.batch, me.device, PRECISION)
+        model = Training(*how).model
+        sent = [p for p in model.parameters() if p.requires_grad]
+        self.bytes, caps = sum(p.nbytes for p in sent), {1: ONE_BUCKET, len(sent): A_BUCKET_EACH}
+        self.training = {n: Training(*how, _unsent(me, model, cap)) for n, cap in caps.items()}
+        for training in self.training.values():
+            for _ in range(WARMUP):
+                training.iterate()
+        self.buffers: dict[int, tuple[torch.Tensor, int]] = {}
+        alone_s = float(slowest([sum(self._phases())])[0])
         for size in settings.sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            once = max(1, min(8, MOST_BYTES // 4 // size))
-            self.messages(size, buffer, once)
-            each_s = float(slowest([self.messages(size, buffer, once) / once])[0])
-            count = max(2, math.ceil(AS_LONG * alone_s / each_s))
-            self.buffers[size] = buffer, count
+            each_s = min(float(slowest([self._sent_s(buffer, FIRST)])[0]) for _ in range(2)) / FIRST
+            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s / each_s))
 
-    def phases(self, training) -> Floats:
-        marks = Marks(self.me.device)
-        training.iterate(marks.mark)
+    def round(self) -> Iterator[Row]:
+        """Yield a row for each thing that is timed; of compute alone the mean."""
+        alone: list[Floats] = []
+        for size, (buffer, count) in self.buffers.items():
+            alone.append(self._phases())
+            message_s = slowest([self._sent_s(buffer, count)])[0] / count
+            yield "message", NOTHING, size, count, message_s
+            phases, beside_s = self._together(buffer, count)
+            yield from self._rows(MESSAGES, size, count, phases)
+            yield "message", COMPUTE, size, count, slowest([beside_s])[0] / count
+        yield from self._rows(NOTHING, 0, 0, np.mean(alone, axis=0))
+        for count in self.training:
+            yield from self._rows(BUCKETS, self.bytes, count, self._phases(count, send=True))
+
+    def _rows(self, beside: str, size: int, count: int, seconds: Floats) -> Iterator[Row]:
+        for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
+            yield phase, beside, size, count, phase_s
+
+    def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
+        """Return seconds of forward, backward and update; with ``send`` gradients fill buckets."""
+        training, marks = self.training[buckets], Marks(self.me.device)
+        dist.barrier()
+        self._iterate(training, marks, send)
         return np.diff(marks.seconds())
 
-    def messages(self, size, buffer, count) -> float:
+    @staticmethod
+    def _iterate(training: Training, marks: Marks, send: bool = False) -> None:
+        model: Any = training.model
+        with nullcontext() if send else model.no_sync():
+            training.iterate(marks.mark)
+
+    def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
+        """Return seconds of so many messages posted at once, with nothing beside them."""
         dist.barrier()
-        start_s = perf_counter()
-        for work in [dist.all_reduce(buffer, async_op=True) for _ in range(count)]:
-            work.wait()
-        return perf_counter() - start_s
+        return _Sending(self.me, buffer, count).seconds()
 
-    def beside(self, buffer, count):
+    def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
+        """Return mean seconds of the phases of iterations beside messages, and those of all messages."""
         dist.barrier()
-        start_s = perf_counter()
-        works = [dist.all_reduce(buffer, async_op=True) for _ in range(count)]
-        ended = works[-1].get_future().then(lambda _: perf_counter())
-        calls = []
-        while not calls or not ended.done():
-            calls.append((self.phases(self.training), perf_counter()))
-        for work in works:
+        sending, marks = _Sending(self.me, buffer, count), list[Marks]()
+        while not marks or not sending.done():
+            marks.append(Marks(self.me.device))
+            self._iterate(self.training[1], marks[-1])
+            clock.synchronizer(self.me.device)()
+        # The last one was beside messages in part only.
+        whole = marks[: max(1, len(marks) - 1)]
+        return np.mean([np.diff(each.seconds()) for each in whole], axis=0), sending.seconds()
+
+
+class _Sending:
+    """Messages posted at once: on CUDA in a stream of their own, timed by events; else by a callback."""
+
+    def __init__(self, me: Rank, buffer: torch.Tensor, count: int) -> None:
+        self._marks, self._ended = Marks(me.device), None
+        stream: Any = nullcontext()
+        if me.device.type == "cuda":
+            stream = torch.cuda.stream(torch.cuda.Stream(me.device))
+        with stream:
+            self._marks.mark()
+            self._works = [dist.all_reduce(buffer, async_op=True) for _ in range(count)]
+            if me.device.type == "cuda":
+                for work in self._works:
+                    work.wait()  # holds up the stream, not the host
+                self._marks.mark()
+                self._ended = torch.cuda.Event()
+                self._ended.record()
+            else:
+                self._last = self._works[-1].get_future().then(lambda _: self._marks.mark())
+
+    def done(self) -> bool:
+        """Return whether the last one has arrived."""
+        return self._ended.query() if self._ended else self._last.done()
+
+    def seconds(self) -> float:
+        """Return seconds from the first post to the last arrival, once that is there."""
+        for work in self._works:
             work.wait()
-        end_s = ended.wait()
-        within = [phases for phases, at in calls if at <= end_s] or [calls[0][0]]
-        last = calls[max(0,len(within)-1)][1]
-        return np.mean(within, axis=0), end_s - start_s, min(1, (end_s - start_s) / (last - start_s)), len(within), len(calls), (calls[-1][1]-end_s)/ (calls[-1][1]-start_s)
-
-    def round(self):
-        rows = []
-        def add(quantity, n_bytes, count, seconds):
-            rows.append((quantity, n_bytes, count, seconds))
-        for size, (buffer, count) in self.buffers.items():
-            dist.barrier()
-            for name, s in zip(PHASES, slowest(self.phases(self.training)), strict=True):
-                add(name, 0, 0, s)
-            add("message", size, count, slowest([self.messages(size, buffer, count)])[0] / count)
-            phases, took_s, share, calls, total, idle = self.beside(buffer, count)
-            worst = slowest([*phases, took_s, -share, -calls])
-            for name, s in zip(PHASES, worst, strict=False):
-                add(f"{name} beside", size, count, s)
-            add("message beside", size, count, worst[3] / count)
-            add("share", size, -int(worst[5]), -worst[4])
-            add("idle", size, total, max(idle,1e-9))
-        for name, training in self.unsent.items():
-            dist.barrier()
-            for phase, s in zip(PHASES, slowest(self.phases(training)), strict=True):
-                add(f"{phase}, {name}", self.n_bytes, self.n if name[0]=="a" else 1, s)
-        return rows
+        if not self._ended:
+            self._last.wait()
+        return float(self._marks.seconds()[-1])
 
 
-def _unsent(model: nn.Module, me: Rank, caps) -> DistributedDataParallel:
-    wrapped = DistributedDataParallel(copy.deepcopy(model), init_sync=False, bucket_cap_mb_list=caps, forward_sync_buffers=False) if True else None
-    def answer(state, bucket):
-        f = torch.futures.Future()
-        f.set_result(bucket.buffer())
-        return f
-    wrapped.register_comm_hook(None, answer)
+def _unsent(me: Rank, model: torch.nn.Module, cap: float) -> DistributedDataParallel:
+    """Return the network in a DDP whose buckets are filled, never sent, and copied back."""
+
+    gpu = [me.device.index] if me.device.type == "cuda" else None
+    how: dict[str, Any] = {"device_ids": gpu, "init_sync": False, "bucket_cap_mb": cap}
+    wrapped = DistributedDataParallel(copy.deepcopy(model), **how)
+    wrapped.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
     return wrapped
+
+
+def _answered(buffer: torch.Tensor) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(buffer)
+    return future

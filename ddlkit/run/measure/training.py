@@ -9,12 +9,12 @@ of n ranks that are not there. The paper's proposal, to give the last message mo
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+from ddlkit import machine
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
@@ -35,12 +36,12 @@ from ddlkit.core.workload import Workload
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import Training, compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.sessions import Unavailable
-from ddlkit.run.vitals import Usage, processor_times, processor_usage
+from ddlkit.run.vitals import RETRY_S, TRIES, Usage, Watch
 
 # As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
 PRECISION = "fp32"
@@ -55,7 +56,10 @@ _SYNC_BUFFERS = _SYNC_BUFFERS if _SYNC_BUFFERS in _OPTIONS else "broadcast_buffe
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule."""
+    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule.
+
+    accumulate : batches whose gradients are sent once; predicted : how the hash begins of the table that did
+    """
 
     network: str
     batch: int
@@ -63,6 +67,8 @@ class TrainingSettings:
     repeats: int = 2
     iterations: int = 5
     profile_sha256: str = ""
+    accumulate: int = 1
+    predicted: str = ""
 
     def __post_init__(self) -> None:
         if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
@@ -74,25 +80,28 @@ class TrainingSettings:
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train by every plan once per round, without those whose buckets came out otherwise in the first.
 
-    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
-        into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
+    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of iterations just before
+        and just after, without exchange (``no_sync``); ``exposed_communication_s`` the difference, copies of
+        gradients into and out of buckets included; ``copy_s_per_byte`` is what these take alone
     buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
     """
+    if me.device.type == "cpu" and me.world_size > machine.cores() and "lab" in me.link:
+        shared = f"{me.world_size} ranks on {machine.cores()} cores"
+        raise UserError(f"training: {shared} would take turns, which nothing predicts: use fewer")
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}
-        plans = list(settings.plans)
+        blocks = {spec: _Block(me, settings, network, spec) for spec in settings.plans}
         for repeat in range(settings.repeats):
-            for spec in tuple(plans):
-                tables = _Block(me, settings, network, spec).measure(repeat)
+            for spec, block in tuple(blocks.items()):
+                tables = block.measure(repeat)
                 if "runs" in tables:
-                    tables["runs"] = tables["runs"].assign(**copying)
+                    tables["runs"] = tables["runs"].assign(**copying, predicted=settings.predicted)
                 else:
-                    plans.remove(spec)
+                    del blocks[spec]
                 yield tables
-            if not plans:
+            if not blocks:
                 raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
@@ -111,10 +120,9 @@ def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 
 
 class _Block:
-    """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
+    """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
 
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
-        gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
         options: dict[str, Any] = {_SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
@@ -131,7 +139,7 @@ class _Block:
         self.training.inputs = self.training.inputs.roll(me.rank, dims=-1)  # other data on each
         self.synchronize = clock.synchronizer(me.device)
         for _ in range(WARMUP):
-            self.training.iterate()
+            self._iterate()
         log = self.model._get_ddp_logging_data()
         self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
@@ -147,12 +155,19 @@ class _Block:
             plan=spec,
             ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
             profile_sha256=settings.profile_sha256,
+            accumulate=settings.accumulate,
         )
+
+    def _iterate(self, mark: Callable[[], object] = lambda: None) -> None:
+        """Do an iteration whose gradients are those of several batches, if so many are accumulated."""
+        with self.model.no_sync():
+            for _ in range(self.settings.accumulate - 1):
+                self.training.accumulate()
+        self.training.iterate(mark)
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return rows of this round; in the first also of the buckets, which may be all there is."""
-        seconds, used = self._timed()
-        check_equal_gradients(self.training.optimizer)
+        seconds, compute_s, used = self._undisturbed()
         tables = {}
         if repeat == 0:
             sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
@@ -163,8 +178,6 @@ class _Block:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
                 return tables
-        with self.model.no_sync():  # when no gradients are exchanged
-            compute_s = float(np.median(self._timed()[0]))
         tables["runs"] = pd.DataFrame(
             {
                 **asdict(self.case),
@@ -178,6 +191,8 @@ class _Block:
                 "processor_load": used.busy,
                 "processor_limited": used.limited,
                 "stolen": used.stolen,
+                "others": used.others,
+                "disturbed": used.disturbed,
             }
         )
         turn = f"{self.settings.network}, plan {self.spec}, round {repeat + 1}"
@@ -200,15 +215,34 @@ class _Block:
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
         return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
-    def _timed(self) -> tuple[Floats, Usage]:
-        """Return seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
+    def _undisturbed(self) -> tuple[Floats, float, Usage]:
+        """Return seconds of iterations, median seconds of those without exchange around, how cores were used.
+
+        A disturbed turn is taken again, TRIES at most: then it stands as it is, marked.
+        """
+        for _ in range(TRIES):
+            watch = Watch(self.me.rank)
+            before = self._alone()
+            seconds = self._timed()
+            check_equal_gradients(self.training.optimizer)
+            around = np.append(before, self._alone())
+            used = usage_of_all(watch.usage())
+            if not used.disturbed:
+                break
+            time.sleep(RETRY_S)
+        return seconds, float(np.median(around)), used
+
+    def _alone(self) -> Floats:
+        """Return seconds of iterations that exchange no gradients."""
+        with self.model.no_sync():
+            return self._timed()
+
+    def _timed(self) -> Floats:
+        """Return seconds of each iteration, of the slowest rank."""
         n = self.settings.iterations
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        watch = processor_times()
-        seconds = clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
-        used = processor_usage(watch, processor_times())
-        return slowest(seconds), Usage(*slowest(astuple(used)).tolist())
+        return slowest(clock.measure(self._iterate, exactly, synchronize=self.synchronize))
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
