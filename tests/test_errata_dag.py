@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -192,6 +193,14 @@ def test_one_disk_limits_googlenet_too() -> None:
     read_s = n_bytes / CLUSTERS["storage_bytes_per_s"][2]
     assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
+    search, statement = figures.setting_search(), "one server: K80 far better, AlexNet"
+    axis, names = [*search.grid.free].index("disk_bytes_per_s"), [s.name for s in search.stated]
+    assert (figures.compatible().disk_bytes_per_s == CLUSTERS["memory_bytes_per_s"][2]).all()
+    best = (count := search.count.take([0], axis)) == 12
+    worse = np.broadcast_to(search.values[statement], search.grid.shape).take([0], axis)[best]
+    assert [count.max(), worse.min(), worse.max()] == pytest.approx([12, 1.6, 3.3], abs=0.05)
+    for name in (statement, "V100 server: reading costs nothing"):
+        assert search.holds[names.index(name)].take([0], axis)[best].all()
 
 
 def test_decoding_that_starves_a_k80_starves_a_v100() -> None:
@@ -222,3 +231,17 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     setting = Setting(*data, *computing, *sending, varies=0.05)
     values = quantities(setting)
     assert all(each.low <= values[each.name] <= each.high for each in search.stated)
+    best = figures.compatible()
+    waits: dict[bool, list[float]] = {True: [], False: []}
+    for network, name in product(("GoogleNet", "ResNet-50"), dag.STRATEGIES):
+        case = "V100", network, name, Gpus(1, 4)
+        slower = best.iteration_s(*case) / best.iteration_s(*case, without="sending") - 1
+        waits[name == "CNTK"].extend(slower)
+    ends = min(waits[True]), max(waits[True]), max(waits[False])
+    assert ends == pytest.approx((0.045, 0.284, 0.004), abs=1e-3)
+
+
+def test_settings_name_what_is_scanned() -> None:
+    free = figures.setting_search().grid.free
+    near = {name: pytest.approx(values, rel=1e-3) for name, values in SETTINGS["scanned"].items()}
+    assert {name: list(values) for name, values in free.items()} == near

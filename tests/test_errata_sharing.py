@@ -112,6 +112,7 @@ def test_08_saved_time_at_batch_16_is_outside_rounding_but_not_far() -> None:
     assert short_ms / default_ms == pytest.approx(0.006, abs=5e-4) and short_ms / default_ms < min(
         off
     )
+    assert resnet18_saved_ms(16, -0.5) * (1 - 0.0235) > numbers["fig06-saved-16"]
     assert resnet18_saved_ms(64, -0.5) < numbers["fig06-saved-256"] < resnet18_saved_ms(64, 0.5)
 
 
@@ -137,6 +138,10 @@ def test_10_vit_has_35_gflop() -> None:
     counted = sharing.vit_flops() / 1e9
     assert counted == pytest.approx(35.1, abs=0.05)
     assert TABLE_2.loc["ViT-Base/16", "gflop"] / counted == pytest.approx(5 / 3, rel=0.002)
+    tokens = (np.array([224, 272, 288]) // 16) ** 2 + 1
+    added = (tokens - 1) * 768**2 + 768 * 1000  # patches in, classes out
+    sizes = 2e-9 * (added + 12 * tokens * (12 * 768**2 + 2 * tokens * 768))
+    assert sizes == pytest.approx([counted, 52.7, 59.5], abs=0.05)
 
 
 def test_11_all_gains_follow_from_figure_8() -> None:

@@ -50,7 +50,7 @@ def nccl(kind: str = "all_reduce", n: int = 8, title: str = "", rows: str = "", 
 
 
 def osu(name: str = "MPI-CUDA Allreduce") -> str:
-    head = f"# OSU {name} Latency Test v7.1\n# SIZE  avg Latency(US)  Min Latency(us)\n"
+    head = f"# OSU {name} Latency Test v7.1\n# SIZE  avg Latency(US)  P50 Tail Lat(us)\n"
     return head + "".join(f"{size:<12}{us(size):12.2f}{1.0:12.2f}\n" for size in SIZES)
 
 
@@ -72,25 +72,29 @@ def refusal(folder: Path, text: str, **how: Any) -> str:
 
 TABLE = [words for line in nccl().splitlines() if len(words := line.strip("# ").split()) == 13]
 FORMATS = {
-    **{"nccl": nccl(), "osu": osu(), "imb": imb()},
+    **{"nccl": nccl(), "osu": osu(), "imb": imb(), "none of #": nccl().replace("#", "")},
     "old": nccl().replace("#wrong", "error").replace("root", "").replace("-1", ""),
     **{name: "\n".join(map(by.join, TABLE)) for name, by in {"csv": ",", "no #": "  "}.items()},
 }
 LABELS = ["{}", "[1,0]<stdout>:{}", "[prterun-n1-8@1,0]<stdout>: {}", "  0: {}", "[n1.local] {}"]
 LABELS += ["\x1b[36m(head, rank=0, pid=7)\x1b[0m [1,0]<stdout>:{}", "n1: {}", "> > {}", "    {}"]
 LABELS += ["2026-05-01T10:00:00.123Z {}", "[2026-05-01 10:00:00,123] n1: {}", "12:30:00 {}"]
+LABELS += ["[0] {}", "10.0.0.1: {}", "worker-1  | {}", "Fri May  1 10:00:00 2026<stdout>:{}"]
+LABELS += ["2026-05-01T10:00:00Z stdout F {}", "2026-05-01 10:00:00,123 INFO {}"]
 
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("kept", FORMATS)
 def test_a_table_is_the_same_however_it_was_kept(tmp_path: Path, kept: str, label: str) -> None:
     text = "".join(f"{label.format(line)}\n" for line in FORMATS[kept].splitlines())
-    text = text.replace("  -1  ", "  -1[1,0]<stdout>:  ") if "stdout" in label else text
+    inside = "[1,0]<stdout>:" if ">:" in label else "[0]" * label.startswith("[0]")
+    text = text.replace("  -1  ", f"  -1{inside}  ")
     sizes, seconds, meta = read(tmp_path, f"# My cluster\n```\n{text}```\n")
     assert sizes.tolist() == np.repeat(SIZES, 1 if kept in ("osu", "imb") else 2).tolist()
     np.testing.assert_allclose(seconds, [us(size) * 1e-6 for size in sizes], rtol=3e-4)
     assert meta["source"] == {"osu": "osu-cuda", "imb": "imb"}.get(kept, "nccl-tests")
-    assert (meta["collective"], meta.get("ranks", 8)) == ("all_reduce", 8)
+    ranks = None if kept in ("osu", "csv", "no #") else 8
+    assert (meta["collective"], meta.get("ranks")) == ("all_reduce", ranks)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
@@ -133,8 +137,9 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(tmp_path: Pa
     assert others not in refusal(tmp_path, text, collective="all_reduce")
     chosen: list[dict[str, Any]] = [{"table": 2}, {"collective": "all_reduce", "ranks": 8}]
     assert [read(tmp_path, text, **how)[2]["ranks"] for how in chosen] == [8, 8]
-    one_rank = {imb("Allgather"): 8, osu("MPI All-to-All Personalized Exchange"): 8}
-    for text, n in {**one_rank, imb("Reduce_scatter"): 1, osu("MPI Broadcast"): 1}.items():
+    one_rank = {osu(f"MPI All-to-All{v} Personalized Exchange"): 8 for v in ("", "v")}
+    one_rank |= {imb("Allgather"): 8, imb("Reduce_scatter"): 1, osu("MPI Broadcast"): 1}
+    for text, n in one_rank.items():
         assert (read(tmp_path, text, ranks=8)[0] == np.multiply(SIZES, n)).all()
 
 
@@ -143,6 +148,7 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         "mpirun -np 2 x\nn1: Test NCCL failure\n": "its last line is 'n1: Test NCCL failure'",
         nccl().partition("#  (B)")[0] + "killed\n": "did the run fail? Its last line is 'killed'",
         "# Size Avg Latency(us)\n8 2.15\n16 2.2": "fewer digits than in the row before",
+        osu("MPI").replace("avg ", ""): "Latency, but no collective's average times",
         osu("MPI Allgather"): "the bytes of all_gather are those of one rank: give --ranks",
         osu().replace("OSU", ""): "does not name its collective: say --collective all_reduce or",
         osu().replace("21.59", "nan"): "'nan' must be a finite number",

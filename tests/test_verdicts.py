@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
-from ddlkit.report import catalog, claims, papers
+from ddlkit.papers.dag import cluster as dag
+from ddlkit.papers.osf import cluster as osf
+from ddlkit.report import catalog, claims, papers, source
+from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
 
 CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", "")
@@ -132,15 +137,44 @@ def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
     example = by_id["osf-sf-example"]
     odd = replace(example, id="dag-nvlink", relation="about")
     nowhere = replace(example, id="osf-nowhere")
+    hearsay: Any = "hearsay"
+    unknown = partial(claims._result, hearsay, 528.0, "by word of mouth")
+    monkeypatch.setitem(claims.CHECKS, "osf-tab2-vgg16-size", unknown)
     monkeypatch.setitem(claims.CHECKS, "dag-storage", lambda: store.network_named("no such"))
+    monkeypatch.setattr(source, "recordings", lambda _: {})
     papers._result.cache_clear()
-    judged = papers.evaluate([by_id["dag-storage"], odd, nowhere, example]).set_index("id")
+    raising = by_id["dag-storage"], odd, nowhere, by_id["osf-tab2-vgg16-size"], by_id["omgs-eq12"]
+    listed = [*raising, example]
+    judged = papers.evaluate(listed).set_index("id")
     papers._result.cache_clear()
     lines = capsys.readouterr().err.splitlines()
     assert judged["outcome"].to_dict() == dict.fromkeys(judged.index, "open") | {
         "osf-sf-example": "compatible"
     }
-    assert [line.split(": ")[0] for line in lines] == [
-        f"claim {name}" for name in ("dag-storage", "dag-nvlink", "osf-nowhere")
-    ]
-    assert "'about': write one of =, <=, >=" in lines[1]
+    assert [line.split(": ")[0] for line in lines] == [f"claim {claim.id}" for claim in raising]
+    assert "'about': write one of =, <=, >=" in lines[1] and "'hearsay'" in lines[3]
+    assert "without its recording" in lines[4]
+
+
+def test_what_flips_with_half_a_step_is_undecided_and_all_else_as_the_table_has_it(
+    verdicts: pd.DataFrame,
+) -> None:
+    """The table, written by a slow test, is of these claims and grids; each note says by what it stands."""
+    table, flips = claims.halved(), {*claims.halved().query("outcome != halved")["claim"]}
+    for paper, free in (("osf", osf.Grid().free), ("dag", dag.Grid.free)):
+        rows = verdicts[verdicts["paper"] == paper].query("evidence.str.startswith('model')")
+        of_paper = table[table["claim"].isin(rows["id"])]
+        assert {*of_paper["claim"]} == {*rows["id"]} and {*of_paper["axis"]} == {*free}
+    by_id, on_grid = verdicts.set_index("id"), table.groupby("claim")["outcome"].first()
+    for name, outcome in on_grid.items():
+        assert by_id.loc[name, "outcome"] == ("undecided" if name in flips else outcome)
+    for name in flips:
+        assert f"{on_grid[name]} on the grid, but" in (note := by_id.loc[name, "note"])
+        assert "hold together" in note and "settings that meet the most" in note
+
+
+def test_a_statement_that_holds_nowhere_says_so_and_how_many_others_hold() -> None:
+    factor = claims.by_model(osf_scaling.setting_search(), "VGG-16: scaling factor")
+    assert factor.judge is not None
+    outcome, note = factor.judge(7, 8)
+    assert outcome == "contradicted" and "at most 9 hold together, it holds nowhere;" in note

@@ -21,8 +21,7 @@ from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import SCHEMAS, read_sheet, write_sheet
 from ddlkit.store.tables import own_output
 
-MOST_BATCH = 10**9
-"""Samples of an iteration: more than any training set here has."""
+MOST_BATCH = 10**9  # samples of an iteration: more than any training set here has
 KINDS = {
     "trace": "a layer-wise trace (six columns: id, name, forward, backward, comm, size)",
     "kineto": "a Chrome trace of torch.profiler (JSON with traceEvents)",

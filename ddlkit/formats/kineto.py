@@ -31,8 +31,7 @@ HOW = (
     "record whole iterations (forward, backward and optimizer.step) with "
     "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True)"
 )
-MOST_US = 1e18
-"""Of instants and times, in microseconds: thirty thousand years."""
+MOST_US = 1e18  # of instants and times, in microseconds: thirty thousand years
 APART = 2.0  # times the shortest: an iteration of another kind
 
 _OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
@@ -55,7 +54,7 @@ class Event(NamedTuple):
     """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
 
     category, args : as the profiler has them, of a message with what its launch says of sizes
-    thread : of the processor, or a GPU's stream; correlated_s : start of what launched it, if that is there
+    thread : of the processor, or a GPU's stream; correlated_s : when it was launched, -inf: before the trace
     """
 
     name: str
@@ -119,14 +118,13 @@ def _count(value: Any) -> int:
 class KinetoTrace:
     """What torch.profiler saw of some training: spans by start, in seconds from the first.
 
-    source : names the file in errors; device : "cpu", or the GPU's name; early : spans launched before it
+    source : names the file in errors; device : "cpu", or the GPU's name
     """
 
     source: str
     events: tuple[Event, ...]
     rank: int = 0
     device: str = "cpu"
-    early: int = 0
 
     def missing(self, what: str) -> UserError:
         """Return the error that says what this file lacks, and how to record it."""
@@ -136,13 +134,13 @@ class KinetoTrace:
 def spans(document: Any, source: str = "trace") -> list[Event]:
     """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start."""
     listed = document.get("traceEvents") if isinstance(document, dict) else document
-    if not isinstance(listed, list):
-        raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents")
+    if not isinstance(listed, list) or not all(isinstance(event, dict) for event in listed):
+        raise UserError(f"{source}: not a Chrome trace: it has no list traceEvents of objects")
     kept = []
     for number, event in enumerate(listed):
         # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
         copied = ("gpu_user_annotation", "Trace")
-        if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") not in copied:
+        if event.get("ph") == "X" and event.get("cat") not in copied:
             name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
             timed = all(isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur))
             if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
@@ -198,10 +196,13 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
         advice = "export it again, if it is long of fewer iterations"
         raise UserError(f"{source}: not read as JSON: {error}: {advice}") from error
     events = spans(document, source)
-    began_s = [e.start_s for e in events if e.on_gpu and e.correlated_s is not None]
-    first_s = min(began_s, default=-math.inf)
-    late = [e for e in events if e.correlated_s is not None or not e.on_gpu or e.start_s >= first_s]
-    trace = KinetoTrace(source, tuple(late), early=len(events) - len(late))
+    known = (e for e in reversed(events) if e.on_gpu and e.correlated_s is not None)
+    began_s = {e.thread: e.start_s for e in known}  # each of the GPU's streams
+    first_s = min(began_s.values(), default=-math.inf)
+    for at, e in enumerate(events):
+        if e.on_gpu and e.correlated_s is None and e.start_s < began_s.get(e.thread, first_s):
+            events[at] = e._replace(correlated_s=-math.inf)
+    trace = KinetoTrace(source, tuple(events))
     if not trace.events:
         raise trace.missing("no span at all")
     on_gpu = any(event.on_gpu and not event.collective for event in trace.events)
@@ -220,12 +221,13 @@ def parse_kineto(text: str, source: str) -> KinetoTrace:
 
 
 class TracedIteration(NamedTuple):
-    """Which step of how many: events by launch; phases on the processor's clock: kind -> (start_s, end_s)."""
+    """Which step of how many, by the processor's clock; free_s: when all launched before was computed."""
 
     number: int
     steps: int
-    events: tuple[Event, ...]
-    phases: Mapping[str, tuple[float, float]]
+    events: tuple[Event, ...]  # by launch
+    phases: Mapping[str, tuple[float, float]]  # kind -> (start_s, end_s)
+    free_s: float
 
     def launched(self, start_s: float, end_s: float = math.inf) -> list[Event]:
         """Return what the GPU did, messages aside, that was launched from ``start_s`` until ``end_s``."""
@@ -258,14 +260,17 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     if not windows:
         ends = [e.end_s for e in trace.events if _mark(e) == "update"]
         ends = ends or [e.end_s for e in trace.events if e.name.startswith(_OPTIMIZER)]
-        ends = sorted(ends) or [math.inf]
-        windows = [*zip([-math.inf, *ends[:-1]], ends, strict=True)]
+        windows = [*zip([0.0, *sorted(ends)[:-1]], sorted(ends) or [math.inf], strict=True)]
+    computed = [e.on_gpu and not (e.collective or e.name.startswith(_COPY)) for e in by_launch]
+    ends_s = np.where(computed, [e.end_s for e in by_launch], -math.inf)
+    free_s = np.maximum.accumulate([-math.inf, *ends_s])
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(windows):
-        events = tuple(by_launch[bisect_left(times_s, start_s) : bisect_left(times_s, end_s)])
+        first = bisect_left(times_s, start_s)
+        events = tuple(by_launch[first : bisect_left(times_s, end_s)])
         phases = _phases(events)
         if {"forward", "backward"} <= phases.keys():
-            traced.append(TracedIteration(number, len(windows), events, phases))
+            traced.append(TracedIteration(number, len(windows), events, phases, free_s[first]))
     if not traced:
         old = any(event.name == ACCUMULATE for event in trace.events)
         why = "of a PyTorch before 1.12, or a part of a trace" if old else "inference?"
@@ -373,7 +378,7 @@ def _judged(
     counts = {
         f"of {each[0].steps} steps: without a backward, or not chosen": each[0].steps - len(each),
         "gradients: undefined": sum(e.undefined for e in each[0].events if e.name == ACCUMULATE),
-        "spans of the GPU: launched before the trace began": trace.early,
+        "spans of the GPU: launched before the trace": sum(e.launched_s < 0 for e in trace.events),
     }
     left_out = [Finding("left out", (), f"{n} {text}") for text, n in counts.items() if n]
     return [Finding("iterations", (), f"{len(each)} on {trace.device}: {kinds}"), *left_out]
@@ -396,7 +401,7 @@ def _times(iteration: TracedIteration, ready: Sequence[Event]) -> tuple[float, F
         """Return the seconds of a phase: on a GPU, from its first kernel until all launched was done."""
         start_s, end_s = phases[kind]
         starts = [kernel.start_s for kernel in iteration.launched(start_s, end_s)]
-        return max(done(end_s) - min(starts, default=done(start_s)), 0.0)
+        return max(done(end_s) - max(iteration.free_s, min(starts, default=done(start_s))), 0.0)
 
     computed_s = done(max(phases["forward"][1], phases["backward"][0]))
     ends = [computed_s, *(done(gradient.end_s) for gradient in ready)]

@@ -19,28 +19,25 @@ from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Labels of mpirun --tag-output, and colours, stand inside a line, too; before it, any number of quotes, bars,
-# those of srun -l and Ray, hosts and time stamps.
-_INSIDE = re.compile(r"\[[^\]\s]{0,99}\]<std(?:out|err)>:|\x1b\[[\d;]*m")
+# Labels of mpirun (--tag-output, --timestamp-output, -prepend-rank), and colours, stand inside a line, too;
+# before it any number of quotes, bars, time stamps, those of srun -l, Ray, containers, loggers and hosts.
+_INSIDE = re.compile(
+    r"(?:\[[^\]\s]{0,99}\]|\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?<std(?:out|err)>:|\[\d+\](?=\s)|\x1b\[[\d;]*m"
+)
 _BEFORE = re.compile(
-    r"(?:\s*(?:[>|]|\d+:(?=\s)|\([^()]{0,99}\bpid=\d+[^()]{0,99}\)|\[[^\[\]]*\]:?|[A-Za-z][\w.-]*:(?=\s)"
+    r"(?:\s*(?:[>|]|[\d.]{1,15}:(?=\s)|\([^()]{0,99}\bpid=\d+[^()]{0,99}\)|\[[^\[\]]*\]:?|(?:stdout F|INFO)\s"
+    r"|[A-Za-z](?:[\w.-]*:(?=\s)|[\w.-]{0,99}\d\s{0,9}\|)"
     r"|(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)))*\s*"
 )
 _WORD, _ROW = re.compile(r"[^\s,|]+"), re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
 _END = re.compile(r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I)
-_RANK = re.compile(
-    r"#\s+Rank\s+(\d{1,9})\b(?:.*\bdevice\s+\d+\s+\[[\w:.]+\]\s*(.*))?|# #processes = (\d{1,9})\b"
-)
+_RANK = re.compile(r"(?:#\s+)?Rank\s+(\d{1,9})\b.*\bPid\b|# #processes = (\d{1,9})\b")
+OTHER = re.compile(r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M)
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
 _NAME = re.compile(
     r"(?<!concluded: )(?<![a-z_])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather"
     r"|scatter|sendrecv|hypercube)_perf|\bOSU \S{1,40}\s(.{0,60})Latency Test|# Benchmarking (\S+)"
 )
-_SPELT = {
-    **{"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"},
-    **{"bcast": "broadcast", "alltoallpersonalizedexchange": "alltoall", "": "point_to_point"},
-}
-"""Names by their small letters alone, where they are others here."""
 _RULES = {
     **{"all_reduce": (2, True, False), "reduce_scatter": (1, True, False)},
     **{"all_gather": (1, False, False), "alltoall": (1, False, False)},
@@ -48,10 +45,11 @@ _RULES = {
     **{"reduce": (0, True, True), "sendrecv": (0, True, False)},
 }
 """How nccl-tests prints each: k, where busbw is k (n - 1) / n times algbw, or 0 for once; a redop; a root."""
+_SPELT = {kind.replace("_", ""): kind for kind in _RULES}
+_SPELT |= {"bcast": "broadcast", "": "point_to_point"}  # by small letters alone
+# Of which MPI's benchmarks print the bytes from one rank, or from one to one.
 _PER_RANK = re.compile("(all_?gather|alltoall|gather|scatter)v?")
-"""Of which MPI's benchmarks print the bytes from one rank, or from one to one."""
-_PLACES = ("out_of_place", "in_place")
-"""What nccl-tests prints first and second. Gradients are summed in place."""
+_PLACES = ("out_of_place", "in_place")  # as nccl-tests prints them; gradients are summed in place
 
 
 class Layout(NamedTuple):
@@ -81,14 +79,13 @@ _PRINTED = Schema(
 
 @dataclass
 class Table:
-    """Rows under one head, and what was said before it: collectives, ranks (0: not said), GPUs by rank.
+    """Rows under one head, and what was said before it: collectives, ranks (0: not said).
 
     memory : "-CUDA", of OSU; rated : with rates beside times; whole : ended, or without #, out of a log
     """
 
     named: set[str] = field(default_factory=set)
     ranks: int = 0
-    devices: list[str] = field(default_factory=list)
     memory: str = ""
     layout: Layout = LAYOUTS[0]
     columns: list[str] = field(default_factory=list)
@@ -101,11 +98,10 @@ class Table:
         if title := _TITLE.search(line):  # and no command, of which there may be several
             self.named, self.ranks, self.memory = set(), 0, title[1] or ""
         for words in _NAME.findall(line):
-            name = re.sub("[^a-z]", "", "".join(words).lower())
+            name = re.sub("[^a-z]|personalized exchange", "", "".join(words).lower())
             self.named.add(_SPELT.get(name, name))
         if rank := _RANK.match(line):
-            self.ranks = int(rank[3] or max(self.ranks, int(rank[1]) + 1))
-            self.devices += [rank[2].strip()] if rank[2] else []
+            self.ranks = int(rank[2] or max(self.ranks, int(rank[1]) + 1))
 
     def cells(self, words: list[str], where: str) -> list[dict[str, str]]:
         """Return a row's cells by column: before the times, and of each place; a redop may be blank."""
@@ -148,7 +144,9 @@ def read_tables(text: str, file: str) -> list[Table]:
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
     """Return the layout of a line of column names, and these in small letters, without units."""
-    plain = re.sub(r"\s{0,9}latency\s{0,9}\(us\)|\[usec\]", "_us", line.lower()).replace("#", " ")
+    plain = re.sub(r"\s{0,9}(tail )?lat(ency)?\s{0,9}\(us\)|\[usec\]", "_us", line.lower()).replace(
+        "#", " "
+    )
     columns = [word for word in _WORD.findall(plain) if word[0] != "("]
     fits = [layout for layout in LAYOUTS if layout.others <= {*columns}]
     return (fits[0], columns) if fits and columns[0] in ("size", "bytes") else None

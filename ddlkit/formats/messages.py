@@ -85,8 +85,9 @@ def _own_table(text: str, file: str) -> DataFrame:
     head, _, rest = text.strip().partition("\n")
     if not {"bytes", "seconds"} & {name.strip() for name in head.split(",")}:
         kinds = "nccl-tests, OSU or Intel MPI Benchmarks, nor a CSV of bytes and seconds"
-        last = shown((rest or head).rpartition("\n")[2])
-        raise UserError(f"{file}: no table of times by {kinds}; its last line is {last}")
+        other, last = logs.OTHER.search(text), shown((rest or head).rpartition("\n")[2])
+        problem = f"{other[1]}, but no collective's average" if other else "no table of"
+        raise UserError(f"{file}: {problem} times by {kinds}; its last line is {last}")
     sheet = read_sheet(text, file)
     there = {*_KEYS} & {*sheet.header}
     keys = [column for column in SCHEMAS["collectives"].columns if column.name in there]

@@ -33,8 +33,7 @@ _FILE = Schema(
 )
 USUAL_RATIO, FIRST_RATIO = 0.5, 1.0
 """Forward over backward: one product against two (osf Eq 6), in the first layer against one."""
-SUSPECT = 3.0
-"""Times the usual ratio."""
+SUSPECT = 3.0  # times the usual ratio
 
 
 @dataclass(frozen=True, eq=False)

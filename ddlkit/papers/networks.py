@@ -34,7 +34,7 @@ def layers(network: str) -> tuple[Layer, ...]:
     >>> sum(size for layer in layers("ResNet-50") for size in layer.tensors)
     25557032
     """
-    name = network_named(network)
+    name = network if network in _NETWORKS else network_named(network)
     if name not in _NETWORKS:
         raise UserError(f"no layers of {network!r} are counted: use one of {', '.join(_NETWORKS)}")
     return tuple(_NETWORKS[name]())

@@ -86,7 +86,8 @@ class Result:
 
     def __post_init__(self) -> None:
         if not len(self.spans) or np.isnan(self.spans).any():
-            raise ValueError("a result without numbers, or with NaN")
+            raise ValueError("a result without numbers, as without its recording, or with NaN")
+        Evidence(self.evidence)  # raises ValueError of an unknown kind
 
     @property
     def low(self) -> float:
@@ -113,10 +114,10 @@ def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> R
 def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
     """Return what was measured here, a note, and its grade: one of `ddlkit.core.timeline.ORIGINS`.
 
-    n : how many cases or rounds a single value is of; of several values all must be accepted
+    n : how many cases or rounds they are of, if not one each; of several values all must be accepted
     """
     each = [*values] if isinstance(values, Iterable) else [values]
-    interval = f"range, n = {len(each)}" if len(each) > 1 else f"point, n = {n or 1}"
+    interval = f"{'range' if len(each) > 1 else 'point'}, n = {n or len(each)}"
     return replace(_result(Evidence.MEASURED, each, note, grade), interval=interval)
 
 
@@ -164,7 +165,7 @@ def by_model(
         few = {name: values for name, values in left.only.items() if len(values) <= FEW}
         for name, values in few.items():
             text += f"; only where {name} is {' or '.join(f'{value:.3g}' for value in values)}"
-        return Verdict(Outcome(left.standing), text if left.with_it >= 0 else "it holds nowhere")
+        return Verdict(Outcome(left.standing), text.replace("-1 with it", "it holds nowhere"))
 
     return replace(modelled(offset + scale * search.without(quantity).values, note), judge=judge)
 

@@ -22,7 +22,7 @@ from ddlkit.papers.dag.graph import Gpus
 from ddlkit.papers.osf import update_s
 
 PER_MACHINE, MACHINES = 4, 4
-NETWORKS = {"AlexNet": "AlexNet", "GoogleNet": "GoogLeNet with heads", "ResNet-50": "ResNet50"}
+NETWORKS = {"AlexNet": "alexnet", "GoogleNet": "googlenet_aux", "ResNet-50": "resnet50"}
 BATCH = {"AlexNet": 1024, "GoogleNet": 64, "ResNet-50": 32}
 ALEXNET_BACKWARD_S = (
     3.36214396  # on a K80: the sum of dag Tab VI's column, with waiting (errata 10)

@@ -30,8 +30,9 @@ def costs() -> dict[tuple[str, int], Table]:
     """Return what an all-reduce in place costs, by device and ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
-        frame, log = read_log(read_tables(read(path), str(path)), str(path), "all_reduce")
-        device = next(name for name in DEVICE.values() if name in log.devices[0])
+        text = read(path)
+        frame, log = read_log(read_tables(text, str(path)), str(path), "all_reduce")
+        device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
         in_place = frame[frame["place"] == "in_place"]
         sizes, seconds = in_place["bytes"].to_numpy(float), in_place["seconds"].to_numpy()
         tables[device, log.ranks] = Table(sizes, seconds)

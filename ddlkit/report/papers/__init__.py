@@ -68,10 +68,11 @@ def _cells(claim: Claim) -> dict[str, Any]:
 def _settled(claim: Claim, result: Result) -> Verdict:
     """Return a claim's verdict; undecided where half the step, along one axis of its grid, changes it."""
     flips = claims.halved().query("claim == @claim.id and outcome != halved")
+    verdict = claim.verdict(result)
     if flips.empty:
-        return claim.verdict(result)
+        return verdict
     axes = ", ".join(f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples())
-    return Verdict(Outcome.UNDECIDED, f"{flips['outcome'].iloc[0]} on the grid, but {axes}")
+    return Verdict(Outcome.UNDECIDED, f"{verdict.outcome} on the grid, but {axes}: {verdict.note}")
 
 
 @cache
