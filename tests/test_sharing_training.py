@@ -24,7 +24,6 @@ from ddlkit.core.units import KIB, MIB
 from ddlkit.run.clock import Budget
 from ddlkit.run.measure import standin
 from ddlkit.run.measure import training as training_module
-from ddlkit.run.measure.layers import Training
 from ddlkit.run.measure.standin import Footprint, read_message
 from ddlkit.run.measure.training import (
     SendingTraining,
@@ -33,6 +32,7 @@ from ddlkit.run.measure.training import (
     measure_sending,
 )
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets.given import known
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network
@@ -99,7 +99,7 @@ def sending_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SendingTraining
 
     def make(network: str, most: int = 10**9) -> SendingTraining:
         stand_in: Any = PlayedStandIn(most)
-        return SendingTraining(Training(network, 2, torch.device("cpu"), "fp32"), stand_in)
+        return SendingTraining(known(network, 2, torch.device("cpu")), stand_in)
 
     return make
 
@@ -118,7 +118,7 @@ def test_an_iteration_sends_all_gradients_by_its_records(network: str, sending_o
     sending = sending_of(network)
     assert all(size >= MIB for size in sending.sizes[:-1]), "buckets are those of DDP"
     training = sending.training
-    nn.functional.cross_entropy(training.model(training.inputs), training.labels).backward()
+    training.loss().backward()
     n_bytes = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
     training.optimizer.zero_grad()
     with sending.hooked():

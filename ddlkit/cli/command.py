@@ -84,8 +84,10 @@ def is_numbers(value: Any) -> bool:
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
-layers, collectives, slowdown, copies, training, replay, campaign, convergence, input, all (without the
-last two, which take minutes and say more of single networks)"""
+layers, collectives, slowdown, copies, training, replay, campaign, convergence, input, estimators (what
+PyTorch's own cost models say), all (without the last three)"""
+_MODEL = """for layers, your own: the function gives (model, loss) or (model, loss, optimizer), where loss()
+does one forward pass and returns the scalar; or torchvision:resnet50:32; also under torchrun or srun"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
@@ -114,13 +116,34 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     arg("what", metavar="NAME|FILE", help=_MEASURE),
     arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
     arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
+    arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
+    arg("--accumulate", type=int, default=1, help="of a model: losses in an iteration [1]"),
     flag("--predict", "of a campaign: calibrate its labs, write down what models say; no runs"),
     *_SESSION,
 )
 def measure(arguments: argparse.Namespace) -> None:
+    if arguments.model or arguments.accumulate != 1:
+        return _measured_model(arguments)
     networks = arguments.networks.split(",") if arguments.networks else ()
     chosen = {"networks": networks, "predict": arguments.predict}
     _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
+
+
+def _measured_model(arguments: argparse.Namespace) -> None:
+    """Measure the layers of a user's own model. Raises UserError for what does not go with that."""
+    others = ("networks", "predict", "dry_run", "pack", "ignore_load")
+    if not arguments.model or arguments.what != "layers" or arguments.accumulate < 1:
+        raise UserError("--accumulate, at least 1, needs --model, and that goes with layers alone")
+    if given := [name for name in others if getattr(arguments, name)]:
+        raise UserError(f"--{given[0].replace('_', '-')} does not go with --model: leave it out")
+    from ddlkit import store
+    from ddlkit.run.clock import Budget
+    from ddlkit.run.measure.models import measure_model
+
+    budget = Budget(max_s=arguments.budget or 20.0)
+    out = arguments.out or store.BUILD / "measured"
+    if result := measure_model(arguments.model, arguments.accumulate, out, budget):
+        show(result, as_json=False)
 
 
 @command(

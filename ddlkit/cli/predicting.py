@@ -227,8 +227,6 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     from ddlkit.model.predictor import plan_beside
     from ddlkit.report.fits import doubts
 
-    if bool(arguments.cost) == bool(arguments.collectives):
-        raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
     assumed: list[str] = []
     chosen = {name: getattr(arguments, name) for name in ("network", "batch", "forward_s")}
     chosen |= {"ranks": arguments.profile_ranks, "assumed": assumed}
@@ -237,7 +235,7 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
         profile = profile.sent_as(arguments.gradient_bytes)
     workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
     notes: list[str] = []
-    communication, measured = (_given if arguments.cost else _calibrated)(arguments, notes)
+    communication, measured = _communication(arguments, notes)
     communication = _sparse(arguments, communication, workload)
     communication = _beside(arguments, communication, profile, notes)
     cost = communication.cost
@@ -309,6 +307,13 @@ def _sparse(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError("--density: needs a profile whose gradients have 4 bytes a parameter")
     return dense.sparse(arguments.density, read_selection(arguments.selection, arguments.density))
+
+
+def _communication(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, Any]:
+    """Return `Communication`, and `Measured`, at the cost that is given or calibrated; notes : added to."""
+    if bool(arguments.cost) == bool(arguments.collectives):
+        raise UserError("give --collectives TABLE to calibrate from, or --cost COST.json")
+    return (_given if arguments.cost else _calibrated)(arguments, notes)
 
 
 def _given(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, Any]:
@@ -418,6 +423,31 @@ def plan(arguments: argparse.Namespace) -> None:
     for group, members in enumerate(chosen.slices):
         first, last = tensor[members.start], tensor[members.stop - 1]
         print(f"  {group:>3}  {units.format_bytes(sizes[group]):>10}  {first} .. {last}")
+
+
+@command(
+    "write a plan or a cost as PyTorch takes it",
+    arg("given", type=Path, nargs="?", metavar="COST", help="as --cost"),
+    arg("--to", choices=("ddp", "inductor", "profile"), required=True, help="who takes it"),
+    *(
+        (names, {**how, "required": False} if "required" in how else how)
+        for names, how in _INPUTS[:-1]
+    ),
+    arg("--planner", default="exact", help=f"for ddp: as {_PLANS} [exact]"),
+    arg("--torch", metavar="VERSION", help="for which [the installed one]"),
+)
+def export(arguments: argparse.Namespace) -> None:
+    from ddlkit.formats import export as texts
+
+    arguments.cost, notes = arguments.given or arguments.cost, list[str]()
+    version = texts.tested(arguments.to, arguments.torch)
+    if arguments.to != "ddp":
+        print(getattr(texts, arguments.to)(_communication(arguments, notes)[0].cost, version))
+        _warn(notes)
+        return
+    if arguments.profile is None:
+        raise UserError("--to ddp: give --profile, the layers whose gradients are sent")
+    print(texts.ddp(_forecast(arguments, arguments.planner)[0].iteration, version))
 
 
 _NOT_IN_THE_GRAPH = {

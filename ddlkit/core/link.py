@@ -106,6 +106,16 @@ class Link:
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
 
+    def _needs(
+        self, wire: dict[int, float], software: dict[int, float], drag: dict[int, float]
+    ) -> list[tuple[dict[int, float], int, float]]:
+        """Return what messages under way need of link and processor, and how many times as long as alone."""
+        moving = [k for k in wire if wire[k]]
+        working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
+        turns = max(1.0, len(working) / self.software)
+        needs = [(wire, k, len(moving) * drag[k]) for k in moving]
+        return [*needs, *((software, k, turns * drag[k]) for k in working)]
+
     def _shared(
         self,
         ready_s: list[float],
@@ -133,14 +143,10 @@ class Link:
                 software[admitted] = software_s[admitted]
                 admitted += 1
                 continue
-            moving = [k for k in wire if wire[k]]
-            working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
             stretch = 1.0 + max((slowed[k] for k in wire), default=0.0)
             computes = worked_s < last_s and any(dragged[k] for k in wire)
             drag = {k: 1.0 + dragged[k] if computes else 1.0 for k in wire}
-            turns = max(1.0, len(working) / self.software)
-            needs = [(wire, k, len(moving) * drag[k]) for k in moving]
-            needs += [(software, k, turns * drag[k]) for k in working]
+            needs = self._needs(wire, software, drag)
             moments_s = [of[k] * times for of, k, times in needs]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
             if computes:
@@ -150,7 +156,7 @@ class Link:
                 continue
             for of, k, times in needs:
                 of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
-            if not moving:
+            if not any(wire.values()):
                 tokens_s = min(self.burst_s, tokens_s + passed_s)
             now_s += passed_s
             if computes and (last_s - worked_s) * stretch <= passed_s:

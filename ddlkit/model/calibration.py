@@ -197,8 +197,8 @@ NEIGHBOURS = 4.0
 """Sizes up to this many times smaller or larger inform one size's drift."""
 PRIOR_BYTES = (1e4, 1e5, 1e6, 1e7)
 PRIOR_DRIFT, PRIOR_DEGREES = (0.021, 0.012, 0.0096, 0.0059), 30.0
-"""Of messages about so large in one session: the median deviation between the two of each recorded lab, over the
-root of two; linear in log bytes in between."""
+"""Of messages about so large in one session: the median deviation between the two of each recorded lab,
+over the root of two; linear in log bytes in between."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,6 @@ cannot be meant, ``literal=True`` gives what it prints. LAGS-SGD is the planner 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,15 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddlkit import store
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, make_plan, needed_cost, planner
 from ddlkit.core.sparse import ELEMENT_BYTES, Log, Selecting, SparseGather, sparse_iteration
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.papers import Paper, networks
-from ddlkit.store import readers
+from ddlkit.papers import Paper, networks, published_code
 
 _SUBJECT = "Distributed Deep Learning with Merged Gradient Sparsification on GPUs"
 PAPER = Paper("omgs", 4, f"Communication-Efficient {_SUBJECT}")
@@ -394,18 +391,9 @@ UNITS = (1024, 1280, 1500, 1750, 2047)
 """Of the LSTM: 1,024 to 2,047 agree with the messages of MGS-SGD in Tab V; 1,500 is the published code's."""
 
 
-@cache
-def published_code() -> dict[str, float]:
-    """Return what the authors' published code states (data/papers/omgs/code.csv), by its id, in SI units."""
-    import pandas as pd  # only here: this room imports without it
-
-    table = readers.read_transcribed(store.DATA / "papers" / "omgs" / "code.csv")
-    return dict(pd.read_csv(io.BytesIO(table)).set_index("id")["value"].astype(float))
-
-
 def published_cost(workers: int, density: float) -> SparseGather:
     """Return the published cost, of 2, 4, 8 or 16 workers on 1 Gbit/s: gamma d log2 d, then gathers."""
-    code = published_code()
+    code = published_code("omgs")
     line = code[f"alpha-{workers}"], code[f"beta-{workers}"]
     gather = AlphaBeta(*line, collective="all_gather", workers=workers)
     return SparseGather(gather, density, selecting=Log(code["gamma"]))
@@ -467,7 +455,9 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
 def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
     """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
     whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
-    apart_s = messages * float(Log(published_code()["gamma"])(whole / ELEMENT_BYTES / messages, 1))
+    apart_s = messages * float(
+        Log(published_code("omgs")["gamma"])(whole / ELEMENT_BYTES / messages, 1)
+    )
     return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
 
 

@@ -139,8 +139,11 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     Of real training, the interval of the paired prediction: both ends less what compute was predicted to
     take, and with what it took around the runs.
     """
-    drifted_s = (cases["measured_compute_s"] - cases["predicted_compute_s"]) * cases["contention"]
-    cases = cases.assign(lower_s=cases["lower_s"] + drifted_s, upper_s=cases["upper_s"] + drifted_s)
+    if "contention" in cases:
+        drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
+        drifted_s = drifted_s.where(cases["contention"], 0.0)
+        ends = {end: cases[end] + drifted_s for end in ("lower_s", "upper_s")}
+        cases = cases.assign(**ends)
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
     name += np.where(cases["density"] < 1, ", sparse", "")
     name += np.where(cases["straggler"] > 1, ", straggler", "")

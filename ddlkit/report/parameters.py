@@ -13,6 +13,7 @@ from ddlkit.papers.dag import STRATEGIES
 from ddlkit.report import source
 from ddlkit.report.clusters import dense_tables, pollux
 from ddlkit.report.figures import osf_scaling
+from ddlkit.report.figures.pytorch import logs
 from ddlkit.report.plots.shown import show_tables
 
 
@@ -30,6 +31,7 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
     "framework": lambda _: STRATEGIES,
     "chosen": lambda _: pollux.NETWORKS,
     "table": lambda _: dense_tables(),
+    "log": lambda _: logs(),
     "papers": lambda _: papers.load(),
     "instances": lambda _: range(1, 100_001),
     "layers": lambda _: range(1, 21),

@@ -12,11 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import ELEMENT_BYTES, Log
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
-from ddlkit.papers import audit, networks, omgs, osf
-from ddlkit.papers.omgs import LSTM, NETWORKS, PLANS, UNITS, published_code
+from ddlkit.papers import audit, networks, omgs, osf, published_code
+from ddlkit.papers.omgs import LSTM, NETWORKS, PLANS, UNITS
 from ddlkit.report import accuracy, claims, source
 from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
 from ddlkit.report.figures import omgs as figures
@@ -129,7 +130,7 @@ CHECKS |= {
         float(osf.update_s(RESNET_BYTES, 16, 1e9 / 8)), "a ring at wire speed (osf Eq 7)"
     ),
     "omgs-gamma": lambda: own(
-        gamma := published_code()["gamma"],
+        gamma := published_code("omgs")["gamma"],
         f"in the authors' code, without Eq 10's density (with it {gamma / audit.DENSITY:.3g})",
     ),
 }
@@ -142,7 +143,7 @@ def as_in_the_code(
 
     A message carries density x d values and, in a second gather, as many indices of all workers.
     """
-    code, workers = published_code(), 16
+    code, workers = published_code("omgs"), 16
     beta_s = gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * density
     times, sizes = np.asarray(backward_s, float), np.asarray(elements, float)
     return omgs.Instance(
@@ -226,7 +227,7 @@ def _messages_of_omgs(network: str) -> Result:
 
 def less_exposed_s(network: str, elements: float = 0) -> Floats:
     """Return ends of what Table VI saves, less selecting, at least from equal messages (gamma d log2 n)."""
-    stated, gamma = figures.printed().loc[network], published_code()["gamma"]
+    stated, gamma = figures.printed().loc[network], published_code("omgs")["gamma"]
     saved_s = stated["topk_s"] - stated["omgs_s"] + np.array([-2, 2]) * HALF_S
     selecting_s = gamma * (elements or sum(tensors(network))) * math.log2(stated["messages"])
     return saved_s - [selecting_s, 0]
@@ -305,6 +306,8 @@ def _merged_selection() -> Result:
     """Time of selecting from 10^k elements over that from parts of 3, 3, 3 and 1 tenths of them."""
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
+    if not tables:
+        raise UserError("without its recording of selections")
     rows = pd.concat(tables).query("operation in ('topk_unsorted', 'topk_sorted')")
     keys, sizes = ["machine", "operation", "distribution", "density"], [10**k for k in range(4, 9)]
     times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()

@@ -6,7 +6,8 @@ import datetime
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
@@ -136,6 +137,28 @@ class Rank:
         """Print a line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
         if self.rank == 0:
             print(f"{PROGRESS}{message}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def joined(timeout_s: float) -> Iterator[Rank]:
+    """Be one of the ranks that torchrun's or Slurm's variables count; where that is one or none, alone.
+
+    timeout_s : as of `Rank.join`. Raises UserError like that
+    """
+    if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or "1") != "1":
+        me = Rank.join(timeout_s=timeout_s)
+    else:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        _, device = _choose(None, None, local_rank, 1)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group("gloo", store=_torchs.HashStore(), rank=0, world_size=1)
+        me = Rank(0, 1, local_rank, device, "gloo", torch.get_num_threads())
+    try:
+        yield me
+        dist.barrier()  # until all have come this far
+    finally:
+        dist.destroy_process_group()
 
 
 def _number(name: str, slurm: str, default: str = "") -> int:

@@ -6,21 +6,22 @@ Iterations with and without hooks are run in turn; hooks take marks, for which n
   (activations, pooling and the loss to the layer before them), and so do its FLOPs (2 per multiply-add).
 * backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. Of
   gradients that one operation makes together (a recurrent layer's) the first carries the time.
-* update: SGD with momentum, and clearing the gradients.
+* update: the optimizer's (SGD with momentum), and clearing the gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -31,82 +32,73 @@ from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets.given import Training, known
 from ddlkit.run.sessions import ran_out_of_memory, say
 from ddlkit.run.vitals import RETRY_S, TRIES, Watch
 
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
+_END, _LAYER, _GRADIENT = "end", "layer", "gradient"
 
 
-class Training:
-    """A network in training on one fixed batch; model : in its place, as it is wrapped to be trained."""
+class _Seen:
+    """An iteration with hooks: its marks, and what each is: a phase's end, a layer's start, or a gradient."""
 
-    def __init__(
-        self, network: str, batch: int, device: torch.device, precision: str, model: Any = None
-    ) -> None:
-        self.model: nn.Module = model or networks.build(network).to(device)
-        self.inputs, self.labels = networks.sample_batch(network, batch, device)
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
-        # Rate 0 is the same arithmetic, but the weights stay put: every repeat computes the same.
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0, momentum=0.9)
+    def __init__(self, training: Training, marks: Any) -> None:
+        self._marks, self._what = marks, list[tuple[str, str]]()
+        with training.watched(partial(self._note, _LAYER), partial(self._note, _GRADIENT)):
+            training.iterate(partial(self._note, _END, ""))
 
-    def iterate(self, mark: Callable[[], object] = lambda: None) -> None:
-        """Do an iteration; ``mark`` is called at its start and after forward, backward and update."""
-        mark()
-        with self.autocast:
-            loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
-        mark()
-        loss.backward()
-        mark()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        mark()
+    def _note(self, what: str, name: str) -> None:
+        self._what.append((what, name))
+        self._marks.mark()
 
-    def accumulate(self) -> None:
-        """Do forward and backward, whose gradients add up to those that there are."""
-        with self.autocast:
-            loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
-        loss.backward()
+    def read(self) -> tuple[dict[str, float], dict[str, float], float]:
+        """Return seconds of each layer; until each gradient is ready, in that order; of the iteration.
 
-    @contextmanager
-    def watched(
-        self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
-    ) -> Iterator[None]:
-        """Call back with the name of a starting layer's first tensor, and of one whose gradient is ready."""
-        names = {p: name for name, p in self.model.named_parameters() if p.requires_grad}
-        with ExitStack() as hooks:
-            for module in self.model.modules():
-                for p in [p for p in module.parameters(recurse=False) if p in names][:1]:
-                    before = module.register_forward_pre_hook(lambda *_, at=names[p]: on_layer(at))
-                    hooks.enter_context(before)
-            for p, name in names.items():
-                after = p.register_post_accumulate_grad_hook(lambda _, at=name: on_gradient(at))
-                hooks.enter_context(after)
-            yield
+        A layer's are those of the last forward pass, until the next starts; those of one without a gradient
+        belong to the one before. A gradient is ready for the last time, counted from when the last backward
+        pass begins; in 0 s if before that.
+        """
+        at = self._marks.seconds()
+        ends = [k for k, (what, _) in enumerate(self._what) if what == _END]
+        last = {name: k for k, (what, name) in enumerate(self._what) if what == _GRADIENT}
+        order = sorted(last, key=last.__getitem__)
+        ready = {name: max(0.0, float(at[last[name]] - at[ends[1]])) for name in order}
+        begin = max(k for k in range(ends[1]) if self._what[k][0] != _LAYER)
+        starts = [k for k in range(begin + 1, ends[1]) if self._what[k][1] in last]
+        names = [self._what[k][1] for k in starts] or order[-1:]
+        layers = dict.fromkeys(names, 0.0)
+        for name, span in zip(names, np.diff(at[[begin, *starts[1:], ends[1]]]), strict=True):
+            layers[name] += float(span)
+        return layers, ready, float(at[-1])
 
 
 class _Order:
     """What happens in an iteration, in which order, seen in one that also allocates the optimizer's state.
 
-    starts : (s) first tensor of each layer, as they start; flops : (s,) forward FLOP from each to the next
-    ready : (n) tensors, as their gradients become ready
+    starts : (s) first tensor of each layer, as they start, or one for all; flops : (s,) forward FLOP of each
+    ready : (n) tensors, as their gradients become ready for the last time
     """
 
-    def __init__(self, training: Training) -> None:
-        self.starts, self.ready = list[str](), list[str]()
-        flops, borders = list[int](), list[int]()
-        with networks.flop_counter() as counter:
+    def __init__(self, training: Training, me: Rank | None) -> None:
+        counts = list[float]()
+        with nullcontext() if training.compiled else networks.flop_counter() as counter:
+            count = counter.get_total_flops if counter else int
+            mark, line = lambda: counts.append(count()), lambda: np.array(counts)
+            seen = _Seen(training, SimpleNamespace(mark=mark, seconds=line))
+        flops, ready, _ = seen.read()
+        self.starts, self.ready = list(flops), list(ready)
+        if me:
+            every = [*training.trained()]
+            self.starts, self.ready = _as_rank_0(self.starts, every), _as_rank_0(self.ready, every)
+        self.flops = np.array([flops.get(name, 0.0) for name in self.starts])
 
-            def start(tensor: str) -> None:
-                self.starts.append(tensor)
-                flops.append(counter.get_total_flops())
-
-            with training.watched(start, self.ready.append):
-                training.iterate(lambda: borders.append(counter.get_total_flops()))
-        self.flops = np.diff([*flops, borders[1]]).astype(float)
-
-    def spans(self, seconds: Floats) -> Floats:
-        """Return (s + n,) times from each layer's start to the next, then from each gradient to the next."""
-        return np.diff(np.delete(seconds[: len(self.starts) + len(self.ready) + 2], 1))
+    def spans(self, seen: _Seen) -> Floats:
+        """Return (s + n + 1,) seconds of each layer, from each gradient to the next, and of the iteration."""
+        layers, ready, whole_s = seen.read()
+        forward = [layers.get(name, 0.0) for name in self.starts]
+        line = np.maximum.accumulate([ready.get(name, 0.0) for name in self.ready])
+        return np.array([*forward, *np.diff(line, prepend=0.0), whole_s])
 
     def by_tensor(self, by_start: Floats) -> Floats:
         """Return (n,) in forward order from (s,): all of a layer goes to its first tensor."""
@@ -115,11 +107,18 @@ class _Order:
         return shares
 
 
+def _as_rank_0(names: list[str], every: list[str]) -> list[str]:
+    """Return the names of rank 0, in its order, each one of ``every``, which ranks have alike."""
+    places = {name: place for place, name in enumerate(names)}
+    first = peers.everyones([float(places.get(name, -1)) for name in every])[0]
+    return [every[k] for k in np.argsort(first) if first[k] >= 0]
+
+
 @contextmanager
 def compute_on(
     what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
 ) -> Iterator[torch.device]:
-    """Compute ``what`` with this precision and this many CPU threads; afterwards as before."""
+    """Compute ``what`` with this many CPU threads and precision ("": torch's own); afterwards as before."""
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
         raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
@@ -128,7 +127,7 @@ def compute_on(
         before.callback(torch.set_num_threads, torch.get_num_threads())
         for switch in switches:
             before.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
-            switch.allow_tf32 = precision == "tf32"
+            switch.allow_tf32 = precision == "tf32" if precision else switch.allow_tf32
         torch.set_num_threads(threads or torch.get_num_threads())
         try:
             yield place
@@ -153,37 +152,50 @@ def profile_layers(
     threads: int | None = None,
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
+    """Return `profile_training` of a network of the registry, on a GPU with the times of `_graph`, too."""
+    with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
+        training = known(network, batch, place, precision)
+        return profile_training(training, precision, budget, me, as_graph=True)
+
+
+def profile_training(
+    training: Training,
+    precision: str,
+    budget: Budget | None = None,
+    me: Rank | None = None,
+    as_graph: bool = False,
+) -> tuple[LayerProfile, pd.DataFrame]:
     """Return the profile of one training iteration, tensor by tensor, and its samples as a table.
 
     me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
 
-    Times are medians, forward and backward each rescaled to that of the iterations without hooks. On a GPU
-    "issue" is when the host had asked for all of an unhooked iteration; "graph_iteration" as of `_graph`.
+    Times are medians, forward and backward each rescaled to that of the iterations without hooks; forward is
+    all until the last backward begins. On a GPU "issue" is when the host had asked for all of an unhooked
+    iteration; "graph_iteration" as of `_graph`.
     """
     slowest = peers.slowest if me else np.asarray
-    with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
-        training = Training(network, batch, place, precision)
-        order = _Order(training)
-        for _ in range(TRIES):
-            watch = Watch(me.rank if me else 0)
-            plain, watched, issue = _measure(training, budget or Budget(), me)
-            used = peers.usage_of_all(watch.usage()) if me else watch.usage()
-            if not used.disturbed:
-                break
-            sleep(RETRY_S)
-        on_gpu = {"issue": issue} if place.type == "cuda" else {}
-        on_gpu |= _graph(training) if on_gpu and not me else {}
+    order = _Order(training, me)
+    for _ in range(TRIES):
+        watch = Watch(me.rank if me else 0)
+        plain, seen, issue = _measure(training, budget or Budget(), me)
+        used = peers.usage_of_all(watch.usage()) if me else watch.usage()
+        if not used.disturbed:
+            break
+        sleep(RETRY_S)
+    on_gpu = {"issue": issue} if training.device.type == "cuda" else {}
+    on_gpu |= _graph(training) if on_gpu and as_graph and not me else {}
+    watched = np.array([order.spans(iteration) for iteration in seen])
     phases = _slowest_line(np.diff(plain), slowest)
-    spans = _slowest_line(np.array([order.spans(marks) for marks in watched]), slowest)
+    spans = _slowest_line(watched[:, :-1], slowest)
     quantities = {
         "hooked_iteration": slowest(watched[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
         **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
-    labels = {"network": network, "device": place.type, "batch": batch, "precision": precision}
-    samples = clock.rows_by("quantity", quantities, {**labels, "ranks": me.world_size if me else 1})
-    return _profile(network, training, order, phases, spans), samples
+    labels = {"network": training.network, "device": training.device.type, "batch": training.batch}
+    labels |= {"precision": precision, "ranks": me.world_size if me else 1}
+    return _profile(training, order, phases, spans), clock.rows_by("quantity", quantities, labels)
 
 
 def layer_tables(
@@ -203,18 +215,16 @@ def layer_tables(
     return {"layers": store.profile_frame(profile, *how), "samples": samples}
 
 
-def _profile(
-    network: str, training: Training, order: _Order, phases: Floats, spans: Floats
-) -> LayerProfile:
+def _profile(training: Training, order: _Order, phases: Floats, spans: Floats) -> LayerProfile:
     """Return medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
-    named = dict(training.model.named_parameters())
+    named = training.trained()
     tensors = tuple(reversed(order.ready))
     return LayerProfile(
-        network=network,
-        device=training.labels.device.type,
-        batch=len(training.inputs),
+        network=training.network,
+        device=training.device.type,
+        batch=training.batch,
         tensor=tensors,
         layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
         parameters=np.array([named[tensor].numel() for tensor in tensors]),
@@ -226,10 +236,12 @@ def _profile(
     )
 
 
-def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Floats, Floats, Floats]:
-    """Return (repeats, 4) marks without hooks, (repeats, 4 + s + n) with, (repeats,) seconds of issuing."""
-    device, issue_s = training.labels.device, list[float]()
-    plain, watched = list[Marks](), list[Marks]()
+def _measure(
+    training: Training, budget: Budget, me: Rank | None
+) -> tuple[Floats, list[_Seen], Floats]:
+    """Return (repeats, 4) marks without hooks, (repeats) with hooks, (repeats,) seconds of issuing."""
+    device, issue_s = training.device, list[float]()
+    plain, watched = list[Marks](), list[_Seen]()
 
     def run_plain() -> None:
         plain.append(Marks(device))
@@ -238,15 +250,13 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> tuple[Float
         issue_s.append(perf_counter() - start_s)
 
     def run_watched() -> None:
-        watched.append(marks := Marks(device))
-        with training.watched(lambda _: marks.mark(), lambda _: marks.mark()):
-            training.iterate(marks.mark)
+        watched.append(_Seen(training, Marks(device)))
 
     how: Any = {"synchronize": clock.synchronizer(device), "agree": peers.agree_all if me else bool}
     actions = {"plain": run_plain, "watched": run_watched}
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
-    marks = [np.array([run.seconds() for run in runs[-repeats:]]) for runs in (plain, watched)]
-    return marks[0], marks[1], np.array(issue_s[-repeats:])
+    marks = np.array([run.seconds() for run in plain[-repeats:]])
+    return marks, watched[-repeats:], np.array(issue_s[-repeats:])
 
 
 def _graph(training: Training) -> dict[str, Floats]:
@@ -262,7 +272,7 @@ def _graph(training: Training) -> dict[str, Floats]:
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
             training.iterate()
-        seconds = clock.measure_on(training.labels.device, graph.replay, GRAPH)
+        seconds = clock.measure_on(training.device, graph.replay, GRAPH)
     except RuntimeError as error:
         say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
         return {}

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
@@ -27,7 +26,8 @@ from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
 from ddlkit.run import clock
 from ddlkit.run.clock import Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
-from ddlkit.run.measure.layers import Training, compute_on
+from ddlkit.run.measure.layers import compute_on
+from ddlkit.run.nets.given import Training, known
 from ddlkit.run.vitals import RETRY_S, TRIES, Watch
 
 PRECISION = "fp32"
@@ -92,10 +92,14 @@ class _Pair:
 
     def __init__(self, me: Rank, settings: SlowdownSettings) -> None:
         self.me, how = me, (settings.network, settings.batch, me.device, PRECISION)
-        model = Training(*how).model
+        model = known(*how).model
         sent = [p for p in model.parameters() if p.requires_grad]
         self.bytes, caps = sum(p.nbytes for p in sent), {1: ONE_BUCKET, len(sent): A_BUCKET_EACH}
-        self.training = {n: Training(*how, _unsent(me, model, cap)) for n, cap in caps.items()}
+        self.training = {n: known(*how, model=copy.deepcopy(model)) for n in caps}
+        gpu = [me.device.index] if me.device.type == "cuda" else None
+        for n, training in self.training.items():
+            ddp = training.wrap(device_ids=gpu, init_sync=False, bucket_cap_mb=caps[n])
+            ddp.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
         for training in self.training.values():
             for _ in range(WARMUP):
                 training.iterate()
@@ -133,8 +137,8 @@ class _Pair:
 
     @staticmethod
     def _iterate(training: Training, marks: Marks, send: bool = False) -> None:
-        model: Any = training.model
-        with nullcontext() if send else model.no_sync():
+        assert training.ddp is not None
+        with nullcontext() if send else training.ddp.no_sync():
             training.iterate(marks.mark)
 
     def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
@@ -188,17 +192,8 @@ class _Sending:
         return float(self._marks.seconds()[-1])
 
 
-def _unsent(me: Rank, model: torch.nn.Module, cap: float) -> DistributedDataParallel:
-    """Return the network in a DDP whose buckets are filled, never sent, and copied back."""
-
-    gpu = [me.device.index] if me.device.type == "cuda" else None
-    how: dict[str, Any] = {"device_ids": gpu, "init_sync": False, "bucket_cap_mb": cap}
-    wrapped = DistributedDataParallel(copy.deepcopy(model), **how)
-    wrapped.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
-    return wrapped
-
-
 def _answered(buffer: torch.Tensor) -> Any:
+    """Return the future of a bucket that nobody sends: it is there at once."""
     future: Any = torch.futures.Future()
     future.set_result(buffer)
     return future

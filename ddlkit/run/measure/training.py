@@ -9,10 +9,9 @@ of n ranks that are not there. The paper's proposal, to give the last message mo
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,7 +22,6 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from ddlkit import machine
@@ -31,15 +29,17 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
-from ddlkit.core.units import MIB, format_seconds
+from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Workload
+from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest, usage_of_all
-from ddlkit.run.measure.layers import Training, compute_on
+from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
+from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, known
 from ddlkit.run.sessions import Unavailable
 from ddlkit.run.vitals import RETRY_S, TRIES, Usage, Watch
 
@@ -48,10 +48,6 @@ PRECISION = "fp32"
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
 WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
-
-_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-_SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
-_SYNC_BUFFERS = _SYNC_BUFFERS if _SYNC_BUFFERS in _OPTIONS else "broadcast_buffers"
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class TrainingSettings:
     predicted: str = ""
 
     def __post_init__(self) -> None:
-        if "bucket_cap_mb_list" not in _OPTIONS and set(self.plans) - {OWN_PLAN}:
+        if "bucket_cap_mb_list" not in DDP_OPTIONS and set(self.plans) - {OWN_PLAN}:
             advice = f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
             raise UserError(f"torch {torch.__version__} cannot impose a bucket plan: {advice}")
 
@@ -124,22 +120,20 @@ class _Block:
 
     def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
         self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
-        options: dict[str, Any] = {_SYNC_BUFFERS: False}
+        options: dict[str, Any] = {SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
-            # A bucket closes on reaching its cap, so each cap is what the bucket shall hold.
-            options["bucket_cap_mb_list"] = [size / MIB for size in self.asked]
-        self.model = model = DistributedDataParallel(
-            copy.deepcopy(network),
+            options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
+        how = settings.network, settings.batch, me.device, PRECISION
+        self.training = known(*how, model=copy.deepcopy(network), rank=me.rank)
+        self.training.accumulate = settings.accumulate
+        self.model = self.training.wrap(
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
             init_sync=False,  # equal seeds made equal weights
             **options,
         )
-        how = settings.network, settings.batch, me.device, PRECISION
-        self.training = Training(*how, model)
-        self.training.inputs = self.training.inputs.roll(me.rank, dims=-1)  # other data on each
         self.synchronize = clock.synchronizer(me.device)
         for _ in range(WARMUP):
-            self._iterate()
+            self.training.iterate()
         log = self.model._get_ddp_logging_data()
         self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
         tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
@@ -157,13 +151,6 @@ class _Block:
             profile_sha256=settings.profile_sha256,
             accumulate=settings.accumulate,
         )
-
-    def _iterate(self, mark: Callable[[], object] = lambda: None) -> None:
-        """Do an iteration whose gradients are those of several batches, if so many are accumulated."""
-        with self.model.no_sync():
-            for _ in range(self.settings.accumulate - 1):
-                self.training.accumulate()
-        self.training.iterate(mark)
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return rows of this round; in the first also of the buckets, which may be all there is."""
@@ -223,6 +210,8 @@ class _Block:
         for _ in range(TRIES):
             watch = Watch(self.me.rank)
             before = self._alone()
+            for state in self.training.optimizer.state.values():
+                state["momentum_buffer"].zero_()  # of gradients that nobody exchanged
             seconds = self._timed()
             check_equal_gradients(self.training.optimizer)
             around = np.append(before, self._alone())
@@ -242,7 +231,7 @@ class _Block:
         n = self.settings.iterations
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        return slowest(clock.measure(self._iterate, exactly, synchronize=self.synchronize))
+        return slowest(clock.measure(self.training.iterate, exactly, synchronize=self.synchronize))
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -393,7 +382,7 @@ def measure_sharing(
     if device == "cpu":
         raise Unavailable("no stand-in: needs a GPU")
     with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
-        sending = SendingTraining(Training(network, batch, place, PRECISION), GpuStandIn())
+        sending = SendingTraining(known(network, batch, place, PRECISION), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
     return rows.assign(network=network, device=place.type, batch=batch, precision=PRECISION)
 
@@ -410,7 +399,7 @@ def measure_sending(
 
     with sending.hooked():
         actions = {setting: partial(once, setting) for setting in runs}
-        wait = clock.synchronizer(sending.training.labels.device)
+        wait = clock.synchronizer(sending.training.device)
         samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for setting, seconds in samples.items():

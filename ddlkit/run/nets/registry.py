@@ -225,7 +225,10 @@ _IMAGENET = _images(channels=3, side=224, classes=1000)
 
 def _torchvision(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
-        network: nn.Module = import_torchvision().models.get_model(name, weights=None, **options)
+        models = import_torchvision().models
+        if name not in models.list_models():
+            raise UserError(f"torchvision has no network {name!r}")
+        network: nn.Module = models.get_model(name, weights=None, **options)
         return network
 
     return Network(build, _IMAGENET)
@@ -266,7 +269,13 @@ NETWORKS: dict[str, Network] = {
 
 
 def find(name: str) -> Network:
-    """Return the network of that name. Raises UserError for an unknown one, with what it may stand for."""
+    """Return the network of that name, or any by torchvision:NAME.
+
+    Raises UserError for an unknown one, with what it may stand for.
+    """
+    if name.startswith("torchvision:"):
+        plain = name.partition(":")[2]
+        return NETWORKS.get(plain) or _torchvision(plain)
     if name in NETWORKS:
         return NETWORKS[name]
     near = network_named(name)

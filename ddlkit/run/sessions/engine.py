@@ -42,7 +42,7 @@ from ddlkit.store.tables import pack as pack_tables
 
 PARTS = (
     *("layers", "collectives", "slowdown", "copies", "training", "replay", sessions.CAMPAIGN),
-    *("convergence", "input", "all"),
+    *("convergence", "input", "estimators", "all"),
 )
 """What can be asked for by itself, of the suites quick and full."""
 LONG = "profile full"

@@ -26,6 +26,7 @@ from ddlkit.run.measure import collectives as messages_alone
 from ddlkit.run.measure import (
     contention,
     convergence,
+    estimators,
     nccl_one_gpu,
     selection,
     slowdown,
@@ -163,6 +164,13 @@ def input_alone(
     measure = partial(speed.measure_inputs, here.out, *what)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
+
+
+@kind("estimators")
+def cost_models_of_torch(here: Here) -> Iterator[Point]:
+    """What the installed PyTorch's own cost models say, by its version."""
+    name = f"torch-{torch.__version__.partition('+')[0]}"
+    yield Point("estimators", name, estimators.measure_estimators)
 
 
 @kind("selection")
