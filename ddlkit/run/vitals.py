@@ -27,7 +27,7 @@ from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
 LATE_LIMIT = 0.05  # share of packets
 BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
-TRIES = 4
+TRIES = 3
 RETRY_S = 2.0  # between two tries, in which who disturbs may end
 LINK = "DDLKIT_LINK"  # in a rank's environment: the file in which its emulated link says what has crossed
 
@@ -105,6 +105,24 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
 def own_user_s() -> float:
     """Return seconds that this process, in all its threads, has spent in user code."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+class Retries:
+    """How often a job may still measure again what others disturbed: not for ever, if they never rest.
+
+    The same on all ranks, if these agree on the usage.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._left = most
+
+    def again(self, used: Usage) -> bool:
+        """Return whether to measure again, after a pause: it was disturbed, and may be."""
+        if not used.disturbed or not self._left:
+            return False
+        self._left -= 1
+        time.sleep(RETRY_S)
+        return True
 
 
 class Watch:

@@ -39,7 +39,7 @@ from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
-from ddlkit.run.vitals import RETRY_S, Usage, Watch, processor_times, processor_usage
+from ddlkit.run.vitals import Retries, Usage, Watch, processor_times, processor_usage
 from ddlkit.store.files import append_text
 
 ITERATIONS = "replay.jsonl"
@@ -220,13 +220,13 @@ def replay(
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
+    retries = Retries(len(settings.turns) // 4)
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
     while turns:
         repeat, script, tries = turns.popleft()
         seen_s, used = _iterate(me, script)
-        if used.disturbed and tries > 1:
+        if tries > 1 and retries.again(used):
             turns.append((repeat, script, tries - 1))
-            time.sleep(RETRY_S)
             continue
         everyone = peers.everyones(seen_s)
         if me.rank == 0:

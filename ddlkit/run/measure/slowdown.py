@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from ddlkit.run.clock import Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.nets.given import Training, known
-from ddlkit.run.vitals import RETRY_S, TRIES, Watch
+from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
 AS_LONG = 1.6  # how long messages last by themselves, over an iteration by itself
@@ -64,27 +64,21 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     labels |= {"device": me.device.type, "backend": me.backend}
     with compute_on(f"{settings.network} beside all-reduces", me.device, PRECISION):
         torch.manual_seed(0)
-        pair, begun_s, repeat = _Pair(me, settings), time.perf_counter(), 0
+        pair, retries = _Pair(me, settings), Retries()
+        begun_s, repeat = time.perf_counter(), 0
         while repeat < settings.min_repeats or not agree_all(
             time.perf_counter() - begun_s >= settings.max_s
         ):
-            rows = _undisturbed(me, lambda: [*pair.round()])
+            watch = Watch(me.rank)
+            rows = [*pair.round()]
+            if retries.again(usage_of_all(watch.usage())):
+                continue
             frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
             yield {"slowdown": frame}
             repeat += 1
         medians = frame.groupby(["quantity", "beside"])["seconds"].median()
         alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
         me.say(f"{settings.network}: backward {alone} alone, {beside} beside messages")
-
-
-def _undisturbed(me: Rank, measure: Callable[[], list[Row]]) -> list[Row]:
-    for _ in range(TRIES):
-        watch = Watch(me.rank)
-        rows = measure()
-        if not usage_of_all(watch.usage()).disturbed:
-            break
-        time.sleep(RETRY_S)
-    return rows
 
 
 class _Pair:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -41,7 +40,7 @@ from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_messa
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, known
 from ddlkit.run.sessions import Unavailable
-from ddlkit.run.vitals import RETRY_S, TRIES, Usage, Watch
+from ddlkit.run.vitals import Retries, Usage, Watch
 
 # As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
 PRECISION = "fp32"
@@ -88,7 +87,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}
-        blocks = {spec: _Block(me, settings, network, spec) for spec in settings.plans}
+        retries = Retries()
+        blocks = {spec: _Block(me, settings, network, spec, retries) for spec in settings.plans}
         for repeat in range(settings.repeats):
             for spec, block in tuple(blocks.items()):
                 tables = block.measure(repeat)
@@ -118,8 +118,16 @@ def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 class _Block:
     """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
 
-    def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
-        self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
+    def __init__(
+        self,
+        me: Rank,
+        settings: TrainingSettings,
+        network: nn.Module,
+        spec: str,
+        retries: Retries,
+    ) -> None:
+        self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
+        self.asked = settings.plans[spec]
         options: dict[str, Any] = {SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
             options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
@@ -205,9 +213,9 @@ class _Block:
     def _undisturbed(self) -> tuple[Floats, float, Usage]:
         """Return seconds of iterations, median seconds of those without exchange around, how cores were used.
 
-        A disturbed turn is taken again, TRIES at most: then it stands as it is, marked.
+        A disturbed turn is taken again, as long as the job may: then it stands as it is, marked.
         """
-        for _ in range(TRIES):
+        while True:
             watch = Watch(self.me.rank)
             before = self._alone()
             for state in self.training.optimizer.state.values():
@@ -216,10 +224,8 @@ class _Block:
             check_equal_gradients(self.training.optimizer)
             around = np.append(before, self._alone())
             used = usage_of_all(watch.usage())
-            if not used.disturbed:
-                break
-            time.sleep(RETRY_S)
-        return seconds, float(np.median(around)), used
+            if not self.retries.again(used):
+                return seconds, float(np.median(around)), used
 
     def _alone(self) -> Floats:
         """Return seconds of iterations that exchange no gradients."""

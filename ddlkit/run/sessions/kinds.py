@@ -37,6 +37,7 @@ from ddlkit.run.measure import layers as layer_times
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
+from ddlkit.run.vitals import TRIES
 
 LAUNCH_S = 10.0  # starting ranks
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
@@ -415,7 +416,7 @@ def replays(
                 planned = (replay.plan_case(profile, spec, cost, place) for spec in plans)
                 distinct = {case.plan.ends: case for case in planned}
                 cases += [*distinct.values()][:DISTINCT_PLANS]
-            played = replay.replay(place, members.count, cases, rounds)
+            played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
         return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
 
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
