@@ -49,8 +49,9 @@ def test_one_lane_event_by_event_is_one_by_one(
 ) -> None:
     """Whatever each message takes from computing, and computing from it."""
     ready, parts = columns(messages)
-    link = Link(1, software, burst, 1.0, *of_each[: len(ready)].T)
-    shared = link._shared(ready.tolist(), *(part.tolist() for part in parts))
+    of_each = of_each[: len(ready)].T
+    link = Link(1, software, burst, 1.0, *of_each)
+    shared = link._shared(*(column.tolist() for column in (ready, *parts, *of_each)))
     np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from collections import namedtuple
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 
 import smi
 from ddlkit import store
-from ddlkit.model.calibration import STOLEN_LIMIT
+from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 from ddlkit.run import vitals
 from ddlkit.run.lab import tunnel
 from ddlkit.run.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
@@ -42,6 +46,31 @@ def test_a_run_is_marked_where_any_one_of_the_three_is_beyond_its_limit(
     used = Usage(busy, stolen, late)
     assert used.limited == (busy >= BUSY_LIMIT or stolen > STOLEN_LIMIT or late > LATE_LIMIT)
     assert used.disturbed == (stolen > STOLEN_LIMIT), "taken again"
+
+
+@given(st.lists(st.tuples(SHARES, SHARES), min_size=1, max_size=4))
+def test_what_no_rank_took_was_taken_by_others(ranks: list[tuple[float, float]]) -> None:
+    """User code of the machine, as all ranks see it, less that of every rank; retries end some time."""
+    own = [each for each, _ in ranks]
+    everyone = np.array([(0.5, 0.0, 0.0, user, each) for each, user in ranks])
+    used, left = Usage.of_ranks(everyone), vitals.Retries(2)
+    assert used.others == pytest.approx(max(0.0, everyone[:, 3].max() - sum(own)))
+    assert used.disturbed == (used.others > OTHERS_LIMIT)
+    with patch.object(vitals, "RETRY_S", 0.0):
+        assert [left.again(used) for _ in range(3)] == [used.disturbed, used.disturbed, False]
+
+
+def test_a_busy_neighbour_shows_and_our_own_work_does_not() -> None:
+    """Half a second of one core, by this process, and by another."""
+    watch, end_s = vitals.Watch(), time.perf_counter() + 0.5
+    while time.perf_counter() < end_s:
+        pass
+    own = watch.usage()
+    busy = "import time; end = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    watch = vitals.Watch()
+    subprocess.run([sys.executable, "-c", busy], check=True)
+    theirs = watch.usage()
+    assert own.own > 0 and theirs.own < 0.1 * own.own and theirs.user > theirs.own
 
 
 @pytest.mark.parametrize(("early", "late", "full"), [(0, 0, False), (3, 1, False), (9, 0, True)])

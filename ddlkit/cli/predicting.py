@@ -4,109 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddlkit.cli.command import JSON, arg, command, flag, is_numbers, show
+from ddlkit.cli.converting import ELEMENT
 from ddlkit.core import units
-from ddlkit.core.errors import Finding, UserError, one_line
-
-_OF_A_NUMBER = "of a gradient's number: 2, fp16, bf16 [as the file says]"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that are listed, as in 0,2-5; of four digits at most."""
-    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
-    ends = [part.split("-") for part in text.split(",")]
-    return tuple(number for run in ends for number in range(int(run[0]), int(run[-1]) + 1))
-
-
-ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUMBER)
-
-
-@command(
-    "make a layer profile of a layer-wise trace, a torch.profiler file, FLOP counts or a transformer's shape",
-    arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
-    arg("--kind", help="trace, kineto, flops or transformer [by content]"),
-    arg("--out", type=Path, help="the layer profile (CSV)"),
-    arg("--messages", type=Path, help="of torch.profiler: sizes and times of messages (CSV)"),
-    arg("--iterations", type=_numbers, default=(), help="of torch.profiler: which, as 0,2-5 [all]"),
-    arg("--network", help="its name [the file's]; of transformers: which one"),
-    arg("--batch", type=int, help="samples an iteration [1]"),
-    arg("--device", help="what it ran on [as the file says]"),
-    arg("--peak", type=float, help="of counts: peak rate in FLOP/s"),
-    arg("--utilisation", type=float, help="of counts: share of it, 0 to 1"),
-    arg("--compute-s", type=float, help="of counts: forward and backward, in place of a rate"),
-    arg("--sequence", type=int, help="of a transformer: tokens of a sample"),
-    ELEMENT,
-    flag("--without-input", "of a trace: leave out all before the first layer with parameters"),
-    JSON,
-)
-def import_(arguments: argparse.Namespace) -> None:
-    from ddlkit import formats, store
-
-    if not (arguments.out or arguments.messages):
-        raise UserError("import: nothing to write: give --out, --messages or both")
-    result: dict[str, Any] = {}
-    findings: tuple[Finding, ...] = ()
-    sent = _messages(arguments) if arguments.messages else None
-    if arguments.out:
-        chosen = [field.name for field in fields(formats.ImportOptions)]
-        options = formats.ImportOptions(**{name: getattr(arguments, name) for name in chosen})
-        imported = formats.import_file(arguments.file, arguments.kind, options)
-        profile, workload = imported.profile, imported.profile.workload()
-        formats.save_profile(profile, arguments.out, arguments.file)
-        findings = imported.findings
-        result = {"kind": imported.kind, "tensors": workload.n}
-        result |= {name: getattr(profile, name) for name in ("network", "device", "batch")}
-        result |= {name: getattr(workload, name) for name in ("forward_s", "update_s")}
-        result["parameters"] = int(workload.parameters.sum())
-        result["backward_s"] = float(workload.backward_s.sum())
-    if sent:
-        store.atomic_write_text(arguments.messages, sent[0])
-        findings += (sent[1],)
-        result["messages"] = str(arguments.messages)
-    listed = [finding._asdict() for finding in findings]
-    show({**result, "findings": listed} if arguments.json else result, arguments.json)
-    for finding in () if arguments.json else findings:
-        where = f" ({', '.join(finding.layers)})" if finding.layers else ""
-        print(f"  {finding.what}{where}: {finding.text}")
-
-
-def _messages(arguments: argparse.Namespace) -> tuple[str, Finding]:
-    """Return messages in a trace of torch.profiler as a table, and how many there are."""
-    from ddlkit import formats, store
-    from ddlkit.formats import kineto
-
-    store.own_output(arguments.messages, arguments.file, *filter(None, [arguments.out]))
-    text = store.files.read_text(arguments.file)
-    if formats.guess_kind(text, str(arguments.file)) != "kineto":
-        problem = "only a trace of torch.profiler has messages that were timed by themselves"
-        raise UserError(f"{arguments.file}: --messages: {problem}: measure collectives")
-    return kineto.message_table(kineto.parse_kineto(text, str(arguments.file)))
-
-
-@command(
-    "export a recorded timeline as a Chrome trace, which Perfetto opens",
-    arg("file", type=Path, help="timeline table (CSV, also .gz)"),
-    arg("--case", help="key of the case, when it holds several"),
-    arg("--repeat", type=int, help="which repeat, when it holds several"),
-    arg("--out", type=Path, required=True, help="the Chrome trace (JSON)"),
-)
-def timeline(arguments: argparse.Namespace) -> None:
-    from ddlkit import store
-
-    line = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
-    text = json.dumps(line.to_chrome_trace(), allow_nan=False) + "\n"
-    store.atomic_write_text(store.own_output(arguments.out, arguments.file), text)
-    counts = {"ranks": len(set(line.rank)), "iterations": len(set(line.iteration))}
-    show({"spans": line.n, **counts, "out": arguments.out}, False)
-
+from ddlkit.core.errors import UserError, one_line
 
 _RANKS = "between how many ranks messages were measured: chosen, or said if the file is silent [the file's]"
 RANKS = arg("--ranks", type=int, help=_RANKS)
@@ -190,7 +97,7 @@ def _compare(
     show(said, arguments.json)
 
 
-_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40 or exact; a wrong one lists all"
+_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40, exact or search; a wrong one lists all"
 _PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json, *.json"
 _INPUTS = (
     arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
@@ -208,6 +115,10 @@ _INPUTS = (
     arg("--link", help="over which link, as in lab:1gbit [the table's, if it has but one]"),
     arg("--cost", type=Path, help="in place of --collectives: message cost (JSON of ddlkit fit)"),
     arg("--in-flight", type=int, default=1, help="collectives under way at once [1]"),
+    arg(
+        "--slowdown", type=Path, metavar="TABLE", help="of ddlkit measure slowdown: compute is real"
+    ),
+    arg("--copies", type=Path, metavar="TABLE", help="of ddlkit measure copies: compute is real"),
     arg("--copy-s-per-byte", type=float, default=0.0, help="into and out of messages [0]"),
     arg("--density", type=float, help="share of gradients sent, with --selection: by all_gather"),
     arg("--selection", type=Path, nargs="+", metavar="TABLE", help="its times, or cost (JSON)"),
@@ -219,7 +130,8 @@ _INPUTS = (
 def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
     """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
     from ddlkit import formats, store
-    from ddlkit.model import forecast, make_plan
+    from ddlkit.model import forecast
+    from ddlkit.model.predictor import plan_beside
     from ddlkit.report.fits import doubts
 
     assumed: list[str] = []
@@ -232,9 +144,10 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     notes: list[str] = []
     communication, measured = _communication(arguments, notes)
     communication = _sparse(arguments, communication, workload)
+    communication = _beside(arguments, communication, profile, notes)
     cost = communication.cost
     written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
-    plan = written or make_plan(spec, workload, cost)
+    plan = written or plan_beside(spec, workload, communication)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
     predicted = forecast(workload, plan, communication, **how)
     if assumed:
@@ -244,6 +157,44 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     doubtful = [*notes, *doubts(profile.device, cost, measured, n_bytes)]
     _warn(doubtful)
     return predicted, doubtful, profile
+
+
+REAL = """compute and messages are taken not to slow each other down; in recorded training they cost
+0 to 3% more over links up to 1 Gbit/s, and up to 31% more over loopback: give --slowdown TABLE"""
+
+
+def _beside(arguments: argparse.Namespace, messages: Any, profile: Any, notes: list[str]) -> Any:
+    """Return the same communication with what --slowdown and --copies say of real compute."""
+    from ddlkit import store
+    from ddlkit.model.contention import Contention
+    from ddlkit.store.readers import choose, read_copy_s_per_byte
+
+    if not (arguments.slowdown or arguments.copies):
+        print(f"ddlkit: note: {one_line(REAL)}", file=sys.stderr)
+        return messages
+    beside = Contention.none()
+    if path := arguments.slowdown:
+        rows = store.load_table(path, "slowdown")
+        wanted = {"ranks": messages.cost.workers, "link": arguments.link}
+        rows, chosen = choose(rows, ("ranks", "link", "network", "batch"), wanted, path)
+        beside = Contention.of(rows)
+        for name in ("network", "batch"):
+            if chosen[name] != (of := getattr(profile, name)):
+                notes.append(f"{path}: slowdown of {name} {chosen[name]}, the profile's is {of}")
+        machines = [store.load_stamp(each)["machine"]["name"] for each in _stamped(arguments, path)]
+        if len({*machines}) > 1:
+            notes.append(f"{path}: slowdown of {machines[0]}, the rest is of {machines[-1]}")
+    if arguments.copies:
+        beside = beside.copying(read_copy_s_per_byte(arguments.copies))
+    return replace(messages, contention=beside)
+
+
+def _stamped(arguments: argparse.Namespace, *paths: Path) -> list[Path]:
+    """Return those of the tables, and of what else was given, that say which machine they are of."""
+    from ddlkit import store
+
+    every = [*paths, arguments.profile, *store.expand_tables(arguments.collectives or [])]
+    return [path for path in every if store.tables.is_stamped(path)]
 
 
 def _warn(lines: Iterable[str]) -> None:
@@ -336,10 +287,26 @@ def predict(arguments: argparse.Namespace) -> None:
         result["interval_95_s"] = result["interval_s"]
     result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
     result["workers"] = iteration.cost.workers
+    result["contention"] = _contention(iteration) if _is_real(arguments) else None
     if arguments.density:
         result["selection_s"] = float(iteration.cost.selection_s(iteration.group_bytes).sum())
         result["selection_form"] = iteration.cost.selecting.form
     show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
+
+
+def _is_real(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.slowdown or arguments.copies)
+
+
+def _contention(iteration: Any) -> dict[str, float]:
+    """Return what was assumed of real compute: medians over messages, and of buckets."""
+    import numpy as np
+
+    slowed = {
+        name: float(np.median(getattr(iteration.link, name)))
+        for name in ("slowdown", "message_slowdown")
+    }
+    return slowed | {name: getattr(iteration, name) for name in ("copy_s_per_byte", "bucket_s")}
 
 
 @command(
@@ -351,6 +318,9 @@ def plan(arguments: argparse.Namespace) -> None:
     predicted, doubtful, _ = _forecast(arguments, arguments.planner)
     iteration_s, chosen = predicted.prediction.iteration_s, predicted.iteration.plan
     proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
+    if _is_real(arguments) and chosen.least_s is not None:
+        doubtful.append("exact is optimal without contention only: try --planner search")
+        _warn(doubtful[-1:])
     if arguments.json:
         show({**chosen.to_dict(iteration_s), **proof, "warnings": doubtful}, True)
         return
@@ -387,7 +357,14 @@ def export(arguments: argparse.Namespace) -> None:
     print(texts.ddp(_forecast(arguments, arguments.planner)[0].iteration, version))
 
 
-_NOT_IN_THE_GRAPH = {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1, "density": None}
+_NOT_IN_THE_GRAPH = {
+    "slowdown": None,
+    "copies": None,
+    "accumulate": 1,
+    "copy_s_per_byte": 0.0,
+    "in_flight": 1,
+    "density": None,
+}
 """Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
 
 

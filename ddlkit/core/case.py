@@ -24,6 +24,7 @@ class Case:
     density : share of gradients sent; dilation : factor on compute times; straggler : on the slowest rank's
     negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
     changes : of the link in each iteration: "0s:rate=250mbit;0.3s:loss=1%"
+    accumulate : batches whose gradients are sent once, with those of the last
     """
 
     kind: str = field(metadata=NAMED)
@@ -46,6 +47,7 @@ class Case:
     in_flight: int = field(default=1, metadata=POSITIVE | CAME_LATER)
     straggler_spread: float = field(default=0.0, metadata=NON_NEGATIVE | CAME_LATER)
     changes: str = field(default="", metadata=CAME_LATER)
+    accumulate: int = field(default=1, metadata=POSITIVE | CAME_LATER)
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ A group is sent when its last gradient is ready and the previous group has been 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -60,6 +60,7 @@ class Iteration:
 
     copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
         arrived, one message after the other: what PyTorch's DDP does with its buckets
+    bucket_s : what it takes for each message beside its bytes, when its last gradient is ready
     leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
     """
 
@@ -69,19 +70,22 @@ class Iteration:
     link: Link = PLAIN
     copy_s_per_byte: float = 0.0
     leave_s: Floats | None = None
+    bucket_s: float = 0.0
     group_bytes: Ints = field(init=False, repr=False)  # (G,) size of each message
 
     def __post_init__(self) -> None:
-        if not 0 <= self.copy_s_per_byte <= MOST:
-            raise UserError(f"copies of {self.copy_s_per_byte} s a byte: must be at least 0")
+        for taken_s, what in ((self.copy_s_per_byte, "a byte"), (self.bucket_s, "a bucket")):
+            if not 0 <= taken_s <= MOST:
+                raise UserError(f"copies of {taken_s} s {what}: must be at least 0")
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @cached_property
     def tensor_ready_s(self) -> Floats:
         """Return (n,) when each gradient is ready, and in its message."""
-        if not self.copy_s_per_byte:
+        if not (self.copy_s_per_byte or self.bucket_s):
             return self.workload.ready_s
         packing_s = self.copy_s_per_byte * self.workload.bytes
+        packing_s[np.array(self.plan.ends) - 1] += self.bucket_s
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
     @cached_property
@@ -112,20 +116,30 @@ class Iteration:
         return Prediction(iteration_s, self.workload.compute_s, sent_s)
 
     def draws(
-        self, costs: Sequence[MessageCost], scatter: ArrayLike = 1.0, slower: ArrayLike = 1.0
+        self,
+        costs: Sequence[MessageCost],
+        scatter: ArrayLike = 1.0,
+        slower: ArrayLike = 1.0,
+        slowed: Floats | None = None,
     ) -> Floats:
-        """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,)."""
+        """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,).
+
+        slowed : (2, B, G) draws of both slowdowns of the link, where they are drawn too
+        """
         if not costs:
             return np.empty(0)
         stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
         ready_s = self.ready_s * stretch[..., None]
-        if self.link.plain:
+        link = self.link
+        if slowed is not None:
+            link = replace(link, slowdown=slowed[0], message_slowdown=slowed[1])
+        if link.plain:
             rule_s = np.array([self._checked_s(cost) for cost in costs])
             ends_s = group_ends(ready_s, rule_s * factors)
         else:
-            each = [self.link.parts(cost, self.group_bytes) for cost in costs]
+            each = [link.parts(cost, self.group_bytes) for cost in costs]
             parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
-            ends_s = self.link.play(ready_s, parts)[1]
+            ends_s = link.play(ready_s, parts)[1]
         return self._unpacked_s(ends_s) + self.workload.update_s * stretch
 
     def timeline(self) -> Timeline:
@@ -136,7 +150,7 @@ class Iteration:
 
     def edges(self) -> list[tuple[str, str, float]]:
         """Return (task, next, duration) of a graph whose longest path it is. UserError for shared links."""
-        if not self.link.plain or self.copy_s_per_byte or self.leave_s is not None:
+        if not self.link.plain or self.copy_s_per_byte or self.bucket_s or self.leave_s is not None:
             raise UserError("graph of an iteration: one message after the other only, no copies")
         work, last = self.workload, len(self.plan.ends) - 1
         edges = [("start", "forward", 0.0), ("forward", "b0", work.forward_s)]

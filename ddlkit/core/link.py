@@ -39,8 +39,8 @@ class Link:
         software runs while tokens grow for its next bytes; without, it comes on top of the bytes
     wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
     slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
-    message_slowdown : how much longer a message takes (with a burst, its software) until the last is ready;
-        both are one number, or (G,) one for each message
+    message_slowdown : how much longer a message takes until the last is ready; both are one number, or
+        (..., G) one for each message, in each scenario if they are drawn
     """
 
     in_flight: int = 1
@@ -83,11 +83,11 @@ class Link:
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
         """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
-        columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts)
+        slowed = self.slowdown, self.message_slowdown
+        columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts, *slowed)
         if self.in_flight == 1:
-            begin_s, software_s, wire_s = columns
-            slowed = self.slowdown, self.message_slowdown
-            return one_by_one(begin_s, software_s, wire_s, self.burst_s, *slowed)
+            begin_s, software_s, wire_s, *of_each = columns
+            return one_by_one(begin_s, software_s, wire_s, self.burst_s, of_each[0], of_each[1])
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
@@ -106,8 +106,23 @@ class Link:
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
 
+    def _needs(
+        self, wire: dict[int, float], software: dict[int, float], drag: dict[int, float]
+    ) -> list[tuple[dict[int, float], int, float]]:
+        """Return what messages under way need of link and processor, and how many times as long as alone."""
+        moving = [k for k in wire if wire[k]]
+        working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
+        turns = max(1.0, len(working) / self.software)
+        needs = [(wire, k, len(moving) * drag[k]) for k in moving]
+        return [*needs, *((software, k, turns * drag[k]) for k in working)]
+
     def _shared(
-        self, ready_s: list[float], software_s: list[float], wire_s: list[float]
+        self,
+        ready_s: list[float],
+        software_s: list[float],
+        wire_s: list[float],
+        slowed: list[float],
+        dragged: list[float],
     ) -> tuple[list[float], list[float]]:
         """Return both event by event: messages get ready, are admitted, have moved, have done software."""
         starts_s, ends_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
@@ -115,8 +130,6 @@ class Link:
         software: dict[int, float] = {}  # and of the processor
         now_s, worked_s, tokens_s, admitted = 0.0, 0.0, self.burst_s, 0
         last_s = max(ready_s, default=0.0)
-        shares = self.slowdown, self.message_slowdown
-        slowed, dragged = (np.broadcast_to(each, len(ready_s)).tolist() for each in shares)
         while admitted < len(ready_s) or wire:
             for done in [k for k in wire if wire[k] == software[k] == 0]:
                 ends_s[done] = now_s
@@ -130,14 +143,10 @@ class Link:
                 software[admitted] = software_s[admitted]
                 admitted += 1
                 continue
-            moving = [k for k in wire if wire[k]]
-            working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
             stretch = 1.0 + max((slowed[k] for k in wire), default=0.0)
             computes = worked_s < last_s and any(dragged[k] for k in wire)
             drag = {k: 1.0 + dragged[k] if computes else 1.0 for k in wire}
-            turns = max(1.0, len(working) / self.software)
-            needs = [(wire, k, len(moving) * (1.0 if self.burst_s else drag[k])) for k in moving]
-            needs += [(software, k, turns * drag[k]) for k in working]
+            needs = self._needs(wire, software, drag)
             moments_s = [of[k] * times for of, k, times in needs]
             left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
             if computes:
@@ -147,7 +156,7 @@ class Link:
                 continue
             for of, k, times in needs:
                 of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
-            if not moving:
+            if not any(wire.values()):
                 tokens_s = min(self.burst_s, tokens_s + passed_s)
             now_s += passed_s
             if computes and (last_s - worked_s) * stretch <= passed_s:
@@ -172,19 +181,20 @@ def one_by_one(
     late_s = np.zeros(ready_s.shape[:-1])
     last_s = ready_s.max(axis=-1, initial=0.0)
     slower, drag = (np.broadcast_to(by, ready_s.shape) for by in (slowdown, message_slowdown))
-    slows, drags, alone_s = slower.any(), drag.any(), np.maximum(0.0, wire_s) + software_s
+    slows, drags = slower.any(), drag.any()
     for k in range(ready_s.shape[-1]):
         start_s = starts_s[..., k] = np.maximum(free_s, ready_s[..., k] + late_s)
         work_s = np.maximum(0.0, last_s - (start_s - late_s))  # of computing that is left
-        took_s = alone_s[..., k]
+        tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
+        on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
+        beside = work_s, slower[..., k], drag[..., k]
+        took_s = software_s[..., k] + (0.0 if burst_s else on_link_s)
         if burst_s:
-            tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
-            on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
-            on_processor_s = _dragged(software_s[..., k], work_s, slower[..., k], drag[..., k])
-            took_s = np.maximum(on_link_s, on_processor_s)
-            tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k])
-        elif drags:
-            took_s = _dragged(took_s, work_s, slower[..., k], drag[..., k])
+            took_s = np.maximum(on_link_s, took_s)
+        longer_s: Floats | float = 0.0  # that the link is busy, which then saves nothing
+        if drags:
+            took_s, longer_s = _dragged(took_s, *beside), _dragged(on_link_s, *beside) - on_link_s
+        tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
         if slows:
             # What is computed beside the message is late by the share that it takes longer.
             beside_s = np.minimum(work_s, took_s / (1 + slower[..., k]))

@@ -19,10 +19,13 @@ from ddlkit.core.iteration import PLAIN
 from ddlkit.core.link import FRAMING, STEPS, Link, is_lab, read_link, wire_s_per_byte
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Floats
+from ddlkit.model.contention import SLOWDOWN_KEY, Contention
 
 UNFITTED = "alpha_beta:wire"
 """The line without a fit: the smallest message's time, and bytes at the link's rate less its framing."""
 STOLEN_LIMIT = 0.02  # share of the cores that a machine's host may take while something is measured
+OTHERS_LIMIT = 0.1  # and that other programs may take
+TRAINING = "training"  # the kind of a case whose compute is real
 LINK = ["link", "ranks", "collective"]
 
 
@@ -32,6 +35,7 @@ class Communication:
 
     draws : costs fitted to bootstrap resamples; noise : how single messages differ from the cost, if known
     others : costs of other forms, fitted to the very same samples, by form
+    contention : what messages and compute take from each other, where compute is real and this is known
     """
 
     cost: MessageCost
@@ -39,6 +43,7 @@ class Communication:
     link: Link = PLAIN
     noise: Noise | None = None
     others: Mapping[str, MessageCost] = field(default_factory=dict)
+    contention: Contention | None = None
 
     def sparse(self, density: float, selecting: Selecting | None = None) -> Communication:
         """Return the same where the largest are gathered; selecting : its times, if they are compute."""
@@ -55,9 +60,13 @@ class Communication:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs fitted to recorded collectives, noise and links; known : by (link, workers, collective)."""
+    """Costs fitted to recorded collectives, noise and links.
+
+    known : by (link, workers, collective); contention : by network, batch, number of ranks and link
+    """
 
     known: Mapping[tuple[str, int, str], Communication]
+    contention: Mapping[tuple[str, int, int, str], Contention] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -66,11 +75,13 @@ class Calibration:
         form: str = "table",
         draws: int = 200,
         also: Collection[str] = (),
+        slowdown: pd.DataFrame | None = None,
     ) -> Calibration:
         """Return ``form`` fitted to each link, number of ranks and collective of a collectives table.
 
         form : as `fit` takes it; draws : bootstrap resamples
         also : further forms, without draws; or UNFITTED, for links whose rate is known
+        slowdown : rows of tables ``slowdown``; cases that really train are predicted with what they say
 
         Raises UserError for messages that were sent step by step: training's are the library's own.
         """
@@ -91,12 +102,17 @@ class Calibration:
                 fitted.cost, fitted.draws, shared_link(every), noise, others
             )
             known[str(link), int(ranks), str(collective)] = communication
-        return cls(known)
+        beside: dict[tuple[str, int, int, str], Contention] = {}
+        if slowdown is not None:
+            groups = slowdown.groupby(SLOWDOWN_KEY)
+            beside = {key: Contention.of(rows, max(1, draws)) for key, rows in groups}
+        return cls(known, beside)
 
     def without_burst_tokens(self) -> Calibration:
         """Return the same for links that save nothing while they rest."""
         items = self.known.items()
-        return Calibration({k: replace(c, link=Link(software=c.link.software)) for k, c in items})
+        bare = {k: replace(c, link=Link(software=c.link.software)) for k, c in items}
+        return replace(self, known=bare)
 
     def between(
         self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
@@ -113,6 +129,9 @@ class Calibration:
     def of_case(self, case: Case) -> Communication:
         """Return messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
         dense = self.between(case.link, case.workers, case.collective, case.in_flight)
+        if case.kind == TRAINING:
+            of = case.network, case.batch, case.workers, case.link
+            dense = replace(dense, contention=self.contention.get(of))
         return dense.sparse(case.density) if case.collective == "all_gather" else dense
 
 
@@ -165,23 +184,31 @@ def software_at_once(samples: pd.DataFrame) -> float:
 
 
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of messages, less samples that lost STOLEN_LIMIT of the cores if the size has others."""
+    """Return rows of messages, less samples that lost too much of the cores, if the size has others."""
     collectives = collectives[collectives["ranks"] > 1]
-    least = collectives.groupby([*LINK, "in_flight", "bytes"])["stolen"].transform("min")
-    lost = collectives["stolen"].gt(STOLEN_LIMIT) & least.le(STOLEN_LIMIT)
-    return collectives[~lost]
+    lost = collectives["stolen"].gt(STOLEN_LIMIT)
+    if "others" in collectives:
+        lost |= collectives["others"].gt(OTHERS_LIMIT)
+    every = lost.groupby([collectives[name] for name in (*LINK, "in_flight", "bytes")])
+    return collectives[~lost | every.transform("all")]
 
 
 NEIGHBOURS = 4.0
 """Sizes up to this many times smaller or larger inform one size's drift."""
+PRIOR_BYTES = (1e4, 1e5, 1e6, 1e7)
+PRIOR_DRIFT, PRIOR_DEGREES = (0.021, 0.012, 0.0096, 0.0059), 30.0
+"""Of messages about so large in one session: the median deviation between the two of each recorded lab,
+over the root of two; linear in log bytes in between."""
 
 
 @dataclass(frozen=True, eq=False)
 class Noise:
     """The noise of one collective over one link: messages scatter, all of a session drift together.
 
-    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their session's median
-    drift : (s,) standard deviation of the logarithm of a session's median; 0 for a single session
+    bytes : (s,) measured sizes, increasing; ratios : of each, what messages take over their mean, so that
+        iterations by draws lie around the one by medians, however many messages it has
+    drift : (s,) standard deviation of the logarithm of a session's median; of a single session that of its
+        halves, and that between the sessions of recorded labs: PRIOR_DRIFT
     degrees : (s,) degrees of freedom behind it
     """
 
@@ -205,10 +232,16 @@ class Noise:
         medians = rows.groupby(["at", "n"])["s"]
         scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(rows["of"])
         by_size = scatter.clip(lower=0.0).groupby(rows["n"])
-        by_session = medians.median().unstack()
-        sizes = by_session.columns.to_numpy(float)
-        ratios = tuple(ratio.to_numpy() for _, ratio in by_size)
-        return cls(sizes, ratios, *_own_drift(sizes, np.log(by_session.to_numpy())))
+        ratios = tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
+        single = rows["at"].nunique() == 1
+        turn = rows.groupby(["at", "n"]).cumcount() * 2 // medians.transform("size")
+        parts = rows["s"].groupby([turn if single else rows["at"], rows["n"]]).median().unstack()
+        sizes = parts.columns.to_numpy(float)
+        drift, degrees = _own_drift(sizes, np.log(parts.to_numpy()))
+        if single:
+            prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
+            drift, degrees = np.hypot(drift, prior), np.full(len(sizes), PRIOR_DEGREES)
+        return cls(sizes, ratios, drift, degrees)
 
     def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
         """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""

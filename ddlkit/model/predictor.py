@@ -18,12 +18,20 @@ from ddlkit.core.case import Case
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import LEVEL, interval
-from ddlkit.core.iteration import Iteration, Prediction, no_overlap, perfect_overlap
+from ddlkit.core.iteration import (
+    Iteration,
+    Prediction,
+    Resources,
+    jointly,
+    no_overlap,
+    perfect_overlap,
+)
 from ddlkit.core.link import Link
-from ddlkit.core.plan import FusionPlan, Planner
+from ddlkit.core.plan import FusionPlan, Planner, improved
 from ddlkit.core.sparse import Selecting, elements_of, with_selection
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import UNFITTED, Calibration, Communication
+from ddlkit.model.contention import Contention
 from ddlkit.papers.osf import predict_osf
 
 STEADY = np.ones(1)  # compute that does not scatter: replayed, or not known to
@@ -53,9 +61,11 @@ def forecast(
 ) -> Forecast:
     """Return a prediction of ``workload`` under ``plan``, with the interval of a single iteration.
 
-    Selecting counts as compute, where the cost knows what it takes.
+    Selecting counts as compute, where the cost knows what it takes. Where contention is known, compute is
+    real: both slow each other down, and buckets take what was measured of them.
 
-    copy_s_per_byte : of gradients into and out of messages; counts as exposed communication
+    copy_s_per_byte : of gradients into and out of messages, if contention says nothing of it; counts as
+        exposed communication
     compute_scatter : iterations of one worker alone over their median
     level : share of single iterations that should lie in the interval
     """
@@ -64,6 +74,10 @@ def forecast(
         selecting_s = cost.selection_s(plan.group_bytes(workload))
         workload = with_selection(workload, plan, selecting_s)
     iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
+    slowed: Floats | None = None
+    if beside := communication.contention:
+        slowed = beside.of_messages(iteration.group_bytes, len(draws))
+        iteration = with_contention(iteration, beside)
     if not draws:
         return Forecast(iteration, None)
     factors: Floats | float = 1.0
@@ -71,8 +85,16 @@ def forecast(
         sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
         factors = communication.noise.factors(sent_bytes, len(draws))
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    lower_s, upper_s = interval(iteration.draws(draws, factors, slower), level)
+    lower_s, upper_s = interval(iteration.draws(draws, factors, slower, slowed), level)
     return Forecast(iteration, (float(lower_s), float(upper_s)))
+
+
+def with_contention(iteration: Iteration, beside: Contention) -> Iteration:
+    """Return the iteration where messages and compute slow each other down, and buckets take their time."""
+    of_compute, of_messages = beside.of_messages(iteration.group_bytes)
+    link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
+    copy_s = beside.copy_s_per_byte or iteration.copy_s_per_byte
+    return replace(iteration, link=link, copy_s_per_byte=copy_s, bucket_s=beside.bucket_s)
 
 
 HOST_BOUND = 0.9  # from this share on, a GPU's iteration is as long as its host takes to issue it
@@ -117,7 +139,7 @@ def computed(
         profile = case.profile_sha256[:12]
         raise UserError(f"case {case.key}: its layer profile {profile} is not at hand")
     slower = case.dilation * case.straggler
-    workload = workloads[case.profile_sha256].scaled(slower)
+    workload = workloads[case.profile_sha256].scaled(slower).accumulated(case.accumulate)
     if case.collective != "all_gather":
         return workload
     if case.selection_sha256 not in selections:
@@ -138,6 +160,30 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
     """Return the plan of our planners or the papers'. Raises UserError for an unknown one or no cost."""
     papers.load()
     return planning.make_plan(spec, workload, cost)
+
+
+SEARCH = "search"
+
+
+def plan_beside(spec: str, workload: Workload, communication: Communication) -> FusionPlan:
+    """Return `make_plan`'s, or for "search" the best found where compute and messages slow each other down.
+
+    Local moves from the best of exact, jointly and ddp; without contention exact is the best of all plans.
+    """
+    beside, cost = communication.contention, communication.cost
+    if spec != SEARCH or beside is None:
+        return make_plan("exact" if spec == SEARCH else spec, workload, cost)
+    middle = beside.of_messages([float(np.median(workload.bytes))])[:, 0].tolist()
+    starts = [make_plan("exact", workload, cost), make_plan("ddp", workload)]
+    starts.append(jointly(workload, [Resources("all", cost, *middle)]).plan)
+
+    def seconds(plan: FusionPlan) -> float:
+        return with_contention(
+            Iteration(workload, plan, cost, communication.link), beside
+        ).prediction.iteration_s
+
+    found = improved(min(starts, key=seconds), seconds)
+    return FusionPlan(SEARCH, found.ends)
 
 
 OWN = ""

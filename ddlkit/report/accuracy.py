@@ -38,6 +38,8 @@ from ddlkit.report.source import Source
 RESCALED = "rescaled"
 """Our model with compute stretched to what the same run measured without communication: a machine's speed
 drifts after its profile was taken, and the error that remains here is communication's alone."""
+REPEATS_WITHIN = 0.1
+"""How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
 PREDICTED = (*MODELS, MEASURED, TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 
@@ -46,8 +48,16 @@ PREDICTED = (*MODELS, MEASURED, TRANSFERRED)
 
 
 def measured(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per case: medians of its iterations in seconds, and its repeatability."""
+    """Return one row per case: medians of its iterations in seconds, and its repeatability.
+
+    Disturbed iterations count where a case has no others; it is then ``marked``, as it is where its rounds
+    differ by more than REPEATS_WITHIN in the mean: no prediction is asked for that.
+    """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
+    keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
+    disturbed = runs["disturbed"] if "disturbed" in runs else pd.Series(False, runs.index)
+    marked = disturbed.groupby(runs["case"]).transform("all")
+    runs = runs[~disturbed | marked]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = repeats.median().add_prefix("measured_")
     spread = repeats.agg(mean_difference) / repeats.median()
@@ -56,7 +66,8 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     cases["repeatability_exposed"] = spread["exposed_communication_s"]
     how = {"processor_load": "median", "stolen": "max", "copy_s_per_byte": "median"}
     cases = cases.join(runs.groupby("case").agg({**how, "processor_limited": "any"}))
-    keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
+    cases["marked"] = marked.groupby(runs["case"]).any()
+    cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & ("disturbed" in runs)
     return keys.join(cases).reset_index()
 
 
@@ -67,9 +78,11 @@ def mean_difference(values: pd.Series) -> float:
     return float(apart.mean()) if len(apart) else math.nan
 
 
-def calibrated(collectives: pd.DataFrame, form: str = "table", draws: int = 200) -> Calibration:
+def calibrated(
+    collectives: pd.DataFrame, form: str = "table", draws: int = 200, **how: Any
+) -> Calibration:
     """Return a calibration that holds the costs of every model on trial too, from the same samples."""
-    return Calibration.of(collectives, form, draws, also=TRIAL_COSTS)
+    return Calibration.of(collectives, form, draws, also=TRIAL_COSTS, **how)
 
 
 def validate(
@@ -101,21 +114,36 @@ def validate(
         for name, (iteration_s, exposed_s) in seconds.items():
             values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
         values["lower_s"], values["upper_s"] = ours.interval_s or (math.nan, math.nan)
+        values["contention"] = calibration.of_case(case).contention is not None
         predicted.append({**values, "predicted_compute_s": workload.compute_s})
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
 
 
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the cases with columns ``<model>_error`` and ``<model>_exposed_error``."""
+    """Return the cases with columns ``<model>_error``, ``<model>_exposed_error``, ``<model>_paired_error``.
+
+    Paired: a prediction less its own compute, and with what was measured around it instead, without exchange.
+    """
     for name in names:
         cases[f"{name}_error"] = cases[f"{name}_iteration_s"] / cases["measured_iteration_s"] - 1
+        paired = cases[f"{name}_exposed_s"] - cases["measured_exposed_communication_s"]
+        cases[f"{name}_paired_error"] = paired / cases["measured_iteration_s"]
         exposed = cases[f"{name}_exposed_s"] - cases["measured_exposed_communication_s"]
         cases[f"{name}_exposed_error"] = exposed / cases["measured_exposed_communication_s"]
     return cases
 
 
 def labelled(cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the cases with ``lab``, as in "4 x 1gbit", and ``inside``: their median in its interval."""
+    """Return the cases with ``lab``, as in "4 x 1gbit", and ``inside``: their median in its interval.
+
+    Of real training, the interval of the paired prediction: both ends less what compute was predicted to
+    take, and with what it took around the runs.
+    """
+    if "contention" in cases:
+        drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
+        drifted_s = drifted_s.where(cases["contention"], 0.0)
+        ends = {end: cases[end] + drifted_s for end in ("lower_s", "upper_s")}
+        cases = cases.assign(**ends)
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
     name += np.where(cases["density"] < 1, ", sparse", "")
     name += np.where(cases["straggler"] > 1, ", straggler", "")
@@ -130,8 +158,16 @@ def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
-    calibration, scatter = calibrated(own.table("collectives"), form), beside.compute_scatter()
-    cases = validate(runs, workloads, calibration, beside.selections(), scatter)
+    slowdown = own.table("slowdown") if own.has("slowdown") else None
+    calibration = calibrated(own.table("collectives"), form, slowdown=slowdown)
+    cases = validate(runs, workloads, calibration, beside.selections(), beside.compute_scatter())
+    if form == "table":
+        ends = pd.read_csv(store.DATA / "intervals.csv", index_col="case")
+        cases = cases.set_index("case")
+        cases.update(ends)
+        cases = cases.reset_index()
+    if own.is_live("runs"):  # what was recorded before had no marks
+        cases = cases[~cases["marked"]]
     return labelled(cases[~cases["processor_limited"]])
 
 

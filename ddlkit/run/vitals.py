@@ -1,14 +1,16 @@
 """How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
 
 An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of
-the time from its first message to its last; or an emulated link was late with LATE_LIMIT of packets; or
-the host took more than STOLEN_LIMIT of the cores: then it is measured again, up to TRIES times. No torch.
+the time from its first message to its last; or an emulated link was late with LATE_LIMIT of packets; or the
+host took more than STOLEN_LIMIT of the cores. It is ``disturbed`` where the host took as much, or others
+more than OTHERS_LIMIT: then it is measured again after a pause, up to TRIES times. No torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -21,11 +23,12 @@ from numpy.typing import NDArray
 
 from ddlkit import machine
 from ddlkit.core.units import GIB
-from ddlkit.model.calibration import STOLEN_LIMIT
+from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
 LATE_LIMIT = 0.05  # share of packets
 BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
 TRIES = 3
+RETRY_S = 2.0  # between two tries, in which who disturbs may end
 LINK = "DDLKIT_LINK"  # in a rank's environment: the file in which its emulated link says what has crossed
 
 PERIOD_S = 2.0
@@ -51,47 +54,89 @@ Vitals = list[tuple[str, str, float]]
 
 @dataclass(frozen=True)
 class Usage:
-    """Shares of cores' time, busy and ``stolen`` by other virtual machines; late : of a link's packets."""
+    """Shares of cores' time, busy and ``stolen`` by other virtual machines; late : of a link's packets.
+
+    user : in anybody's program, which the network's work for a program is not; own : in programs of ours
+    """
 
     busy: float
     stolen: float
     late: float = 0.0
+    user: float = 0.0
+    own: float = 0.0
+
+    @classmethod
+    def of_ranks(cls, everyone: NDArray[np.float64]) -> Usage:
+        """Return that of a machine by (ranks, 5) fields: of the rank that fared worst, ``own`` of all."""
+        busy, stolen, late, user = everyone[:, :4].max(axis=0).tolist()
+        return cls(busy, stolen, late, user, float(everyone[:, 4].sum()))
+
+    @property
+    def others(self) -> float:
+        """Return the share that other programs took."""
+        return max(0.0, self.user - self.own)
 
     @property
     def limited(self) -> bool:
         """Return whether the processor, not the link, may have set the pace: ``processor_limited``."""
-        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.disturbed
+        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.stolen > STOLEN_LIMIT
 
     @property
     def disturbed(self) -> bool:
-        """Return whether the host took more than STOLEN_LIMIT."""
-        return self.stolen > STOLEN_LIMIT
+        """Return whether the host took more than STOLEN_LIMIT, or other programs more than OTHERS_LIMIT."""
+        return self.stolen > STOLEN_LIMIT or self.others > OTHERS_LIMIT
 
 
 processor_times = psutil.cpu_times  # what `processor_usage` compares; takes some 20 us
 
 
-def processor_usage(before: Any, after: Any) -> Usage:
-    """Return what happened between two readings; guests are in user time already."""
+def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
+    """Return what happened between two readings, ``own_s`` of it in our program; guests are in user time."""
     names = [name for name in before._fields if not name.startswith("guest")]
     spent = {name: getattr(after, name) - getattr(before, name) for name in names}
     if (total_s := sum(spent.values())) <= 0:
         return Usage(0.0, 0.0)
     idle_s = sum(spent.get(name, 0.0) for name in ("idle", "iowait"))
-    return Usage(1.0 - idle_s / total_s, max(0.0, spent.get("steal", 0.0)) / total_s)
+    user_s = sum(spent.get(name, 0.0) for name in ("user", "nice"))
+    stolen = max(0.0, spent.get("steal", 0.0)) / total_s
+    return Usage(1.0 - idle_s / total_s, stolen, 0.0, user_s / total_s, own_s / total_s)
+
+
+def own_user_s() -> float:
+    """Return seconds that this process, in all its threads, has spent in user code."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_utime
+
+
+class Retries:
+    """How often a job may still measure again what others disturbed: not for ever, if they never rest.
+
+    The same on all ranks, if these agree on the usage.
+    """
+
+    def __init__(self, most: int = 8) -> None:
+        self._left = most
+
+    def again(self, used: Usage) -> bool:
+        """Return whether to measure again, after a pause: it was disturbed, and may be."""
+        if not used.disturbed or not self._left:
+            return False
+        self._left -= 1
+        time.sleep(RETRY_S)
+        return True
 
 
 class Watch:
     """How the cores, and the emulated link where there is one, fare from now on. Rank 0 watches the link."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
-        self._crossed, self._begun = self._read(), processor_times()
+        self._crossed, self._begun, self._own_s = self._read(), processor_times(), own_user_s()
 
     def usage(self) -> Usage:
         """Return the usage until now; all packets are late where the link's process had no time to spare."""
-        used = processor_usage(self._begun, processor_times())
         packets, late, seconds, processor_s = self._read() - self._crossed
+        own_s = own_user_s() - self._own_s + float(processor_s)
+        used = processor_usage(self._begun, processor_times(), own_s)
         if not packets:
             return used
         return replace(used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets)

@@ -16,8 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
+from ddlkit.core.plan import DDP_BUCKET_BYTES
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
@@ -97,6 +100,17 @@ def read_profile(
     fields |= {name: tuple(frame[name]) for name in ("tensor", "layer")}
     fields |= {name: chosen[name] for name in ("network", "device", "batch")}
     return LayerProfile(**fields, update_s=float(frame["update_s"].iloc[0]))
+
+
+def read_copy_s_per_byte(path: Path) -> float:
+    """Return seconds to copy a byte in memory, by a table ``copies``: of those about as large as a bucket."""
+    rows = load_table(path, "copies")
+    inside = rows[rows["copy"].isin(["memcpy", "d2d"])]
+    if inside.empty:
+        raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
+    nearest = np.abs(np.log(inside["bytes"] / DDP_BUCKET_BYTES)).groupby(inside["bytes"]).first()
+    same = inside[inside["bytes"] == nearest.idxmin()]
+    return float((same["seconds"] / same["bytes"]).median())
 
 
 def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:

@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import astuple, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError, one_line
 from ddlkit.run.jobs import PARENT, PROGRESS
+from ddlkit.run.vitals import Usage
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -247,6 +248,11 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
 def slowest(values: Sequence[float] | Floats) -> Floats:
     """Return the elementwise maximum of ``values`` (any shape) over all ranks."""
     return np.max(everyones(values), axis=0)
+
+
+def usage_of_all(used: Usage) -> Usage:
+    """Return how the machine fared, by what every rank says of itself: the same on all."""
+    return Usage.of_ranks(everyones(astuple(used)))
 
 
 def agree_all(flag: bool) -> bool:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.lab.network import Lab
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
-from ddlkit.run.vitals import Usage, Watch, processor_times, processor_usage
+from ddlkit.run.vitals import Retries, Usage, Watch, processor_times, processor_usage
 from ddlkit.store.files import append_text
 
 ITERATIONS = "replay.jsonl"
@@ -220,11 +220,12 @@ def replay(
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
+    retries = Retries(len(settings.turns) // 4)
     turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
     while turns:
         repeat, script, tries = turns.popleft()
         seen_s, used = _iterate(me, script)
-        if used.disturbed and tries > 1:
+        if tries > 1 and retries.again(used):
             turns.append((repeat, script, tries - 1))
             continue
         everyone = peers.everyones(seen_s)
@@ -299,7 +300,7 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     messages, watch = _Messages(me, script), Watch(me.rank)
     start_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
     seen_s, sending = _play(script, messages, start_s)
-    used = Usage(*peers.slowest(astuple(replace(watch.usage(), busy=sending.busy))).tolist())
+    used = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
     messages.check()
     return seen_s, used
 
@@ -390,6 +391,8 @@ def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, u
         "processor_limited": used.limited,
         "stolen": used.stolen,
         "late": used.late,
+        "others": used.others,
+        "disturbed": used.disturbed,
     }
     spans = [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
     append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")

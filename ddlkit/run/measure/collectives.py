@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -19,7 +20,7 @@ from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
-from ddlkit.run.vitals import Usage, Watch
+from ddlkit.run.vitals import RETRY_S, Watch
 
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
@@ -78,11 +79,12 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 watch = Watch(me.rank)
                 checked = CheckedCollective(me, collective, size, seed, count)
                 seconds = _seconds(me, checked, settings.budget)
-                used = Usage(*slowest(astuple(watch.usage())).tolist())
+                used = peers.usage_of_all(watch.usage())
                 if not used.disturbed:
                     break
+                time.sleep(RETRY_S)
             labels = {"collective": collective, "messages_per_sample": count, "bytes": size}
-            labels |= {**place, "stolen": used.stolen, "late": used.late}
+            labels |= {**place, "stolen": used.stolen, "late": used.late, "others": used.others}
             frames.append(sample_rows(labels, seconds))
             median = format_seconds(float(np.median(seconds)))
             me.say(f"{collective} of {format_bytes(size)} on {me.world_size} ranks: {median}")

@@ -34,6 +34,7 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.nets.given import Training, known
 from ddlkit.run.sessions import ran_out_of_memory, say
+from ddlkit.run.vitals import Retries, Watch
 
 GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
 _END, _LAYER, _GRADIENT = "end", "layer", "gradient"
@@ -174,7 +175,12 @@ def profile_training(
     """
     slowest = peers.slowest if me else np.asarray
     order = _Order(training, me)
-    plain, seen, issue = _measure(training, budget or Budget(), me)
+    retries, disturbed = Retries(2), True
+    while disturbed:
+        watch = Watch(me.rank if me else 0)
+        plain, seen, issue = _measure(training, budget or Budget(), me)
+        used = peers.usage_of_all(watch.usage()) if me else watch.usage()
+        disturbed = retries.again(used)
     on_gpu = {"issue": issue} if training.device.type == "cuda" else {}
     on_gpu |= _graph(training) if on_gpu and as_graph and not me else {}
     watched = np.array([order.spans(iteration) for iteration in seen])

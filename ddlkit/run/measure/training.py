@@ -9,11 +9,10 @@ of n ranks that are not there. The paper's proposal, to give the last message mo
 from __future__ import annotations
 
 import copy
-import gc
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
+from ddlkit import machine
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
@@ -34,13 +34,13 @@ from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
 from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, known
 from ddlkit.run.sessions import Unavailable
-from ddlkit.run.vitals import Usage, processor_times, processor_usage
+from ddlkit.run.vitals import Retries, Usage, Watch
 
 # As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
 PRECISION = "fp32"
@@ -51,7 +51,10 @@ WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule."""
+    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule.
+
+    accumulate : batches whose gradients are sent once; predicted : how the hash begins of the table that did
+    """
 
     network: str
     batch: int
@@ -59,6 +62,8 @@ class TrainingSettings:
     repeats: int = 2
     iterations: int = 5
     profile_sha256: str = ""
+    accumulate: int = 1
+    predicted: str = ""
 
     def __post_init__(self) -> None:
         if "bucket_cap_mb_list" not in DDP_OPTIONS and set(self.plans) - {OWN_PLAN}:
@@ -70,25 +75,29 @@ class TrainingSettings:
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """Train by every plan once per round, without those whose buckets came out otherwise in the first.
 
-    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of the same round without
-        exchanging gradients (``no_sync``), ``exposed_communication_s`` the difference, copies of gradients
-        into and out of buckets included; ``copy_s_per_byte`` is what these take on their own
+    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of iterations just before
+        and just after, without exchange (``no_sync``); ``exposed_communication_s`` the difference, copies of
+        gradients into and out of buckets included; ``copy_s_per_byte`` is what these take alone
     buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
     """
+    if me.device.type == "cpu" and me.world_size > machine.cores() and "lab" in me.link:
+        shared = f"{me.world_size} ranks on {machine.cores()} cores"
+        raise UserError(f"training: {shared} would take turns, which nothing predicts: use fewer")
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}
-        plans = list(settings.plans)
+        retries = Retries()
+        blocks = {spec: _Block(me, settings, network, spec, retries) for spec in settings.plans}
         for repeat in range(settings.repeats):
-            for spec in tuple(plans):
-                tables = _Block(me, settings, network, spec).measure(repeat)
+            for spec, block in tuple(blocks.items()):
+                tables = block.measure(repeat)
                 if "runs" in tables:
-                    tables["runs"] = tables["runs"].assign(**copying)
+                    tables["runs"] = tables["runs"].assign(**copying, predicted=settings.predicted)
                 else:
-                    plans.remove(spec)
+                    del blocks[spec]
                 yield tables
-            if not plans:
+            if not blocks:
                 raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
@@ -107,16 +116,24 @@ def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 
 
 class _Block:
-    """One plan in one round: a fresh copy of the network, wrapped and warmed up."""
+    """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
 
-    def __init__(self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str) -> None:
-        gc.collect()  # the last block's reducer goes with a cycle of references, and its memory
-        self.me, self.settings, self.spec, self.asked = me, settings, spec, settings.plans[spec]
+    def __init__(
+        self,
+        me: Rank,
+        settings: TrainingSettings,
+        network: nn.Module,
+        spec: str,
+        retries: Retries,
+    ) -> None:
+        self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
+        self.asked = settings.plans[spec]
         options: dict[str, Any] = {SYNC_BUFFERS: False}
         if spec != OWN_PLAN:
             options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
         how = settings.network, settings.batch, me.device, PRECISION
         self.training = known(*how, model=copy.deepcopy(network), rank=me.rank)
+        self.training.accumulate = settings.accumulate
         self.model = self.training.wrap(
             device_ids=[me.device.index] if me.device.type == "cuda" else None,
             init_sync=False,  # equal seeds made equal weights
@@ -140,12 +157,12 @@ class _Block:
             plan=spec,
             ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
             profile_sha256=settings.profile_sha256,
+            accumulate=settings.accumulate,
         )
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
         """Return rows of this round; in the first also of the buckets, which may be all there is."""
-        seconds, used = self._timed()
-        check_equal_gradients(self.training.optimizer)
+        seconds, compute_s, used = self._undisturbed()
         tables = {}
         if repeat == 0:
             sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
@@ -156,8 +173,6 @@ class _Block:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
                 return tables
-        with self.model.no_sync():  # when no gradients are exchanged
-            compute_s = float(np.median(self._timed()[0]))
         tables["runs"] = pd.DataFrame(
             {
                 **asdict(self.case),
@@ -171,6 +186,8 @@ class _Block:
                 "processor_load": used.busy,
                 "processor_limited": used.limited,
                 "stolen": used.stolen,
+                "others": used.others,
+                "disturbed": used.disturbed,
             }
         )
         turn = f"{self.settings.network}, plan {self.spec}, round {repeat + 1}"
@@ -193,15 +210,34 @@ class _Block:
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
         return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
 
-    def _timed(self) -> tuple[Floats, Usage]:
-        """Return seconds of each iteration, of the slowest rank, and how the cores were used meanwhile."""
+    def _undisturbed(self) -> tuple[Floats, float, Usage]:
+        """Return seconds of iterations, median seconds of those without exchange around, how cores were used.
+
+        A disturbed turn is taken again, as long as the job may: then it stands as it is, marked.
+        """
+        while True:
+            watch = Watch(self.me.rank)
+            before = self._alone()
+            for state in self.training.optimizer.state.values():
+                state["momentum_buffer"].zero_()  # of gradients that nobody exchanged
+            seconds = self._timed()
+            check_equal_gradients(self.training.optimizer)
+            around = np.append(before, self._alone())
+            used = usage_of_all(watch.usage())
+            if not self.retries.again(used):
+                return seconds, float(np.median(around)), used
+
+    def _alone(self) -> Floats:
+        """Return seconds of iterations that exchange no gradients."""
+        with self.model.no_sync():
+            return self._timed()
+
+    def _timed(self) -> Floats:
+        """Return seconds of each iteration, of the slowest rank."""
         n = self.settings.iterations
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        watch = processor_times()
-        seconds = clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
-        used = processor_usage(watch, processor_times())
-        return slowest(seconds), Usage(*slowest(astuple(used)).tolist())
+        return slowest(clock.measure(self.training.iterate, exactly, synchronize=self.synchronize))
 
 
 def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:

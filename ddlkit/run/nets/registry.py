@@ -21,6 +21,7 @@ from ddlkit.store import network_named
 
 Batch = tuple[Tensor, Tensor]
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
+TEXT = 2_000  # words that a small network of our own knows
 _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width and number of convolutions
 
 
@@ -156,17 +157,36 @@ class AllHeads(nn.Module):
 class LanguageModel(nn.Module):
     """The large LSTM of Zaremba et al. (2014): (batch, steps) words -> (batch x steps, vocabulary) logits."""
 
-    def __init__(self, units: int = 1500) -> None:
+    def __init__(self, units: int = 1500, words: int = VOCABULARY) -> None:
         super().__init__()
-        self.encoder = nn.Embedding(VOCABULARY, units)
+        self.encoder = nn.Embedding(words, units)
         self.drop = nn.Dropout(0.65)
         self.lstm = nn.LSTM(units, units, num_layers=2, dropout=self.drop.p, batch_first=True)
-        self.decoder = nn.Linear(units, VOCABULARY)
+        self.decoder = nn.Linear(units, words)
 
     def forward(self, words: Tensor) -> Tensor:
         states, _ = self.lstm(self.drop(self.encoder(words)))
         logits: Tensor = self.decoder(self.drop(states).flatten(end_dim=1))
         return logits
+
+
+class SmallGpt(nn.Module):
+    """A decoder of four blocks, 256 wide: (batch, steps) words -> (batch x steps, words of TEXT) logits."""
+
+    def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(TEXT, width), nn.Embedding(STEPS, width)
+        how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        block = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", **how)
+        self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, TEXT, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        steps = words.shape[1]
+        later = nn.Transformer.generate_square_subsequent_mask(steps, device=words.device)
+        inner = self.words(words) + self.places.weight[:steps]
+        logits: Tensor = self.head(self.norm(self.blocks(inner, mask=later, is_causal=True)))
+        return logits.flatten(end_dim=1)
 
 
 @dataclass(frozen=True)
@@ -214,10 +234,14 @@ def _torchvision(name: str, **options: Any) -> Network:
     return Network(build, _IMAGENET)
 
 
-def _words(batch: int, generator: torch.Generator) -> Batch:
-    """Return (batch, steps) words, and the word after each, as (batch x steps) labels."""
-    text = torch.randint(VOCABULARY, (batch, STEPS + 1), generator=generator)
-    return text[:, :-1].contiguous(), text[:, 1:].flatten()
+def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
+    """Return what draws (batch, steps) words, and the word after each, as (batch x steps) labels."""
+
+    def sample(batch: int, generator: torch.Generator) -> Batch:
+        text = torch.randint(words, (batch, STEPS + 1), generator=generator)
+        return text[:, :-1].contiguous(), text[:, 1:].flatten()
+
+    return sample
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
@@ -232,7 +256,9 @@ NETWORKS: dict[str, Network] = {
     "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
     # With both, as in the published training: twice the bytes to exchange.
     "googlenet_aux": Network(lambda: AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
-    "lstm_ptb": Network(LanguageModel, _words),
+    "lstm_ptb": Network(LanguageModel, _words(VOCABULARY)),
+    "lstm_small": Network(lambda: LanguageModel(320, TEXT), _words(TEXT)),
+    "gpt_small": Network(SmallGpt, _words(TEXT)),
     "vgg16_cifar": Network(vgg16_cifar, _images(channels=3, side=32, classes=10)),
     "vgg16_replaced": Network(vgg16_replaced, _IMAGENET),
     # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.

@@ -41,7 +41,7 @@ from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
 PARTS = (
-    *("layers", "collectives", "training", "replay", sessions.CAMPAIGN),
+    *("layers", "collectives", "slowdown", "copies", "training", "replay", sessions.CAMPAIGN),
     *("convergence", "input", "estimators", "all"),
 )
 """What can be asked for by itself, of the suites quick and full."""

@@ -15,6 +15,8 @@ import torch
 from ddlkit import machine, store
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
+from ddlkit.core.units import KIB
+from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
@@ -27,6 +29,7 @@ from ddlkit.run.measure import (
     estimators,
     nccl_one_gpu,
     selection,
+    slowdown,
     speed,
     training,
 )
@@ -34,12 +37,14 @@ from ddlkit.run.measure import layers as layer_times
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
+from ddlkit.run.vitals import TRIES
 
 LAUNCH_S = 10.0  # starting ranks
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
 WARMTH = 1.2  # times as long as a budget says takes what also warms up
 EXPOSED_S = 2.0  # an iteration in the lab
+SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
 DISTINCT_PLANS = 8  # that a network is replayed under, at most
 
 Networks = Sequence[tuple[str, int]]
@@ -307,6 +312,50 @@ def collectives(
         yield on_gpus(members.count * (here.on_gpu and bool(joined)), point)
 
 
+SMALL_BYTES = 64 * KIB  # a message that is all start-up
+
+
+@kind("slowdown")
+def slowdowns(
+    here: Here,
+    networks: Networks,
+    ranks: Sequence[int] = (2,),
+    rate: Sequence[float] = (0.0,),
+    delay: Sequence[float] = (0.0,),
+    budget: Budget = SLOWDOWN,
+) -> Iterator[Point]:
+    """Compute beside messages of DDP's buckets: the smallest, the largest, and one that is all start-up."""
+
+    def measure(members: Ranks, name: str, batch: int) -> Tables:
+        sizes = bucket_sizes(name)
+        few = sorted({min(SMALL_BYTES, sizes[0]), sizes[0], sizes[-1]})
+        settings = slowdown.SlowdownSettings(name, batch, few, budget.max_s, budget.min_repeats)
+        return members.run(slowdown.slowdown_job, settings, estimate_s)
+
+    estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
+    for count, bits, delay_s, (name, batch) in product(ranks, rate, delay, networks):
+        members, key = place_of(here, count, bits, delay_s)
+        run = partial(measure, members, name, batch)
+        point = Point("slowdown", f"{name}-b{batch}-{key}", run, estimate_s)
+        yield on_gpus(count * (here.on_gpu and not bits), point)
+
+
+def place_of(here: Here, count: int, bits: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
+    """Return ranks as devices are joined, or in a lab where there is a rate, and their name in tables."""
+    if bits:
+        members, name = ranks_in_lab(count, bits, delay_s)
+        return members, name.removeprefix("lab-")
+    return Ranks.of(count, here.device), f"p{count}-{'nccl' if here.on_gpu else 'loopback'}"
+
+
+def bucket_sizes(network: str) -> list[int]:
+    """Return bytes of DDP's buckets of a network, from the smallest to the largest."""
+    with torch.device("meta"):
+        sizes = [p.nbytes for p in registry.build(network).parameters() if p.requires_grad]
+    work = Workload.from_arrays(0.0, [0.0] * len(sizes), sizes[::-1])
+    return sorted(make_plan("ddp", work).group_bytes(work).tolist())
+
+
 @kind("training")
 def trainings(
     here: Here,
@@ -318,8 +367,8 @@ def trainings(
     plans: Sequence[str] = (training.OWN_PLAN,),
 ) -> Iterator[Point]:
     """Training on several ranks as DDP itself sends; or in labs, under plans for what is measured there."""
-    each_s = EXPOSED_S / (10 if here.on_gpu else 1)
-    estimate_s = LAUNCH_S + len(plans) * repeats * 2 * (iterations + 2) * each_s
+    each_s = EXPOSED_S / (10 if here.on_gpu else 2)
+    estimate_s = LAUNCH_S + len(plans) * (repeats * 3 * iterations + training.WARMUP) * each_s
 
     def measure(members: Ranks, lab_name: str, name: str, batch: int) -> Tables:
         group_bytes: dict[str, Sequence[int]] = {training.OWN_PLAN: []}
@@ -367,7 +416,7 @@ def replays(
                 planned = (replay.plan_case(profile, spec, cost, place) for spec in plans)
                 distinct = {case.plan.ends: case for case in planned}
                 cases += [*distinct.values()][:DISTINCT_PLANS]
-            played = replay.replay(place, members.count, cases, rounds)
+            played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
         return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
 
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S

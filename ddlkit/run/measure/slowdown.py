@@ -1,0 +1,193 @@
+"""What compute and all-reduces take from each other: a network beside messages, each alone, and DDP's part.
+
+All ranks do the same at once, as in training, and what is compared is timed in turn. So many messages of one
+size are posted that they outlast an iteration, which is done again and again while they are under way. What
+DDP's buckets take is timed where nobody sends them: a hook answers at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_seconds
+from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
+from ddlkit.run import clock
+from ddlkit.run.clock import Marks
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
+from ddlkit.run.measure.layers import compute_on
+from ddlkit.run.nets.given import Training, known
+from ddlkit.run.vitals import Retries, Watch
+
+PRECISION = "fp32"
+AS_LONG = 1.6  # how long messages last by themselves, over an iteration by itself
+FIRST = 4  # messages, which tell how many are needed
+WARMUP = 3  # iterations: DDP makes its buckets anew in the second
+PHASES = ("forward", "backward", "update")
+ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
+Row = tuple[str, str, int, int, float]
+"""quantity, what it was timed beside, bytes and number of messages or buckets, seconds"""
+
+
+@dataclass(frozen=True)
+class SlowdownSettings:
+    """A network at a batch beside messages of these sizes; after ``max_s`` only missing rounds start."""
+
+    network: str
+    batch: int
+    sizes: Sequence[int]
+    max_s: float = 10.0
+    min_repeats: int = 5
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 4:
+            raise UserError(f"sizes {list(self.sizes)}: messages of at least 4 bytes")
+
+
+@job(SlowdownSettings, "slowdown")
+def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
+    """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
+    names = ["quantity", "beside", "bytes", "messages", "seconds"]
+    place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
+    labels = {"network": settings.network, "batch": settings.batch, "precision": PRECISION}
+    labels |= {"device": me.device.type, "backend": me.backend}
+    with compute_on(f"{settings.network} beside all-reduces", me.device, PRECISION):
+        torch.manual_seed(0)
+        pair, retries = _Pair(me, settings), Retries()
+        begun_s, repeat = time.perf_counter(), 0
+        while repeat < settings.min_repeats or not agree_all(
+            time.perf_counter() - begun_s >= settings.max_s
+        ):
+            watch = Watch(me.rank)
+            rows = [*pair.round()]
+            if retries.again(usage_of_all(watch.usage())):
+                continue
+            frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
+            yield {"slowdown": frame}
+            repeat += 1
+        medians = frame.groupby(["quantity", "beside"])["seconds"].median()
+        alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
+        me.say(f"{settings.network}: backward {alone} alone, {beside} beside messages")
+
+
+class _Pair:
+    """A network and messages on this rank; every rank must call every method alike."""
+
+    def __init__(self, me: Rank, settings: SlowdownSettings) -> None:
+        self.me, how = me, (settings.network, settings.batch, me.device, PRECISION)
+        model = known(*how).model
+        sent = [p for p in model.parameters() if p.requires_grad]
+        self.bytes, caps = sum(p.nbytes for p in sent), {1: ONE_BUCKET, len(sent): A_BUCKET_EACH}
+        self.training = {n: known(*how, model=copy.deepcopy(model)) for n in caps}
+        gpu = [me.device.index] if me.device.type == "cuda" else None
+        for n, training in self.training.items():
+            ddp = training.wrap(device_ids=gpu, init_sync=False, bucket_cap_mb=caps[n])
+            ddp.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
+        for training in self.training.values():
+            for _ in range(WARMUP):
+                training.iterate()
+        self.buffers: dict[int, tuple[torch.Tensor, int]] = {}
+        alone_s = float(slowest([sum(self._phases())])[0])
+        for size in settings.sizes:
+            buffer = torch.zeros(size // 4, device=me.device)
+            each_s = min(float(slowest([self._sent_s(buffer, FIRST)])[0]) for _ in range(2)) / FIRST
+            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s / each_s))
+
+    def round(self) -> Iterator[Row]:
+        """Yield a row for each thing that is timed; of compute alone the mean."""
+        alone: list[Floats] = []
+        for size, (buffer, count) in self.buffers.items():
+            alone.append(self._phases())
+            message_s = slowest([self._sent_s(buffer, count)])[0] / count
+            yield "message", NOTHING, size, count, message_s
+            phases, beside_s = self._together(buffer, count)
+            yield from self._rows(MESSAGES, size, count, phases)
+            yield "message", COMPUTE, size, count, slowest([beside_s])[0] / count
+        yield from self._rows(NOTHING, 0, 0, np.mean(alone, axis=0))
+        for count in self.training:
+            yield from self._rows(BUCKETS, self.bytes, count, self._phases(count, send=True))
+
+    def _rows(self, beside: str, size: int, count: int, seconds: Floats) -> Iterator[Row]:
+        for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
+            yield phase, beside, size, count, phase_s
+
+    def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
+        """Return seconds of forward, backward and update; with ``send`` gradients fill buckets."""
+        training, marks = self.training[buckets], Marks(self.me.device)
+        dist.barrier()
+        self._iterate(training, marks, send)
+        return np.diff(marks.seconds())
+
+    @staticmethod
+    def _iterate(training: Training, marks: Marks, send: bool = False) -> None:
+        assert training.ddp is not None
+        with nullcontext() if send else training.ddp.no_sync():
+            training.iterate(marks.mark)
+
+    def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
+        """Return seconds of so many messages posted at once, with nothing beside them."""
+        dist.barrier()
+        return _Sending(self.me, buffer, count).seconds()
+
+    def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
+        """Return mean seconds of the phases of iterations beside messages, and those of all messages."""
+        dist.barrier()
+        sending, marks = _Sending(self.me, buffer, count), list[Marks]()
+        while not marks or not sending.done():
+            marks.append(Marks(self.me.device))
+            self._iterate(self.training[1], marks[-1])
+            clock.synchronizer(self.me.device)()
+        # The last one was beside messages in part only.
+        whole = marks[: max(1, len(marks) - 1)]
+        return np.mean([np.diff(each.seconds()) for each in whole], axis=0), sending.seconds()
+
+
+class _Sending:
+    """Messages posted at once: on CUDA in a stream of their own, timed by events; else by a callback."""
+
+    def __init__(self, me: Rank, buffer: torch.Tensor, count: int) -> None:
+        self._marks, self._ended = Marks(me.device), None
+        stream: Any = nullcontext()
+        if me.device.type == "cuda":
+            stream = torch.cuda.stream(torch.cuda.Stream(me.device))
+        with stream:
+            self._marks.mark()
+            self._works = [dist.all_reduce(buffer, async_op=True) for _ in range(count)]
+            if me.device.type == "cuda":
+                for work in self._works:
+                    work.wait()  # holds up the stream, not the host
+                self._marks.mark()
+                self._ended = torch.cuda.Event()
+                self._ended.record()
+            else:
+                self._last = self._works[-1].get_future().then(lambda _: self._marks.mark())
+
+    def done(self) -> bool:
+        """Return whether the last one has arrived."""
+        return self._ended.query() if self._ended else self._last.done()
+
+    def seconds(self) -> float:
+        """Return seconds from the first post to the last arrival, once that is there."""
+        for work in self._works:
+            work.wait()
+        if not self._ended:
+            self._last.wait()
+        return float(self._marks.seconds()[-1])
+
+
+def _answered(buffer: torch.Tensor) -> Any:
+    """Return the future of a bucket that nobody sends: it is there at once."""
+    future: Any = torch.futures.Future()
+    future.set_result(buffer)
+    return future
