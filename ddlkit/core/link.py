@@ -156,7 +156,7 @@ class Link:
                 continue
             for of, k, times in needs:
                 of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
-            if not any(wire.values()):
+            if all(of is software for of, _, _ in needs):  # nothing moved
                 tokens_s = min(self.burst_s, tokens_s + passed_s)
             now_s += passed_s
             if computes and (last_s - worked_s) * stretch <= passed_s:
