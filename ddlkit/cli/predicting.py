@@ -97,7 +97,9 @@ def _compare(
     show(said, arguments.json)
 
 
-_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40, exact or search; a wrong one lists all"
+_PLANS = (
+    "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40, exact or search; a wrong one lists all"
+)
 _PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json, *.json"
 _INPUTS = (
     arg("--profile", type=Path, required=True, help="layer profile (CSV)"),

@@ -124,13 +124,16 @@ def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
     Paired: a prediction less its own compute, and with what was measured around it instead, without exchange.
     """
+    took_s, exposed_s = (
+        cases[f"measured_{what}_s"] for what in ("iteration", "exposed_communication")
+    )
+    errors = {}
     for name in names:
-        cases[f"{name}_error"] = cases[f"{name}_iteration_s"] / cases["measured_iteration_s"] - 1
-        paired = cases[f"{name}_exposed_s"] - cases["measured_exposed_communication_s"]
-        cases[f"{name}_paired_error"] = paired / cases["measured_iteration_s"]
-        exposed = cases[f"{name}_exposed_s"] - cases["measured_exposed_communication_s"]
-        cases[f"{name}_exposed_error"] = exposed / cases["measured_exposed_communication_s"]
-    return cases
+        apart_s = cases[f"{name}_exposed_s"] - exposed_s
+        errors[f"{name}_error"] = cases[f"{name}_iteration_s"] / took_s - 1
+        errors[f"{name}_paired_error"] = apart_s / took_s
+        errors[f"{name}_exposed_error"] = apart_s / exposed_s
+    return pd.concat([cases, pd.DataFrame(errors)], axis=1)
 
 
 def labelled(cases: pd.DataFrame) -> pd.DataFrame:
