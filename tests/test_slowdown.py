@@ -41,6 +41,7 @@ def rows(noise: float = 0.0, **labels: Any) -> pd.DataFrame:
     rng, made = np.random.default_rng(0), []
     whole_s = sum(PHASES_S.values()) + 2 * COPY_S * BYTES
     for repeat in range(9):
+        made += [("copy", NOTHING, BYTES, 1, repeat, COPY_S * BYTES)]
         made += [(phase, NOTHING, 0, 0, repeat, s) for phase, s in PHASES_S.items()]
         for n, slower, drag in zip(SIZES, SLOWER, DRAG, strict=True):
             made += [("backward", MESSAGES, n, 7, repeat, PHASES_S["backward"] * (1 + slower))]
@@ -70,6 +71,7 @@ def test_what_a_machine_takes_is_found_in_its_table() -> None:
     assert noisy.shape == (2, 400, 2)
     low, high = np.quantile(noisy[0], [0.005, 0.995], axis=0)
     assert np.all((low < SLOWER) & (high > SLOWER)) and np.all(high - low < 0.2)
+    assert Contention.of(rows(0.3)).bucket_s == 0, "not in every round"
     with pytest.raises(UserError, match="one network"):
         Contention.of(pd.concat([rows(), rows(network="other")]))
 

@@ -81,16 +81,14 @@ class Contention:
 
 
 def _buckets(rows: pd.DataFrame) -> tuple[float, float]:
-    """Return seconds a byte to copy each way, and for each bucket: DDP whose buckets nobody sends."""
-    phases = rows[rows["quantity"] != "message"]
-    whole = phases.groupby(["beside", "messages", "bytes", "repeat"])["seconds"].sum()
-    if BUCKETS not in whole.index.get_level_values("beside"):
-        return 0.0, 0.0
-    alone = whole[NOTHING].groupby("repeat").mean()
-    table = whole[BUCKETS].unstack("repeat")
-    few, many = table.iloc[0], table.iloc[-1]
-    (least, n_bytes), (most, _) = table.index[0], table.index[-1]
-    bucket_s = float((many - few).median()) / (most - least) if most > least else 0.0
-    bucket_s = max(0.0, bucket_s)
-    copied_s = float((few - alone[few.index]).median()) - least * bucket_s
-    return max(0.0, copied_s / (2 * n_bytes)), bucket_s
+    """Return seconds a byte to copy gradients, and for each bucket, where every round shows some.
+
+    The latter by DDP whose buckets nobody sends: as many as there are gradients, over one.
+    """
+    copies = rows[rows["quantity"] == "copy"]
+    copy_s = float((copies["seconds"] / copies["bytes"]).median()) if len(copies) else 0.0
+    table = rows[rows["beside"] == BUCKETS].pivot_table("seconds", "messages", "repeat", "sum")
+    if len(table) < 2:
+        return copy_s, 0.0
+    each_s = (table.iloc[-1] - table.iloc[0]) / (table.index[-1] - table.index[0])
+    return copy_s, float(each_s.median()) if each_s.min() > 0 else 0.0

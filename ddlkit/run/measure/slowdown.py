@@ -27,11 +27,12 @@ from ddlkit.run import clock
 from ddlkit.run.clock import Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import compute_on
+from ddlkit.run.measure.training import copy_s_per_byte
 from ddlkit.run.nets.given import Training, known
 from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
-AS_LONG = 1.6  # how long messages last by themselves, over an iteration by itself
+AS_LONG = 1.3  # how long messages last by themselves, over an iteration by itself
 FIRST = 4  # messages, which tell how many are needed
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
@@ -107,6 +108,8 @@ class _Pair:
     def round(self) -> Iterator[Row]:
         """Yield a row for each thing that is timed; of compute alone the mean."""
         alone: list[Floats] = []
+        copied_s = self.bytes * copy_s_per_byte(self.me, self.training[1].model)
+        yield "copy", NOTHING, self.bytes, 1, copied_s
         for size, (buffer, count) in self.buffers.items():
             alone.append(self._phases())
             message_s = slowest([self._sent_s(buffer, count)])[0] / count

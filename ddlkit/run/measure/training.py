@@ -86,7 +86,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
-        copying = {"copy_s_per_byte": _copy_s_per_byte(me, network), "precision": PRECISION}
+        copying = {"copy_s_per_byte": copy_s_per_byte(me, network), "precision": PRECISION}
         retries = Retries()
         blocks = {spec: _Block(me, settings, network, spec, retries) for spec in settings.plans}
         for repeat in range(settings.repeats):
@@ -101,7 +101,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
                 raise UserError("training: DDP made other buckets than asked for under every plan")
 
 
-def _copy_s_per_byte(me: Rank, network: nn.Module) -> float:
+def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
     """Return seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
     gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
     sizes = [gradient.numel() for gradient in gradients]
