@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,7 +19,7 @@ from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
-from ddlkit.run.vitals import RETRY_S, Watch
+from ddlkit.run.vitals import Retries, Watch
 
 SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
@@ -71,18 +70,18 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     }
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
+    retries = Retries()
     for collective in settings.collectives:
         frames = []
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
-            for _ in range(settings.tries):
+            for left in reversed(range(settings.tries)):
                 watch = Watch(me.rank)
                 checked = CheckedCollective(me, collective, size, seed, count)
                 seconds = _seconds(me, checked, settings.budget)
                 used = peers.usage_of_all(watch.usage())
-                if not used.disturbed:
+                if not (left and retries.again(used)):
                     break
-                time.sleep(RETRY_S)
             labels = {"collective": collective, "messages_per_sample": count, "bytes": size}
             labels |= {**place, "stolen": used.stolen, "late": used.late, "others": used.others}
             frames.append(sample_rows(labels, seconds))
