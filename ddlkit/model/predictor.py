@@ -225,6 +225,47 @@ def predicted_times(
     return {**rows, OURS: times(ours.prediction)}
 
 
+LINE = "line_medians"
+NORM = 1.4  # least median error over the five cases of real training recorded before any campaign of it
+PARTS = {
+    "alone": (False, False),
+    "copied": (False, True),
+    "slowed": (True, False),
+    "beside": (True, True),
+}
+"""Whether slowdowns, and whether what buckets take, are left in."""
+REAL_MODELS = (*MODELS, "fitted_norm", *(f"{of}_{part}" for of in (OURS, LINE) for part in PARTS))
+"""Every model of a case that really trains: all but ours and those of PARTS know of neither."""
+
+
+def fitted_norm(iteration: Iteration) -> Prediction:
+    """Return what all computing and all sending take together, by a norm between sum and maximum (Pollux)."""
+    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
+    return Prediction(float(np.linalg.norm((compute_s, sent_s), NORM)), compute_s, sent_s)
+
+
+def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[float, float]]:
+    """Return iteration and exposed communication, in seconds, by each of REAL_MODELS."""
+    iteration, link = ours.iteration, ours.iteration.link
+    slowed = replace(link, burst_s=0.0, wire_s_per_byte=0.0)
+    of_line = replace(iteration, cost=others[TRIALS[LINE][0]], link=slowed)
+    rows = {}
+    for of, whole in ((OURS, iteration), (LINE, of_line)):
+        for part, left_in in PARTS.items():
+            rows[f"{of}_{part}"] = times(_with_parts(whole, *left_in).prediction)
+    bare = _with_parts(iteration, slows=False, copies=False)
+    rows |= predicted_times(Forecast(bare, None), others)
+    return {**rows, "fitted_norm": times(fitted_norm(bare)), OURS: times(ours.prediction)}
+
+
+def _with_parts(iteration: Iteration, slows: bool, copies: bool) -> Iteration:
+    """Return the iteration with or without slowdowns, and with or without what buckets take."""
+    if not slows:
+        unslowed = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
+        iteration = replace(iteration, link=unslowed)
+    return iteration if copies else replace(iteration, copy_s_per_byte=0.0, bucket_s=0.0)
+
+
 def times(prediction: Prediction) -> tuple[float, float]:
     """Return iteration and exposed communication, in seconds."""
     return prediction.iteration_s, prediction.exposed_communication_s

@@ -20,11 +20,13 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.model.calibration import Calibration
+from ddlkit.model.calibration import TRAINING, Calibration
 from ddlkit.model.predictor import (
+    LINE,
     MEASURED,
     MODELS,
     OURS,
+    REAL_MODELS,
     STEADY,
     TRANSFERRED,
     TRIAL_COSTS,
@@ -40,7 +42,7 @@ RESCALED = "rescaled"
 drifts after its profile was taken, and the error that remains here is communication's alone."""
 REPEATS_WITHIN = 0.1
 """How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
-PREDICTED = (*MODELS, MEASURED, TRANSFERRED)
+PREDICTED = (*REAL_MODELS, MEASURED, TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 
 
@@ -100,7 +102,7 @@ def validate(
     cases, predicted = measured(runs), []
     for row in cases.to_dict("records"):
         case, scatter = Case.from_row(row), STEADY
-        if case.kind == "training" and compute_scatter:
+        if case.kind == TRAINING and compute_scatter:
             scatter = compute_scatter.get(case.profile_sha256, STEADY)
         ours = forecast_case(
             case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
@@ -189,7 +191,11 @@ def joined(campaign: Source) -> pd.DataFrame:
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
         cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
     cases["lower_s"], cases["upper_s"] = wide[OURS, "lower"], wide[OURS, "upper"]
-    ends = (runs["case"].map(cases[end]) for end in ("lower_s", "upper_s"))
+    cases["predicted_compute_s"] = wide[OURS, "iteration"] - wide[OURS, "exposed"]
+    cases["contention"] = cases["kind"] == TRAINING
+    drifted_s = runs["compute_s"] - runs["case"].map(cases["predicted_compute_s"])
+    drifted_s = drifted_s.where(runs["case"].map(cases["contention"]), 0.0)
+    ends = (runs["case"].map(cases[end]) + drifted_s for end in ("lower_s", "upper_s"))
     inside = runs["iteration_s"].between(*ends)
     counted = inside.groupby(runs["case"]).agg(covered="sum", runs="size")
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -226,6 +232,28 @@ def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
 # -- goals, which were set before the data --------------------------------------------------------
 
 
+MUCH = 0.2  # of an iteration: from here on exposed communication is judged by itself
+
+
+def much_exposed(cases: pd.DataFrame) -> pd.DataFrame:
+    """Return the cases whose exposed communication is at least a fifth of their iteration."""
+    took_s, exposed_s = (cases[f"measured_{x}_s"] for x in ("iteration", "exposed_communication"))
+    return cases[exposed_s >= MUCH * took_s]
+
+
+def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
+    """Return how much larger our absolute paired error is than the rival's, in the mean, and its ends.
+
+    The 95% interval is of bootstrap samples of clusters, networks on a link: cases of one share its errors.
+    """
+    ours, theirs = (cases[f"{name}_paired_error"].abs() for name in (OURS, rival))
+    of_cluster = (ours - theirs).groupby([cases["network"], cases["link"]]).agg(["sum", "size"])
+    drawn = np.random.default_rng(0).integers(0, len(of_cluster), (10_000, len(of_cluster)))
+    sums, sizes = of_cluster.to_numpy()[drawn].sum(axis=1).T
+    lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
+    return float((ours - theirs).mean()), float(lower), float(upper)
+
+
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "median_error": lambda cases: cases["model_error"].abs().median(),
     "median_exposed_error": lambda cases: cases["model_exposed_error"].abs().median(),
@@ -236,6 +264,18 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "within": lambda cases: cases["model_error"].abs().le(0.05).mean(),
     "coverage": lambda cases: cases["inside"].mean(),
     "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),
+    "above_line_medians": lambda cases: difference(cases, LINE)[2],
+    "paired_median_error": lambda cases: cases["model_paired_error"].abs().median(),
+    "paired_mean_error": lambda cases: abs(cases["model_paired_error"].mean()),
+    "half_width_share": lambda cases: (
+        ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
+    ),
+    "much_exposed_error": lambda cases: STATISTICS["median_exposed_error"](much_exposed(cases)),
+    "above_no_overlap_on_loopback": lambda cases: difference(
+        cases[cases["link"] == "loopback"], "no_overlap"
+    )[0],
+    "cases": len,
+    "much_exposed_cases": lambda cases: len(much_exposed(cases)),
 }
 """What a goal may ask of `labelled` cases."""
 

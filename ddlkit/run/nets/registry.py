@@ -263,7 +263,10 @@ NETWORKS: dict[str, Network] = {
     "vgg16_replaced": Network(vgg16_replaced, _IMAGENET),
     # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
     **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
-    **{name: _torchvision(name) for name in ("alexnet", "vit_b_16", "squeezenet1_1")},
+    **{
+        name: _torchvision(name)
+        for name in ("alexnet", "vit_b_16", "squeezenet1_1", "mobilenet_v3_small")
+    },
     **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
 }
 

@@ -123,6 +123,7 @@ class Point:
     tables : schemas of the tables, () for one, ``what``; folder : in which they lie, in the session's own
     moment : which of several points it is that add to the same tables; note : what to say of it
     left : returns what is left to measure; without it, a point is done when its tables are there
+    predicted : what a model is to say of it before, where that is asked for
     """
 
     what: str
@@ -134,6 +135,7 @@ class Point:
     moment: str = ""
     note: str = ""
     left: Callable[[], Collection[object]] | None = None
+    predicted: Any = None
 
     @property
     def key(self) -> str:

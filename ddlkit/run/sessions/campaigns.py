@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from ddlkit import machine, store
+from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
@@ -28,6 +29,7 @@ from ddlkit.core.link import way_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.model import Calibration, forecast_case, predictor
+from ddlkit.model.predictor import Forecast
 from ddlkit.run import vitals
 from ddlkit.run.clock import Budget
 from ddlkit.run.lab import ENGINES, Conditions
@@ -154,6 +156,16 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
         if lab.saved("runs") or lab.unsaved.exists():
             raise UserError(f"a prediction comes before its runs: {lab.shape.name} has some")
     return pd.concat([lab.predicted() for lab in labs], ignore_index=True)
+
+
+def said(case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
+    """Return rows of a table ``predicted``, of one case: iteration and exposed by each model."""
+    cells = [(model, "iteration", seconds) for model, (seconds, _) in times.items()]
+    cells += [(model, "exposed", seconds) for model, (_, seconds) in times.items()]
+    ends = zip(("lower", "upper"), ours.interval_s or (), strict=False)
+    cells += [(predictor.OURS, end, seconds) for end, seconds in ends]
+    frame = pd.DataFrame(cells, columns=["model", "quantity", "seconds"]).dropna()
+    return frame.assign(case=case.key, cost="", drift="")
 
 
 def lacking(
@@ -388,10 +400,5 @@ class LabPoints:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
             times = predictor.predicted_times(ours, calibration.of_case(case).others)
-            cells = [(model, "iteration", seconds) for model, (seconds, _) in times.items()]
-            cells += [(model, "exposed", seconds) for model, (_, seconds) in times.items()]
-            ends = zip(("lower", "upper"), ours.interval_s or (), strict=False)
-            cells += [(predictor.OURS, end, seconds) for end, seconds in ends]
-            frame = pd.DataFrame(cells, columns=["model", "quantity", "seconds"]).dropna()
-            frames.append(frame.assign(case=case.key, cost="", drift=""))
+            frames.append(said(case, ours, times))
         return pd.concat(frames, ignore_index=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,9 +169,9 @@ KEYS: dict[str, Check | Many] = {
     "device": one_of(("", "cpu", "cuda")),
     "moment": one_of(("start", "end")),  # of drift: before all that a session measures, or after
     # of what is measured, and how
-    **dict.fromkeys(("isolate", "by_name", "brief"), _flag),
+    **dict.fromkeys(("isolate", "by_name", "brief", "predict"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
-    **dict.fromkeys(("repeats", "iterations", "rounds"), _count),
+    **dict.fromkeys(("repeats", "iterations", "rounds", "accumulate"), _count),
     **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
     **dict.fromkeys(("size", "sizes"), sizes),
     "networks": Many(network_of),
@@ -298,8 +299,6 @@ def points(
     from ddlkit.run.sessions.kinds import Here
 
     suite = read(name)
-    if predict and not suite.is_campaign:
-        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     if networks and part != "layers":
         raise UserError(f"networks can be chosen for layers only, not for {part}")
     device = device or suite.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -318,11 +317,27 @@ def points(
                 made += make(Here(device, session, out), **arguments)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+    made = foretold(made, out, predict)
+    if predict and not (suite.is_campaign or any(point.what == "predicted" for point in made)):
+        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     if grids:
         made += campaign(labs_of(grids, out, str(suite.file), device), predict)
     body = {point.key: point for point in made if point.what != "drift"}
     drifts = {point.name.rpartition("-")[2]: [point] for point in made if point.what == "drift"}
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
+
+
+def foretold(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
+    """Return the points with a table of what models say before the first that asks; to predict, none such."""
+    from ddlkit.run.sessions.trained import predicted_trainings
+
+    asking = [point for point in points if point.predicted]
+    if not asking:
+        return [*points]
+    measure = partial(predicted_trainings, [point.predicted for point in asking], out)
+    table = Point("predicted", "cases", measure, 1.0 * len(asking))
+    first = points.index(asking[0])
+    return [*points[:first], table, *(p for p in points[first:] if not (predict and p.predicted))]
 
 
 def _wanted(

@@ -37,6 +37,7 @@ from ddlkit.run.measure import layers as layer_times
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
+from ddlkit.run.sessions.trained import Trained
 from ddlkit.run.vitals import TRIES
 
 LAUNCH_S = 10.0  # starting ranks
@@ -364,35 +365,42 @@ def trainings(
     iterations: int,
     ranks: Sequence[int] = (),
     rate: Sequence[float] = (0.0,),
+    delay: Sequence[float] = (0.0,),
     plans: Sequence[str] = (training.OWN_PLAN,),
+    accumulate: int = 1,
+    predict: bool = False,
 ) -> Iterator[Point]:
-    """Training on several ranks as DDP itself sends; or in labs, under plans for what is measured there."""
-    each_s = EXPOSED_S / (10 if here.on_gpu else 2)
+    """Training on several ranks as DDP itself sends; under plans or in labs, for what is measured there.
+
+    predict : whether models say before the first of all such points what its cases will take
+    """
+    each_s = accumulate * EXPOSED_S / (10 if here.on_gpu else 2)
     estimate_s = LAUNCH_S + len(plans) * (repeats * 3 * iterations + training.WARMUP) * each_s
 
-    def measure(members: Ranks, lab_name: str, name: str, batch: int) -> Tables:
-        group_bytes: dict[str, Sequence[int]] = {training.OWN_PLAN: []}
-        sha256 = ""
-        if lab_name:
-            path = recorded(here.out, "layers", f"{name}-b{batch}-r{members.count}")
-            rows = store.load_table(recorded(here.out, "collectives", lab_name))
-            cost = table_cost(rows[rows["collective"] == "all_reduce"], members.count)
-            profile = store.read_profile(path)
-            workload, sha256 = profile.workload(), profile.sha256
-            made = {spec: make_plan(spec, workload, cost) for spec in plans}
-            group_bytes = {spec: plan.group_bytes(workload).tolist() for spec, plan in made.items()}
-        settings = training.TrainingSettings(
-            name, batch, group_bytes, repeats, iterations, profile_sha256=sha256
-        )
+    def measure(members: Ranks, at: Trained | None, name: str, batch: int) -> Tables:
+        group_bytes: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
+        how: dict[str, Any] = {"accumulate": accumulate}
+        if at:
+            how |= {"profile_sha256": at.profile.sha256, "predicted": at.predicted_by()}
+            group_bytes = at.group_bytes()
+        settings = training.TrainingSettings(name, batch, group_bytes, repeats, iterations, **how)
         return members.run(training.training_job, settings, estimate_s)
 
-    for count, bits, (name, batch) in product(ranks or rank_counts(here), rate, networks):
-        members, lab_name, key = Ranks.of(count, here.device), "", f"{name}-b{batch}-p{count}"
-        if bits:
-            members, lab_name = ranks_in_lab(count, bits)
-            key = f"training-{name}-{lab_name.removeprefix('lab-')}"
-        run, tables = partial(measure, members, lab_name, name, batch), training.training_job.tables
-        point = Point("training", key, run, estimate_s, tables)
+    places = product(ranks or rank_counts(here), rate, delay, networks)
+    for count, bits, delay_s, (name, batch) in places:
+        (members, place), at, key = (
+            place_of(here, count, bits, delay_s),
+            None,
+            f"{name}-b{batch}-p{count}",
+        )
+        if bits or [*plans] != [training.OWN_PLAN]:
+            key = f"training-{name}-{place}"
+            kind = f"lab-{place}" if bits else f"{place.partition('-')[2]}-p{count}"
+            of = f"{name}-b{batch}-{place}", name, batch, count, here.device
+            at = Trained(here.out, kind, *of, plans, accumulate)
+        run, tables = partial(measure, members, at, name, batch), training.training_job.tables
+        asked = (key, at) if predict and at else None
+        point = Point("training", key, run, estimate_s, tables, predicted=asked)
         yield on_gpus(count * (here.on_gpu and not bits), point)
 
 

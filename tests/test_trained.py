@@ -1,0 +1,100 @@
+"""Real training that models foretold: the table comes first, runs carry its hash, every model is in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ddlkit import store
+from ddlkit.core.cost import AlphaBeta, Table
+from ddlkit.core.errors import UserError
+from ddlkit.model import Communication, forecast, make_plan
+from ddlkit.model.contention import Contention
+from ddlkit.model.predictor import OURS, REAL_MODELS, real_times
+from ddlkit.report import accuracy
+from ddlkit.report.source import Source
+from ddlkit.run.sessions.campaigns import DIGITS
+from ddlkit.run.sessions.engine import measure
+from strategies import random_workload
+
+BUDGET = {"warmup": 1, "min_repeats": 2, "max_repeats": 3, "max_s": 0.1}
+NETWORKS: dict[str, Any] = {"networks": "lenet5:64", "ranks": 2}
+POINTS = [
+    {"measure": "layers", **NETWORKS, "budget": BUDGET},
+    {"measure": "collectives", "link": "loopback-p2", "sizes": "1KiB..4MiB", "budget": BUDGET,
+     "collectives": "all_reduce"},
+    {"measure": "slowdowns", **NETWORKS, "budget": BUDGET},
+    {"measure": "trainings", **NETWORKS, "plans": ["ddp", "none", "single"], "repeats": 2,
+     "iterations": 2, "accumulate": 2, "predict": True},
+]  # fmt: skip
+
+
+@pytest.mark.alone
+def test_predictions_come_before_their_runs_and_runs_say_which(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.json", tmp_path / "out"
+    file.write_text(json.dumps({"device": "cpu", "points": POINTS}))
+    measure(str(file), out=out, predict=True)
+    said = store.load_table(out / "predicted-cases.csv", "predicted")
+    assert not [*out.glob("runs-*")]
+    assert set(said["model"]) <= set(REAL_MODELS)
+    measure(str(file), out=out)
+    runs = store.load_table(out / "runs-training-lenet5-p2-loopback.csv", "runs")
+    digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
+    assert set(runs["predicted"]) == {digest[:DIGITS]} and set(runs["accumulate"]) == {2}
+    assert set(runs["case"]) <= set(said["case"]) and set(runs["plan"]) == {"ddp", "none"}, (
+        "single is what ddp does with so few bytes"
+    )
+    cases = accuracy.joined(Source((out,)))
+    paired_s = cases["model_exposed_s"] + cases["measured_compute_s"]
+    took_s = cases["measured_exposed_communication_s"] + cases["measured_compute_s"]
+    expected = (paired_s - took_s) / cases["measured_iteration_s"]
+    assert np.allclose(cases["model_paired_error"], expected)
+    assert (cases["runs"] == 4).all() and cases["covered"].between(0, 4).all()
+    (out / "predicted-cases.csv").unlink()
+    with pytest.raises(UserError, match="a prediction comes before its runs"):
+        measure(str(file), out=out)
+
+
+def test_what_form_and_term_bring_is_told_apart() -> None:
+    """Ours with both parts is ours; without any, all rivals of one cost agree with what they always said."""
+    sizes, rng = np.geomspace(1e3, 1e8, 9), np.random.default_rng(3)
+    cost = Table(sizes, 1e-4 + 2e-9 * sizes, workers=2)
+    term = np.array([[0.5, 0.2], [0.1, 0.4]])
+    beside = Contention(np.array([1e4, 1e7]), term, term[None], 2e-10, 1e-5)
+    work, line = random_workload(rng, 30), AlphaBeta(1e-4, 2e-9, workers=2)
+    known = Communication(cost, contention=beside)
+    real = forecast(work, make_plan("ddp", work), known)
+    others = dict.fromkeys(["alpha_beta:medians"], line)
+    said = real_times(real, others)
+    assert said[OURS] == said["model_beside"] and said["line_medians"] == said["line_medians_alone"]
+    bare = forecast(work, real.iteration.plan, replace(known, contention=None)).prediction
+    assert said["model_alone"][0] == bare.iteration_s
+    for of in ("model", "line_medians"):
+        parts = [said[f"{of}_{part}"][0] for part in ("alone", "copied", "beside")]
+        assert parts == sorted(parts) and said[f"{of}_slowed"][0] > parts[0]
+        # The truth is a line: form brings nothing, the term does.
+        assert said[f"{of}_beside"][0] == pytest.approx(said["model_beside"][0], rel=1e-4)
+    limits = [said[name][0] for name in ("perfect_overlap", "fitted_norm", "no_overlap")]
+    assert limits == sorted(limits)
+
+
+def test_the_difference_to_a_rival_is_drawn_by_clusters() -> None:
+    """Cases of one cluster share its error: more of them make the interval no narrower."""
+    rng = np.random.default_rng(0)
+    names = [(f"n{i}", link) for i in range(5) for link in ("a", "b")]
+    cases = pd.DataFrame(names, columns=["network", "link"])
+    cases["model_paired_error"] = rng.normal(0, 0.01, len(cases))
+    cases["rival_paired_error"] = 0.05
+    mean, lower, upper = accuracy.difference(cases, "rival")
+    assert mean == pytest.approx(cases["model_paired_error"].abs().mean() - 0.05)
+    assert lower < mean < upper < 0
+    assert accuracy.difference(pd.concat([cases] * 9), "rival") == pytest.approx(
+        (mean, lower, upper)
+    )
+    assert accuracy.difference(cases, "model") == (0, 0, 0)
