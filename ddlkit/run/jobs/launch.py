@@ -322,7 +322,14 @@ def be_forked(
 
 
 def be_rank() -> NoReturn:
-    """Do what a rank does, and end: threads of gloo and NCCL may wait for peers for ever."""
+    """Do what a rank does, and end: threads of gloo and NCCL may wait for peers for ever.
+
+    None of its threads takes a core from another by waking up (SCHED_BATCH): gloo's loop, once awake, tries
+    again and again for the lock that another holds, who meanwhile waits for that core. On two cores a message
+    of 1 KiB then takes 0.3 ms, where it takes from 0.2 to 4.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # of Linux only, and not allowed everywhere
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     status = status_of(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
