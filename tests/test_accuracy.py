@@ -273,7 +273,11 @@ def hold_share(campaign: str, cases: pd.DataFrame, inside: float, n: float) -> N
 def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
     """Goals and coverage, of medians of cases, or of single iterations that were predicted before."""
     campaign, goals = source.open_campaign("", name), [*accuracy.LINKS_GOALS]
-    if campaign.alone.has("predicted"):
+    if name == source.TRAINED:
+        cases = accuracy.trained(campaign.alone)
+        hold_share(name, cases, cases["covered"].sum(), cases["runs"].sum())
+        goals = [accuracy.Goal(**entry) for entry in OF_FILE["training"]]
+    elif campaign.alone.has("predicted"):
         cases = accuracy.labelled(accuracy.joined(campaign.alone))
         cases = cases[~cases["processor_limited"] | (source.LINKS not in name)]
         hold_share(name, cases, cases["covered"].sum(), cases["runs"].sum())

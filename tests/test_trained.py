@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit import store
+from ddlkit import cli, store
+from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import UserError
-from ddlkit.model import Communication, forecast, make_plan
+from ddlkit.model import Calibration, Communication, forecast, forecast_case, make_plan
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import OURS, REAL_MODELS, real_times
-from ddlkit.report import accuracy
+from ddlkit.report import accuracy, source
 from ddlkit.report.source import Source
 from ddlkit.run.sessions.campaigns import DIGITS
 from ddlkit.run.sessions.engine import measure
@@ -82,6 +84,74 @@ def test_what_form_and_term_bring_is_told_apart() -> None:
         assert said[f"{of}_beside"][0] == pytest.approx(said["model_beside"][0], rel=1e-4)
     limits = [said[name][0] for name in ("perfect_overlap", "fitted_norm", "no_overlap")]
     assert limits == sorted(limits)
+
+
+CAMPAIGN = source.open_campaign("", source.TRAINED).alone
+
+
+@functools.cache
+def recorded(level: float) -> pd.DataFrame:
+    """The campaign's unmarked cases, predicted anew from its tables: ends of the interval at that level."""
+    slowdown = CAMPAIGN.table("slowdown")
+    known = Calibration.of(CAMPAIGN.table("collectives"), slowdown=slowdown)
+    workloads, scatter = CAMPAIGN.workloads(), CAMPAIGN.compute_scatter()
+    cases = accuracy.trained(CAMPAIGN).set_index("case")
+    for key, row in cases.iterrows():
+        case = Case.from_row(row.to_dict())
+        how: dict[str, Any] = {"compute_scatter": scatter[case.profile_sha256], "level": level}
+        forecast = forecast_case(case, workloads, known, **how)
+        point_s, ends_s = forecast.prediction.iteration_s, forecast.interval_s or (0.0, 0.0)
+        assert point_s == row["model_iteration_s"], "to the last digit"
+        cases.loc[key, ["lower_s", "upper_s"]] = ends_s
+    return cases
+
+
+def test_the_point_lies_in_the_middle_of_its_interval() -> None:
+    """Within the 50% interval in nine of ten cases: draws are centred on the fit."""
+    cases = recorded(0.5)
+    inside = cases["model_iteration_s"].between(cases["lower_s"], cases["upper_s"])
+    assert inside.mean() >= 0.9
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
+def test_coverage_at_several_levels_is_what_was_frozen(level: float) -> None:
+    cases, runs = recorded(level), CAMPAIGN.table("runs")
+    runs = runs[runs["case"].isin(cases.index)]
+    drifted_s = runs["compute_s"] - runs["case"].map(cases["predicted_compute_s"])
+    ends_s = (runs["case"].map(cases[end]) + drifted_s for end in ("lower_s", "upper_s"))
+    rows = accuracy.frozen("coverage", source.TRAINED).set_index("nominal")
+    reached = runs["iteration_s"].between(*ends_s).mean()
+    assert rows.loc[level, "reached"] == pytest.approx(reached, rel=1e-5)
+    half = ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
+    assert float(rows.loc[level, "median_half_width"]) == pytest.approx(half, rel=1e-3)
+
+
+def test_the_command_predicts_what_the_campaign_did(capsys: pytest.CaptureFixture[str]) -> None:
+    """Five recorded cases, one on each link, to the last digit."""
+    cases = recorded(0.5).groupby("link").sample(1, random_state=0)
+    for row in cases.itertuples():
+        (place,) = [
+            path.name.removeprefix("slowdown-").removesuffix(".csv")
+            for path in store.list_tables(CAMPAIGN.directories[0], "slowdown-*")
+            if set(store.load_table(path)["link"]) == {row.link} and row.network in path.name
+        ]
+        link = place.partition("-p2-")[2]
+        messages = "loopback-p2" if link == "loopback" else f"lab-p2-{link}"
+        names = {"--profile": f"layers-{row.network}-b{row.batch}-r2.csv"}
+        names |= {
+            "--collectives": f"collectives-{messages}.csv",
+            "--slowdown": f"slowdown-{place}.csv",
+        }
+        tables = [
+            word
+            for flag, name in names.items()
+            for word in (flag, str(CAMPAIGN.directories[0] / name))
+        ]
+        asked = ["--plan", row.plan, "--accumulate", str(row.accumulate), "--json"]
+        assert cli.main(["predict", *tables, *asked]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["iteration_s"] == row.model_iteration_s, row
+        assert answer["exposed_communication_s"] == row.model_exposed_s, row
 
 
 def test_the_difference_to_a_rival_is_drawn_by_clusters() -> None:

@@ -119,11 +119,12 @@ def forecast_case(
     selections: Mapping[str, Selecting] | None = None,
     copy_s_per_byte: float = 0.0,
     compute_scatter: Floats = STEADY,
+    level: float = LEVEL,
 ) -> Forecast:
     """Return the forecast of a case on its slowest rank; workloads, selections : by the case's hashes."""
     workload, messages = computed(case, workloads, selections or {}), calibration.of_case(case)
     how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
-    return forecast(workload, plan_of(case), messages, **how)
+    return forecast(workload, plan_of(case), messages, level=level, **how)
 
 
 def plan_of(case: Case) -> FusionPlan:

@@ -157,8 +157,13 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(lab=name, inside=inside)
 
 
-def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
-    """Return a recording's `labelled` cases by profiles ``beside`` it, none that the processor limited."""
+def judge(
+    own: Source, beside: Source, form: str = "table", *, marked: bool = False
+) -> pd.DataFrame:
+    """Return a recording's `labelled` cases by profiles ``beside`` it, none that the processor limited.
+
+    marked : whether to return those, too, of a machine that was disturbed here
+    """
     workloads, runs = beside.workloads(), own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
@@ -171,7 +176,7 @@ def judge(own: Source, beside: Source, form: str = "table") -> pd.DataFrame:
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
-    if own.is_live("runs"):  # what was recorded before had no marks
+    if own.is_live("runs") and not marked:  # what was recorded before had no marks
         cases = cases[~cases["marked"]]
     return labelled(cases[~cases["processor_limited"]])
 
@@ -199,6 +204,12 @@ def joined(campaign: Source) -> pd.DataFrame:
     inside = runs["iteration_s"].between(*ends)
     counted = inside.groupby(runs["case"]).agg(covered="sum", runs="size")
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
+
+
+def trained(campaign: Source) -> pd.DataFrame:
+    """Return the `labelled` cases of a campaign of real training, none that was disturbed."""
+    cases = joined(campaign)
+    return labelled(cases[~cases["marked"]])
 
 
 # -- scores ---------------------------------------------------------------------------------------

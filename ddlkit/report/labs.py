@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ddlkit.core.link import FRAMING_BYTES, read_link, wire_s_per_byte
 from ddlkit.model.rings import held_out_rings, ring_labs
-from ddlkit.report import plots
+from ddlkit.report import accuracy, plots
 from ddlkit.report.plots.style import look
 
 TRIVIAL = ("no_overlap", "perfect_overlap", "model")
@@ -67,6 +67,30 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
             column[0].set_title(f"{title}: median error {off['model_error']:.1%}")
             ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(**off)
             column[1].set_title(f"Exposed: {ends} by own compute")
+    return figure
+
+
+TRAINED = {
+    "model": "model",
+    "model:without slowdowns and copies": "model_alone",
+    "line_medians": "line_medians",
+    "line_medians:with them": "line_medians_beside",
+    "no_overlap": "no_overlap",
+}
+"""Models of `trained`, and whose errors they are."""
+
+
+def trained(cases: pd.DataFrame) -> Figure:
+    """Return medians by link of absolute paired errors in real training, on the iteration and on what is exposed."""
+    much = accuracy.much_exposed(cases)
+    parts = {"iteration": (cases, "paired"), "exposed communication": (much, "exposed")}
+    with plots.sheet(rows=2, height=5.0) as (figure, axes):
+        for ax, (what, (rows, kind)) in zip(axes, parts.items(), strict=True):
+            off = 100 * rows[[f"{name}_{kind}_error" for name in TRAINED.values()]].abs()
+            by = off.set_axis([*TRAINED], axis=1).groupby(rows["link"]).median()
+            names = [f"{link}: {n} cases" for link, n in rows.groupby("link").size().items()]
+            plots.dots(ax, names, by, legend="", label=f"median |error|, {what} [%]")
+            plots.heading(ax, f"{what.capitalize()}: model {off.iloc[:, 0].median():.1f}% off")
     return figure
 
 

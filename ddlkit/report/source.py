@@ -21,6 +21,7 @@ REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campa
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
+TRAINED = "campaign-training"
 LABS, ECHOES = "labs-open", "labs-echo"
 ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded

@@ -150,14 +150,28 @@ def dots(
     add_legend(ax, legend)
 
 
-def dots_by_group(ax: Axes, groups: Sequence[str], values: ArrayLike, *, label: str) -> None:
-    """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median."""
-    by_group = pd.Series(np.asarray(values, dtype=float)).groupby([*map(str, groups)], sort=False)
-    medians, style = by_group.median(), look("model")
+def dots_by_group(
+    ax: Axes,
+    groups: Sequence[str],
+    values: ArrayLike,
+    *,
+    label: str,
+    hollow: ArrayLike | None = None,
+) -> None:
+    """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median.
+
+    hollow : (n,) which are drawn hollow, and are not in the median
+    """
+    numbers, left_out = pd.Series(np.asarray(values, dtype=float)), np.zeros(len(groups), bool)
+    if hollow is not None:
+        left_out |= np.asarray(hollow, bool)
+    names, style = [*map(str, groups)], look("model")
+    medians = numbers.mask(left_out).groupby(names, sort=False).median()
     case_rows(ax, [*medians.index], 0.0)
-    ax.plot(
-        by_group.obj, by_group.ngroup(), style.marker, markersize=4, color=style.color, alpha=0.4
-    )
+    rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
+    for which, face in ((~left_out, style.color), (left_out, "white")):
+        look_of: dict[str, Any] = {"color": style.color, "markerfacecolor": face, "alpha": 0.4}
+        ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
     ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)
     ax.set_xlabel(label)
 

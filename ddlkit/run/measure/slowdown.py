@@ -32,8 +32,8 @@ from ddlkit.run.nets.given import Training, known
 from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
-AS_LONG = 1.3  # how long messages last by themselves, over an iteration by itself
-FIRST = 4  # messages, which tell how many are needed
+AS_LONG = 1.5  # how long messages last beside compute, over an iteration by itself
+FIRST = 8  # messages, which tell how many are needed
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
 ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
@@ -102,8 +102,8 @@ class _Pair:
         alone_s = float(slowest([sum(self._phases())])[0])
         for size in settings.sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            each_s = min(float(slowest([self._sent_s(buffer, FIRST)])[0]) for _ in range(2)) / FIRST
-            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s / each_s))
+            beside_s = max(float(slowest([self._together(buffer, FIRST)[1]])[0]) for _ in range(2))
+            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s * FIRST / beside_s))
 
     def round(self) -> Iterator[Row]:
         """Yield a row for each thing that is timed; of compute alone the mean."""
