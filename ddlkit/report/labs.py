@@ -81,7 +81,7 @@ TRAINED = {
 
 
 def trained(cases: pd.DataFrame) -> Figure:
-    """Return medians by link of absolute paired errors in real training, on the iteration and on what is exposed."""
+    """Return medians by link of absolute paired errors, on the iteration and on what is exposed."""
     much = accuracy.much_exposed(cases)
     parts = {"iteration": (cases, "paired"), "exposed communication": (much, "exposed")}
     with plots.sheet(rows=2, height=5.0) as (figure, axes):
