@@ -35,6 +35,7 @@ from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of, prin
 from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
 
 EQ7 = "alpha_beta:ends"  # osf Eq 7: a line, its delta measured on the smallest message
+MEDIANS = "alpha_beta:medians"  # another, which no single size decides
 LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
@@ -66,7 +67,7 @@ class Lab:
         """Return the recorded campaign, read once. Raises UserError where there is none."""
         opened = open_campaign(name=campaign)
         alone = opened.alone
-        calibration = Calibration.of(alone.table("collectives"), also=(EQ7,))
+        calibration = Calibration.of(alone.table("collectives"), also=(EQ7, MEDIANS))
         return cls(alone.table("runs"), alone.table("timeline"), opened.workloads(), calibration)
 
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:
@@ -99,13 +100,13 @@ def _buffer(case: Case) -> tuple[str, int] | None:
     return osf_name(case.network), parse_bytes(size) if size else 0
 
 
-def unfused(labs: Sequence[Lab]) -> pd.DataFrame:
-    """Return scaling factors measured without fusion, and errors of FORMULAS with osf Eq 7 against them."""
+def unfused(labs: Sequence[Lab], line: str = EQ7) -> pd.DataFrame:
+    """Return scaling factors measured without fusion, and errors of FORMULAS with a line against them."""
     rows = []
     for lab, case in [(each, case) for each in labs for case in each.cases(plain=True)]:
         if case.plan == "none":
             measured, cost = lab.rounds(case)["factor"].mean(), lab.calibration.of_case(case).others
-            factors = osf_scaling.formulas(lab.workload(case), cost[EQ7])
+            factors = osf_scaling.formulas(lab.workload(case), cost[line])
             place = {"network": case.network, "workers": case.workers, "link": case.link}
             errors = {name: factor / measured - 1 for name, factor in factors.items()}
             rows.append({**place, "measured": measured, **errors})
