@@ -323,7 +323,7 @@ LINKS_GOALS = (
 # -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv --------------
 
 
-SIZES = ("cases", "links")
+SIZES = ("cases", "links", "cases with exposed communication of at least a fifth")
 """Goals of how much was to be measured, which no model can miss: they do not count."""
 
 

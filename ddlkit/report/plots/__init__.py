@@ -169,7 +169,7 @@ def dots_by_group(
     medians = numbers.mask(left_out).groupby(names, sort=False).median()
     case_rows(ax, [*medians.index], 0.0)
     rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
-    for which, face in ((~left_out, style.color), (left_out, "white")):
+    for which, face in ((~left_out, style.color), (left_out, "white"))[: 1 + left_out.any()]:
         look_of: dict[str, Any] = {"color": style.color, "markerfacecolor": face, "alpha": 0.4}
         ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
     ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)

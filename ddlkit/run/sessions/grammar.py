@@ -317,7 +317,7 @@ def points(
                 made += make(Here(device, session, out), **arguments)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
-    made = foretold(made, out, predict)
+    made = with_predictions(made, out, predict)
     if predict and not (suite.is_campaign or any(point.what == "predicted" for point in made)):
         raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
     if grids:
@@ -327,7 +327,7 @@ def points(
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
-def foretold(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
+def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
     """Return the points with a table of what models say before the first that asks; to predict, none such."""
     from ddlkit.run.sessions.trained import predicted_trainings
 
