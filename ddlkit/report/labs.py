@@ -72,9 +72,9 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
 
 TRAINED = {
     "model": "model",
-    "model:without slowdowns and copies": "model_alone",
+    "model:without both": "model_alone",
     "line_medians": "line_medians",
-    "line_medians:with slowdowns and copies": "line_medians_beside",
+    "line_medians:with both": "line_medians_beside",
     "no_overlap": "no_overlap",
 }
 """Models of `trained`, and whose errors they are."""
@@ -92,7 +92,7 @@ def trained(cases: pd.DataFrame) -> Figure:
             plots.dots(ax, names, by, legend="", label=f"median |error|, {what} [%]")
             knows, blind = off.median().iloc[:2]
             found = f"{knows:.1f}% off with slowdowns and copies, {blind:.1f}% without"
-            plots.heading(ax, f"{what.capitalize()}: {found}")
+            plots.heading(ax, f"{what.split()[0].capitalize()}: {found}")
     return figure
 
 

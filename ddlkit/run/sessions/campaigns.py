@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -166,6 +166,19 @@ def said(case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]) -
     cells += [(predictor.OURS, end, seconds) for end, seconds in ends]
     frame = pd.DataFrame(cells, columns=["model", "quantity", "seconds"]).dropna()
     return frame.assign(case=case.key, cost="", drift="")
+
+
+def predicted_by(path: Path, cases: Iterable[Case]) -> str:
+    """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""
+    if not store.has_table(path):
+        return ""
+    there = set(store.load_table(path)["case"])
+    for case in cases:
+        if case.key not in there:
+            lacks = f"case {case.key}, {case.network} under {case.plan} over {case.link}"
+            advice = "name another file, and predict before its runs"
+            raise UserError(f"{path}: says nothing of {lacks}: {advice}")
+    return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
 
 def lacking(
@@ -376,17 +389,8 @@ class LabPoints:
         return {}
 
     def _predicted_by(self) -> str:
-        """Return how the hash begins of the table that predicted all cases; "" without. Raises UserError."""
-        path = self.path("predicted", "cases")
-        if not store.has_table(path):
-            return ""
-        there = set(store.load_table(path)["case"])
-        for case in (planned.case for planned in self.planned()):
-            if case.key not in there:
-                lacks = f"case {case.key}, {case.network} under {case.plan} in {self.shape.name}"
-                advice = "name another file, and predict before its runs"
-                raise UserError(f"{path}: says nothing of {lacks}: {advice}")
-        return str(store.load_stamp(path)["sha256"])[:DIGITS]
+        cases = [planned.case for planned in self.planned()]
+        return predicted_by(self.path("predicted", "cases"), cases)
 
     def predicted(self) -> pd.DataFrame:
         """Return rows of a table ``predicted``: what each model says of each case of the lab."""

@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 
 from ddlkit import machine, store
-from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
@@ -37,7 +36,7 @@ from ddlkit.run.measure import layers as layer_times
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
-from ddlkit.run.sessions.trained import Trained
+from ddlkit.run.sessions.trained import Trained, recorded
 from ddlkit.run.vitals import TRIES
 
 LAUNCH_S = 10.0  # starting ranks
@@ -122,14 +121,6 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     shape = lab.LabShape(count, rate, conditions=Conditions(delay_s) if delay_s else None)
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), replay.JOIN), name
-
-
-def recorded(out: Path, schema: str, name: str) -> Path:
-    """Return a table that other points gave. Raises UserError where it is not there."""
-    path = table_path(out, schema, name)
-    if not store.has_table(path):
-        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
-    return path
 
 
 @kind("drift")
@@ -388,11 +379,8 @@ def trainings(
 
     places = product(ranks or rank_counts(here), rate, delay, networks)
     for count, bits, delay_s, (name, batch) in places:
-        (members, place), at, key = (
-            place_of(here, count, bits, delay_s),
-            None,
-            f"{name}-b{batch}-p{count}",
-        )
+        members, place = place_of(here, count, bits, delay_s)
+        at, key = None, f"{name}-b{batch}-p{count}"
         if bits or [*plans] != [training.OWN_PLAN]:
             key = f"training-{name}-{place}"
             kind = f"lab-{place}" if bits else f"{place.partition('-')[2]}-p{count}"

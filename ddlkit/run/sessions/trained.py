@@ -17,9 +17,17 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, forecast_case, make_plan, predictor
 from ddlkit.model.calibration import TRAINING
 from ddlkit.run.sessions import table_path
-from ddlkit.run.sessions.campaigns import DIGITS, said, table_cost
+from ddlkit.run.sessions.campaigns import predicted_by, said, table_cost
 
 COLLECTIVE = "all_reduce"
+
+
+def recorded(out: Path, schema: str, name: str) -> Path:
+    """Return a table that other points gave. Raises UserError where it is not there."""
+    path = table_path(out, schema, name)
+    if not store.has_table(path):
+        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
+    return path
 
 
 @dataclass(frozen=True)
@@ -39,25 +47,17 @@ class Trained:
     plans: Sequence[str]
     accumulate: int = 1
 
-    def _table(self, schema: str, name: str) -> Path:
-        path = table_path(self.out, schema, name)
-        if not store.has_table(path):
-            raise UserError(
-                f"{path} is missing: run ddlkit measure {schema} --out {self.out} first"
-            )
-        return path
-
     @cached_property
     def profile(self) -> LayerProfile:
         """Its layers, measured by so many ranks at the same time."""
         return store.read_profile(
-            self._table("layers", f"{self.network}-b{self.batch}-r{self.ranks}")
+            recorded(self.out, "layers", f"{self.network}-b{self.batch}-r{self.ranks}")
         )
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
         """Rows of what messages take there."""
-        rows = store.load_table(self._table("collectives", self.messages))
+        rows = store.load_table(recorded(self.out, "collectives", self.messages))
         return rows[rows["collective"] == COLLECTIVE]
 
     @cached_property
@@ -102,7 +102,7 @@ class Trained:
         calibration = Calibration.of(
             self.collectives, also=predictor.TRIAL_COSTS, slowdown=slowdown
         )
-        samples = self._table("samples", f"{self.network}-b{self.batch}-r{self.ranks}")
+        samples = recorded(self.out, "samples", f"{self.network}-b{self.batch}-r{self.ranks}")
         scatter = predictor.scatter_of(store.load_table(samples))
         frames = []
         for case in self.cases():
@@ -114,14 +114,7 @@ class Trained:
 
     def predicted_by(self) -> str:
         """Return how the hash begins of the table that predicted its cases; "" without. Raises UserError."""
-        path = table_path(self.out, "predicted", "cases")
-        if not store.has_table(path):
-            return ""
-        there = set(store.load_table(path)["case"])
-        if lacking := [case.plan for case in self.cases() if case.key not in there]:
-            lacks = f"{self.key} under {', '.join(lacking)}"
-            raise UserError(f"{path}: says nothing of {lacks}: choose another directory")
-        return str(store.load_stamp(path)["sha256"])[:DIGITS]
+        return predicted_by(table_path(self.out, "predicted", "cases"), self.cases())
 
 
 def predicted_trainings(asked: Sequence[tuple[str, Trained]], out: Path) -> pd.DataFrame:
