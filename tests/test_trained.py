@@ -99,6 +99,7 @@ def recorded(level: float) -> pd.DataFrame:
     for key, row in cases.iterrows():
         case = Case.from_row(row.to_dict())
         how: dict[str, Any] = {"compute_scatter": scatter[case.profile_sha256], "level": level}
+        how["compute_drift"] = 0.0  # of which that campaign knew nothing
         forecast = forecast_case(case, workloads, known, **how)
         point_s, ends_s = forecast.prediction.iteration_s, forecast.interval_s or (0.0, 0.0)
         assert point_s == row["model_iteration_s"], "to the last digit"

@@ -85,7 +85,7 @@ def is_numbers(value: Any) -> bool:
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
 layers, collectives, slowdown, copies, training, replay, campaign, convergence, input, estimators (what
-PyTorch's own cost models say), all (without the last three)"""
+PyTorch's own cost models say), all (without the last four)"""
 _MODEL = """for layers, your own: the function gives (model, loss) or (model, loss, optimizer), where loss()
 does one forward pass and returns the scalar; or torchvision:resnet50:32; also under torchrun or srun"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ REPEATS_WITHIN = 0.1
 """How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
 PREDICTED = (*REAL_MODELS, MEASURED, TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
+_ENDS = "lower_s", "upper_s"
 
 
 # -- what was measured, and what is predicted of it -----------------------------------------------
@@ -115,7 +117,7 @@ def validate(
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
             values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
-        values["lower_s"], values["upper_s"] = ours.interval_s or (math.nan, math.nan)
+        values["lower_s"], values["upper_s"] = ours.paired_s or (math.nan, math.nan)
         values["contention"] = calibration.of_case(case).contention is not None
         predicted.append({**values, "predicted_compute_s": workload.compute_s})
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
@@ -147,7 +149,7 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     if "contention" in cases:
         drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
         drifted_s = drifted_s.where(cases["contention"], 0.0)
-        ends = {end: cases[end] + drifted_s for end in ("lower_s", "upper_s")}
+        ends = {end: cases[end] + drifted_s for end in _ENDS}
         cases = cases.assign(**ends)
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
     name += np.where(cases["density"] < 1, ", sparse", "")
@@ -212,6 +214,27 @@ def trained(campaign: Source) -> pd.DataFrame:
     return labelled(cases[~cases["marked"]])
 
 
+# -- live runs of the suite quick ----------------------------------------------------------------
+
+
+def live_cases(run: Source) -> pd.DataFrame:
+    """Return a row per case of a live run, by its own tables: what was predicted, paired where it trains."""
+    cases = judge(run, run, marked=True)
+    paired_s = cases["measured_compute_s"] + cases["model_exposed_s"]
+    predicted_s = cases["model_iteration_s"].where(cases["kind"] != TRAINING, paired_s)
+    cases = cases.assign(predicted_s=predicted_s, measured_s=cases["measured_iteration_s"])
+    of_case = ["case", "kind", "network", "link", "plan"]
+    return cases[[*of_case, "predicted_s", *_ENDS, "measured_s", "marked"]]
+
+
+def live() -> pd.DataFrame:
+    """Return all such rows that were recorded, by ``run`` and ``condition``, with error and ``inside``."""
+    cases = pd.read_csv(store.DATA / "live.csv")
+    cases["model_iteration_s"] = cases["predicted_s"]
+    cases["model_error"] = cases["predicted_s"] / cases["measured_s"] - 1
+    return cases.assign(inside=cases["measured_s"].between(cases["lower_s"], cases["upper_s"]))
+
+
 # -- scores ---------------------------------------------------------------------------------------
 
 
@@ -265,6 +288,14 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     return float((ours - theirs).mean()), float(lower), float(upper)
 
 
+_OF_LIVE = {"inside": "coverage", "half_width": "half_width_share", "error": "median_error"}
+
+
+def _of_kind(kind: str, statistic: str, cases: pd.DataFrame) -> float:
+    """Return a statistic of a kind of cases, none that was disturbed."""
+    return STATISTICS[statistic](cases[(cases["kind"] == kind) & ~cases["marked"]])
+
+
 STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "median_error": lambda cases: cases["model_error"].abs().median(),
     "median_exposed_error": lambda cases: cases["model_exposed_error"].abs().median(),
@@ -287,8 +318,15 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     )[0],
     "cases": len,
     "much_exposed_cases": lambda cases: len(much_exposed(cases)),
+    "marked": lambda cases: cases["marked"].mean(),
+    "unmarked": lambda cases: 1 - cases["marked"].mean(),
+    "inside": lambda cases: STATISTICS["coverage"](cases[~cases["marked"]]),
+    **{
+        f"{kind}s_{name}": partial(_of_kind, kind, statistic)
+        for kind, (name, statistic) in product(("replay", TRAINING), _OF_LIVE.items())
+    },
 }
-"""What a goal may ask of `labelled` cases."""
+"""What a goal may ask of `labelled` cases, or of those of `live`."""
 
 
 class Goal(NamedTuple):

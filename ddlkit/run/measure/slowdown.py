@@ -33,7 +33,7 @@ from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
 AS_LONG = 1.5  # how long messages last beside compute, over an iteration by itself
-FIRST = 8  # messages, which tell how many are needed
+FIRST, FIRST_BYTES = 8, 2**23  # messages, or bytes in at least two, which tell how many are needed
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
 ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
@@ -102,8 +102,9 @@ class _Pair:
         alone_s = float(slowest([sum(self._phases())])[0])
         for size in settings.sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            beside_s = max(float(slowest([self._together(buffer, FIRST)[1]])[0]) for _ in range(2))
-            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s * FIRST / beside_s))
+            few = max(2, min(FIRST, FIRST_BYTES // size))
+            beside_s = max(float(slowest([self._together(buffer, few)[1]])[0]) for _ in range(2))
+            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s * few / beside_s))
 
     def round(self) -> Iterator[Row]:
         """Yield a row for each thing that is timed; of compute alone the mean."""

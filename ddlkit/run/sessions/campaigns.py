@@ -162,7 +162,7 @@ def said(case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]) -
     """Return rows of a table ``predicted``, of one case: iteration and exposed by each model."""
     cells = [(model, "iteration", seconds) for model, (seconds, _) in times.items()]
     cells += [(model, "exposed", seconds) for model, (_, seconds) in times.items()]
-    ends = zip(("lower", "upper"), ours.interval_s or (), strict=False)
+    ends = zip(("lower", "upper"), ours.paired_s or (), strict=False)
     cells += [(predictor.OURS, end, seconds) for end, seconds in ends]
     frame = pd.DataFrame(cells, columns=["model", "quantity", "seconds"]).dropna()
     return frame.assign(case=case.key, cost="", drift="")
