@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -292,6 +293,25 @@ def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
         now = judged[row.goal]
         assert float(row.reached) == pytest.approx(now["reached"], rel=1e-5)
         assert not row.held or (row.wanted, row.held) == (now["wanted"], str(now["holds"]))
+
+
+def test_live_runs_reach_what_was_frozen() -> None:
+    """Each row of reports/goals.csv, and of coverage.csv without the marked and with them."""
+    live = accuracy.live()
+    runs = live.groupby("condition")["run"].nunique()
+    assert runs["quiet"] >= 5 and not live.duplicated(["run", "case"]).any()
+    goals = [accuracy.Goal(**entry) for entry in OF_FILE["live"]]
+    now = {g.goal: g.judged(live[live["condition"] == g.goal.partition(":")[0]]) for g in goals}
+    for row in GOALS[GOALS["campaign"] == "live"].itertuples():
+        assert float(row.reached) == pytest.approx(now[row.goal]["reached"], rel=1e-5)
+        assert (row.wanted, row.held) == (now[row.goal]["wanted"], str(now[row.goal]["holds"]))
+    quiet = live[live["condition"] == "quiet"]
+    rows = COVERAGE[COVERAGE["campaign"] == "live"].itertuples()
+    for kind, marked in itertools.product(("replay", "training"), (False, True)):
+        cases = quiet[(quiet["kind"] == kind) & (marked | ~quiet["marked"])]
+        row = next(rows)
+        assert float(row.reached) == pytest.approx(cases["inside"].mean(), rel=1e-5)
+        assert int(row.n) == len(cases)
 
 
 def test_other_recordings_reach_what_was_frozen() -> None:

@@ -164,7 +164,7 @@ def judge(
 ) -> pd.DataFrame:
     """Return a recording's `labelled` cases by profiles ``beside`` it, none that the processor limited.
 
-    marked : whether to return those, too, of a machine that was disturbed here
+    marked : whether to return what was disturbed or limited here, too
     """
     workloads, runs = beside.workloads(), own.table("runs")
     runs = runs[runs["profile_sha256"].isin(workloads)]
@@ -178,9 +178,11 @@ def judge(
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
-    if own.is_live("runs") and not marked:  # what was recorded before had no marks
-        cases = cases[~cases["marked"]]
-    return labelled(cases[~cases["processor_limited"]])
+    limited = cases["processor_limited"]
+    if not own.is_live("runs"):  # what was recorded before had no marks
+        return labelled(cases[~limited])
+    cases["marked"] |= limited
+    return labelled(cases if marked else cases[~cases["marked"]])
 
 
 # -- predictions that were written before their runs ----------------------------------------------
