@@ -17,31 +17,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddlkit import __version__
-from ddlkit.cli import predicting
+from ddlkit.cli import advising, predicting
 from ddlkit.cli.command import COMMANDS, arg, command, flag
 from ddlkit.core.errors import UserError, one_line
 
-assert predicting  # whose import registers its commands
+assert advising and predicting  # whose imports register their commands
 
-_LINKS, _OMIT = "links no longer change: make a lab of each kind", "leave it out"
-_READ = "give --inputs TABLE, as ddlkit measure input writes it"
-_TABLES = "give tables, whose medians are taken, or a cost (JSON) of another form"
-_FORECASTS, _CHANGES = ("predict", "plan", "what-if"), ("change", "--change", "--rank-rate")
-_LAB = "queue burst framing json congestion ranks-per-node intra-rate seed"
-GONE = {
-    "bench": "time ddlkit.predict and ddlkit.make_plan by python -m timeit",
-    "measure --algorithm": "the library's own is measured; notebook 11 has recorded times of others",
-    "lab campaign": "write ddlkit measure FILE.yml, with --predict to write predictions first",
-    **{f"lab {word}": _LINKS for word in (*_CHANGES, "--rank-delay")},
-    **{f"lab --{word}": _OMIT for word in _LAB.split()},
-    "lab --jitter": "a link's delay is the same for all packets: give --delay",
-    "lab --background": "others' traffic is a lower --rate",
-    **{f"{name} --samples": "compare with the table of real training" for name in _FORECASTS},
-    **{f"{name} --selection-form": _TABLES for name in _FORECASTS},
-    **{f"what-if --{word}-s": _READ for word in ("io", "decode", "h2d")},
-    "what-if --shared-disk": "give --gpus-per-machine, whose GPUs share a disk",
-    "what-if --iterations": "ten follow one another",
-}
+GONE: dict[str, str] = json.loads(Path(__file__).with_name("gone.json").read_text("utf-8"))
 """Commands and words of earlier versions, and what to do instead."""
 ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
 LIMITS = {

@@ -129,8 +129,13 @@ _INPUTS = (
 )
 
 
-def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any]:
-    """Return the forecast under the plan ``spec``, what is doubtful of it (also warned of), the profile."""
+OPTIONAL = tuple(
+    (names, {**how, "required": False} if "required" in how else how) for names, how in _INPUTS[:-1]
+)
+
+
+def forecast_of(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any, Any]:
+    """Return the forecast under the plan ``spec``, what is doubtful (also warned of), profile, costs."""
     from ddlkit import formats, store
     from ddlkit.model import forecast
     from ddlkit.model.predictor import plan_beside
@@ -158,7 +163,7 @@ def _forecast(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str],
     n_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
     doubtful = [*notes, *doubts(profile.device, cost, measured, n_bytes)]
     _warn(doubtful)
-    return predicted, doubtful, profile
+    return predicted, doubtful, profile, communication
 
 
 REAL = """compute and messages are taken not to slow each other down; in recorded training they cost
@@ -280,7 +285,7 @@ def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, A
     arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
 )
 def predict(arguments: argparse.Namespace) -> None:
-    predicted, doubtful, _ = _forecast(arguments, arguments.plan)
+    predicted, doubtful, *_ = forecast_of(arguments, arguments.plan)
     iteration, interval_s = predicted.iteration, predicted.interval_s
     names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {name: getattr(predicted.prediction, name) for name in (*names, "scaling_factor")}
@@ -317,7 +322,7 @@ def _contention(iteration: Any) -> dict[str, float]:
     arg("--planner", default="exact", help=f"as {_PLANS} [exact]"),
 )
 def plan(arguments: argparse.Namespace) -> None:
-    predicted, doubtful, _ = _forecast(arguments, arguments.planner)
+    predicted, doubtful, *_ = forecast_of(arguments, arguments.planner)
     iteration_s, chosen = predicted.prediction.iteration_s, predicted.iteration.plan
     proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
     if _is_real(arguments) and chosen.least_s is not None:
@@ -338,10 +343,7 @@ def plan(arguments: argparse.Namespace) -> None:
     "write a plan or a cost as PyTorch takes it",
     arg("given", type=Path, nargs="?", metavar="COST", help="as --cost"),
     arg("--to", choices=("ddp", "inductor", "profile"), required=True, help="who takes it"),
-    *(
-        (names, {**how, "required": False} if "required" in how else how)
-        for names, how in _INPUTS[:-1]
-    ),
+    *OPTIONAL,
     arg("--planner", default="exact", help=f"for ddp: as {_PLANS} [exact]"),
     arg("--torch", metavar="VERSION", help="for which [the installed one]"),
 )
@@ -356,7 +358,7 @@ def export(arguments: argparse.Namespace) -> None:
         return
     if arguments.profile is None:
         raise UserError("--to ddp: give --profile, the layers whose gradients are sent")
-    print(texts.ddp(_forecast(arguments, arguments.planner)[0].iteration, version))
+    print(texts.ddp(forecast_of(arguments, arguments.planner)[0].iteration, version))
 
 
 _NOT_IN_THE_GRAPH = {
@@ -399,7 +401,7 @@ def what_if(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{option}: the graph has no task for it: leave it out")
     changes = [_change(text, "=") for text in arguments.scale]
     changes += [_change(text, ":", "rank:") for text in arguments.straggler]
-    predicted, doubtful, profile = _forecast(arguments, arguments.plan)
+    predicted, doubtful, profile, _ = forecast_of(arguments, arguments.plan)
     plan, cost = predicted.iteration.plan, predicted.iteration.cost
     before = Iteration(predicted.iteration.workload, plan, cost)
     other = profile.resized(dict(_change(text, "=") for text in arguments.layer))

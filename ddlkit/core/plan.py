@@ -102,21 +102,23 @@ def buffer(
 DDP_FIRST_BYTES, DDP_BUCKET_BYTES = units.MIB, 25 * units.MIB
 
 
-def ddp(workload: Workload) -> FusionPlan:
+def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     """Return PyTorch's buckets: one closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
+
+    cap_bytes : by bucket_cap_mb, then of all buckets, the first included
 
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
     (2, 4)
     """
-    ends, filled, cap = [], 0, DDP_FIRST_BYTES
+    ends, filled, cap = [], 0, cap_bytes or DDP_FIRST_BYTES
     for i, size in enumerate(workload.bytes.tolist()):
         filled += size
         if filled >= cap:
             ends.append(i + 1)
-            filled, cap = 0, DDP_BUCKET_BYTES
+            filled, cap = 0, cap_bytes or DDP_BUCKET_BYTES
     if filled:
         ends.append(workload.n)
-    return FusionPlan("ddp", tuple(ends))
+    return FusionPlan(f"ddp:{cap_bytes}B" if cap_bytes else "ddp", tuple(ends))
 
 
 def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> FusionPlan:
@@ -473,7 +475,9 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
 planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(lambda workload, *_: none(workload))
 planner("single", look=("#1b1b1b", "s", "--", ""))(lambda workload, *_: single(workload))
-planner("ddp", label="DDP", look=("#009e73", "D", ":", "///"))(lambda workload, *_: ddp(workload))
+planner("ddp", label="DDP", look=("#009e73", "D", ":", "///"), examples=("ddp", "ddp:25MiB"))(
+    lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0)
+)
 planner("exact", look=("#00588f", "*", "-", "xxx"))(
     lambda workload, cost, text: exact(workload, needed_cost(cost, "exact"))
 )

@@ -243,7 +243,9 @@ class Noise:
             drift, degrees = np.hypot(drift, prior), np.full(len(sizes), PRIOR_DEGREES)
         return cls(sizes, ratios, drift, degrees)
 
-    def factors(self, n_bytes: ArrayLike, draws: int, seed: int = 0) -> Floats:
+    def factors(
+        self, n_bytes: ArrayLike, draws: int, seed: int = 0, scatter: bool = True
+    ) -> Floats:
         """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""
         from scipy.stats import t as student
 
@@ -252,7 +254,7 @@ class Noise:
         random = np.random.default_rng(seed)
         drifted = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
         factors = np.exp(drifted * self.drift[nearest])
-        for index in np.unique(nearest):
+        for index in np.unique(nearest) if scatter else ():
             chosen = nearest == index
             factors[:, chosen] *= random.choice(self.ratios[index], (draws, int(chosen.sum())))
         return factors

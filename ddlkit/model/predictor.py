@@ -79,28 +79,42 @@ def forecast(
         where contention is known
     level : share of single iterations that should lie in the interval
     """
-    cost, draws = communication.cost, communication.draws
+    cost, beside = communication.cost, communication.contention
     if cost.selects:
         selecting_s = cost.selection_s(plan.group_bytes(workload))
         workload = with_selection(workload, plan, selecting_s)
     iteration = Iteration(workload, plan, cost, communication.link, copy_s_per_byte)
-    slowed: Floats | None = None
-    if beside := communication.contention:
-        slowed = beside.of_messages(iteration.group_bytes, len(draws))
-        iteration = with_contention(iteration, beside)
-    if not draws:
-        return Forecast(iteration, None)
-    factors: Floats | float = 1.0
-    if communication.noise is not None:
-        sent_bytes = iteration.group_bytes * getattr(cost, "density", 1.0)
-        factors = communication.noise.factors(sent_bytes, len(draws))
-    slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
-    drifted = np.ones(len(draws))
     if beside:
-        drifted = np.exp(compute_drift * np.random.default_rng(2).standard_normal(len(draws)))
-    drawn_s = iteration.draws(draws, factors, slower * drifted, slowed)
+        iteration = with_contention(iteration, beside)
+    if not communication.draws:
+        return Forecast(iteration, None)
+    drawn_s, drifted = drawn(iteration, communication, compute_scatter, compute_drift)
     both = interval(drawn_s, level), interval(drawn_s - workload.compute_s * (drifted - 1), level)
     return Forecast(iteration, *((float(lower_s), float(upper_s)) for lower_s, upper_s in both))
+
+
+def drawn(
+    iteration: Iteration,
+    communication: Communication,
+    compute_scatter: Floats = STEADY,
+    compute_drift: float = COMPUTE_DRIFT,
+    scatter: bool = True,
+) -> tuple[Floats, Floats]:
+    """Return (B,) iterations by draws, and (B,) how much compute has drifted in each: of every plan as much.
+
+    scatter : whether single messages scatter, as in a single iteration
+    """
+    draws, beside = communication.draws, communication.contention
+    factors: Floats | float = 1.0
+    if communication.noise is not None:
+        sent_bytes = iteration.group_bytes * getattr(iteration.cost, "density", 1.0)
+        factors = communication.noise.factors(sent_bytes, len(draws), scatter=scatter)
+    slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
+    drifted, slowed = np.ones(len(draws)), None
+    if beside:
+        drifted = np.exp(compute_drift * np.random.default_rng(2).standard_normal(len(draws)))
+        slowed = beside.of_messages(iteration.group_bytes, len(draws))
+    return iteration.draws(draws, factors, slower * drifted, slowed), drifted
 
 
 def with_contention(iteration: Iteration, beside: Contention) -> Iteration:

@@ -1,22 +1,39 @@
-"""The layers of any model that a user's file gives, alone or in each rank that torchrun or Slurm started."""
+"""Any model that a user's file gives: its layers, and all else that an advice on its buckets needs.
+
+Alone, or in each rank that torchrun, Slurm or our launcher started.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
+from ddlkit.core.units import KIB, MIB, format_seconds
 from ddlkit.core.workload import LayerProfile
+from ddlkit.formats.export import bucket_caps_mb
+from ddlkit.model import Calibration
+from ddlkit.model.advice import DEFAULT, Advice
+from ddlkit.model.contention import Contention
+from ddlkit.model.predictor import scatter_of
+from ddlkit.run import clock
 from ddlkit.run.clock import Budget
-from ddlkit.run.jobs.rank import Rank, everyones, joined
+from ddlkit.run.jobs.rank import Rank, Tables, agree_all, everyones, job, joined, slowest
+from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job, whole_size
 from ddlkit.run.measure.layers import compute_on, profile_training
-from ddlkit.run.nets.given import SYNC_BUFFERS, Training, load
+from ddlkit.run.measure.slowdown import NO_BUFFERS, slowed
+from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, load
 from ddlkit.run.sessions import Origin, table_path
 
 MEETING_S = 300.0  # until all ranks have built the model
@@ -34,24 +51,22 @@ def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dic
     with joined(MEETING_S) as me, compute_on(given, me.device, ""):
         training = loaded_together(given, me, notes)
         training.accumulate = accumulate
-        types = {str(p.dtype).removeprefix("torch.") for p in training.trained().values()}
-        precision = "+".join(sorted(types)).replace("bfloat", "bf").replace("float", "fp")
-        profile, samples = profile_training(training, precision, budget, me)
+        tables, profile = layers_of(training, budget, me)
         order = order_beside_ddp(training, profile)
     if me.rank:
         return {}
     notes += remarks(training, profile)
     for note in notes:
         me.say(note)
-    how = precision, me.world_size, me.torch_threads
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
-    name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
-    for schema, rows in {"samples": samples, "layers": store.profile_frame(profile, *how)}.items():
+    name, samples = f"{profile.network}-b{profile.batch}-r{me.world_size}", tables["samples"]
+    for schema, rows in tables.items():
         origin.save(path := table_path(out, schema, name), rows, schema)
     median = samples.groupby("quantity")["seconds"].median()
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")  # drift meets both
     return {
-        **{"network": profile.network, "device": profile.device, "precision": precision},
+        **{"network": profile.network, "device": profile.device},
+        **{"precision": samples["precision"].iloc[0]},
         **{"ranks": me.world_size, "tensors": len(profile.tensor)},
         "gradient_bytes": int(profile.gradient_bytes.sum()),
         **{f"{phase}_s": float(median[phase]) for phase in ("forward", "backward", "update")},
@@ -59,6 +74,15 @@ def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dic
         "order": order,
         "profile": str(path),
     }
+
+
+def layers_of(training: Training, budget: Budget, me: Rank) -> tuple[Tables, LayerProfile]:
+    """Return tables ``samples`` and ``layers`` of any training, and its profile, by all ranks at once."""
+    types = {str(p.dtype).removeprefix("torch.") for p in training.trained().values()}
+    precision = "+".join(sorted(types)).replace("bfloat", "bf").replace("float", "fp")
+    profile, samples = profile_training(training, precision, budget, me)
+    how = precision, me.world_size, me.torch_threads
+    return {"samples": samples, "layers": store.profile_frame(profile, *how)}, profile
 
 
 def loaded_together(given: str, me: Rank, notes: list[str]) -> Training:
@@ -141,3 +165,163 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
         yield f"{len(missing)} tensors get no gradient and have no row: {', '.join(missing[:3])}"
     if (share := profile.backward_s[-1] / profile.backward_s.sum()) > LATE:
         yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
+
+
+# -- advice ---------------------------------------------------------------------------------------
+
+LISTS = "bucket_cap_mb_list" in DDP_OPTIONS  # torch 2.11 and later
+SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
+FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = 0.2, 0.4, 0.3  # shares of the time to measure in
+LEAST = 40.0  # iterations in the last of these, below which it says nothing
+ROUNDS, FEWEST, WARMUP, TRIED = 10, 3, 3, 2
+EACH = Budget(0, 3, 3, math.inf, 0.0)  # iterations of a plan in a round
+MEASURED = ("layers", "collectives", "slowdown")
+
+
+@dataclass(frozen=True)
+class AdviseSettings:
+    """Whose training, as `load` takes it, and seconds to measure in, and to confirm in."""
+
+    model: str
+    accumulate: int = 1
+    measure_s: float = 180.0
+    confirm_s: float = 180.0
+
+
+@job(AdviseSettings, "layers", "samples", "collectives", "slowdown", "trials")
+def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
+    """Measure what is not there yet, layers first; then train in turn by the default and the best plans.
+
+    Raises UserError where there is too little time, and for training whose buckets cannot be chosen.
+    """
+    notes, begun_s = list[str](), time.monotonic()
+    with compute_on(settings.model, me.device, ""):
+        training = loaded_together(settings.model, me, notes)
+        training.accumulate = settings.accumulate
+        _refuse(training, settings)
+        whole = sum(p.nbytes for p in training.trained().values())
+        sizes = [size for size in SIZES if size < whole] + [whole_size(whole, me.world_size)]
+        for what, there in zip(MEASURED, _told(me, _there(me, training)), strict=True):
+            if there:
+                continue
+            spare_s = settings.confirm_s + settings.measure_s - (time.monotonic() - begun_s)
+            me.say(f"{what}; about {format_seconds(max(1.0, spare_s))} left")
+            if what == "layers":
+                budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
+                tables, profile = layers_of(training, budget, me)
+                notes += remarks(training, profile)
+                yield tables
+            elif what == "collectives":
+                each = Budget(1, 4, 100, FOR_MESSAGES * settings.measure_s / len(sizes))
+                how = CollectivesSettings(("all_reduce",), sizes, each, 4)
+                yield from collectives_job.part(me, how)
+            else:
+                beside = sorted({min(SIZES[1], whole), whole // 8 // 4 * 4 or whole, whole})
+                yield from slowed(me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3)
+        for note in notes:
+            me.say(note)
+        yield from trial(me, training, _plans(me), settings.confirm_s)
+
+
+def _there(me: Rank, training: Training) -> list[float]:
+    """Return which tables a run before left on rank 0: none, if they are of another model."""
+    paths = [me.out / f"{name}.csv" for name in MEASURED]
+    if me.rank or not store.has_table(paths[0]):
+        return [0.0] * len(paths)
+    profile = store.read_profile(paths[0])
+    sizes = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
+    same = sizes == {name: p.numel() for name, p in training.trained().items()}
+    return [float(same and store.has_table(path)) for path in paths]
+
+
+def _told(me: Rank, values: Sequence[float]) -> list[float]:
+    """Return the numbers of rank 0, who alone has the tables, on all ranks."""
+    count = int(everyones([len(values)])[0][0])
+    return list(everyones([*values] if me.rank == 0 else [0.0] * count)[0].tolist())
+
+
+def _refuse(training: Training, settings: AdviseSettings) -> None:
+    """Raise UserError for training of which DDP would not make the buckets, or too little time."""
+    if (times := training.backwards) > 1:
+        advice = "let it run one batch, and give --accumulate"
+        raise UserError(f"{settings.model}: loss() runs backward {times} times: {advice}")
+    ready, begun_s = set[str](), time.perf_counter()
+    with training.watched(lambda _: None, ready.add):
+        training.iterate()
+        clock.synchronizer(training.device)()
+    iteration_s = slowest([time.perf_counter() - begun_s])[0]
+    if missing := training.trained().keys() - ready:
+        what = f"{len(missing)} tensors get no gradient, as {min(missing)}"
+        advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
+        raise UserError(f"{settings.model}: {what}: {advice}")
+    if (needed_s := LEAST * iteration_s / FOR_SLOWDOWN) > settings.measure_s:
+        minutes = math.ceil(needed_s / 6) / 10
+        took = f"an iteration takes {format_seconds(iteration_s)}"
+        raise UserError(f"--minutes {settings.measure_s / 60:g}: {took}: give {minutes:g} or more")
+
+
+def read_advice(out: Path) -> Advice:
+    """Return the advice by the tables that a job left in a directory."""
+    names = ("collectives", "slowdown", "samples")
+    rows, slowdown, samples = (store.load_table(out / f"{name}.csv", name) for name in names)
+    at = str(rows["link"].iloc[0]), int(rows["ranks"].iloc[0])
+    known = replace(Calibration.of(rows).between(*at), contention=Contention.of(slowdown))
+    # Accumulated batches are in the profile: an iteration is what was measured.
+    work = store.read_profile(out / "layers.csv").workload()
+    return Advice.of(work, known, scatter_of(samples), LISTS)
+
+
+def _plans(me: Rank) -> dict[str, list[int]]:
+    """Return bytes of buckets by plan, named on rank 0, who finds them; none for the default."""
+    names, told = list[str](), list[float]()
+    if me.rank == 0:
+        ranked = [option for option in read_advice(me.out).ranked if option.name != DEFAULT]
+        names = [option.name for option in ranked[: TRIED * LISTS]]
+        for option in ranked[: len(names)]:
+            told += [0.0, *option.iteration.group_bytes.tolist()]
+    plans: dict[str, list[int]] = {DEFAULT: []}
+    for number in _told(me, told):
+        if not number:  # a plan begins
+            plans[names[len(plans) - 1] if names else str(len(plans))] = []
+        else:
+            plans[[*plans][-1]].append(int(number))
+    return plans
+
+
+def trial(
+    me: Rank, training: Training, plans: Mapping[str, Sequence[int]], max_s: float
+) -> Iterator[Tables]:
+    """Yield table ``trials``, round by round: real iterations under each plan in turn, of the slowest rank.
+
+    plans : bytes of buckets, none for the default. Ends after ROUNDS, or ``max_s`` but for FEWEST; a plan of
+    which DDP makes other buckets is left out, and said so.
+    """
+    gpu = [me.device.index] if me.device.type == "cuda" else None
+    wrapped, begun_s = {}, time.monotonic()
+    for name, sizes in plans.items():
+        how: dict[str, Any] = {"bucket_cap_mb_list": bucket_caps_mb(sizes)} if sizes else {}
+        ddp: Any = training.wrap(device_ids=gpu, init_sync=False, **NO_BUFFERS, **how)
+        for _ in range(WARMUP):
+            training.iterate()
+        log = ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
+        made = [int(n) for n in log.replace(",", " ").split()]
+        if sizes and made != [*sizes]:
+            asked = f"asked for {len(sizes)} buckets, DDP made {len(made)}"
+            me.say(f"plan {name} is not tried: {asked}")
+        else:
+            wrapped[name] = ddp
+    for repeat in range(ROUNDS):
+        if repeat >= FEWEST and not agree_all(time.monotonic() - begun_s < max_s):
+            return me.say(f"{repeat} rounds of {ROUNDS} fitted: the interval is wider")
+        seconds = dict[str, float]()
+        for name, ddp in wrapped.items():
+            training.use(ddp)
+            dist.barrier()
+            wait = clock.synchronizer(training.device)
+            each = clock.measure(training.iterate, EACH, synchronize=wait)
+            seconds[name] = float(np.median(slowest(each)))
+        said = (f"{name} {format_seconds(each)}" for name, each in seconds.items())
+        me.say(f"round {repeat + 1} of {ROUNDS}: {', '.join(said)}")
+        frame = pd.DataFrame({"policy": [*seconds], "seconds": [*seconds.values()]})
+        of = {"network": training.network, "ranks": me.world_size, "link": me.link}
+        yield {"trials": frame.assign(**of, repeat=repeat)}

@@ -7,7 +7,6 @@ DDP's buckets take is timed where nobody sends them: a hook answers at once.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from ddlkit.run.clock import Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.training import copy_s_per_byte
-from ddlkit.run.nets.given import Training, known
+from ddlkit.run.nets.given import SYNC_BUFFERS, Training, known
 from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
@@ -37,6 +36,7 @@ FIRST, FIRST_BYTES = 8, 2**23  # messages, or bytes in at least two, which tell 
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
 ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
+NO_BUFFERS: Any = {SYNC_BUFFERS: False}
 Row = tuple[str, str, int, int, float]
 """quantity, what it was timed beside, bytes and number of messages or buckets, seconds"""
 
@@ -58,49 +58,61 @@ class SlowdownSettings:
 
 @job(SlowdownSettings, "slowdown")
 def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
+    """Yield `slowed` of a network of the registry."""
+    name = settings.network
+    with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
+        torch.manual_seed(0)
+        training = known(name, settings.batch, me.device, PRECISION)
+        yield from slowed(me, training, settings.sizes, settings.max_s, settings.min_repeats)
+
+
+def slowed(
+    me: Rank, training: Training, sizes: Sequence[int], max_s: float, min_repeats: int
+) -> Iterator[Tables]:
     """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
     names = ["quantity", "beside", "bytes", "messages", "seconds"]
     place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
-    labels = {"network": settings.network, "batch": settings.batch, "precision": PRECISION}
+    labels = {"network": training.network, "batch": training.batch, "precision": PRECISION}
     labels |= {"device": me.device.type, "backend": me.backend}
-    with compute_on(f"{settings.network} beside all-reduces", me.device, PRECISION):
-        torch.manual_seed(0)
-        pair, retries = _Pair(me, settings), Retries()
-        begun_s, repeat = time.perf_counter(), 0
-        while repeat < settings.min_repeats or not agree_all(
-            time.perf_counter() - begun_s >= settings.max_s
-        ):
-            watch = Watch(me.rank)
-            rows = [*pair.round()]
-            if retries.again(usage_of_all(watch.usage())):
-                continue
-            frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
-            yield {"slowdown": frame}
-            repeat += 1
-        medians = frame.groupby(["quantity", "beside"])["seconds"].median()
-        alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
-        me.say(f"{settings.network}: backward {alone} alone, {beside} beside messages")
+    pair, retries = _Pair(me, training, sizes), Retries()
+    begun_s, repeat = time.perf_counter(), 0
+    while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
+        watch = Watch(me.rank)
+        rows = [*pair.round()]
+        if retries.again(usage_of_all(watch.usage())):
+            continue
+        frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
+        yield {"slowdown": frame}
+        repeat += 1
+    medians = frame.groupby(["quantity", "beside"])["seconds"].median()
+    alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
+    me.say(f"{training.network}: backward {alone} alone, {beside} beside messages")
 
 
 class _Pair:
-    """A network and messages on this rank; every rank must call every method alike."""
+    """A training and messages on this rank; every rank must call every method alike."""
 
-    def __init__(self, me: Rank, settings: SlowdownSettings) -> None:
-        self.me, how = me, (settings.network, settings.batch, me.device, PRECISION)
-        model = known(*how).model
-        sent = [p for p in model.parameters() if p.requires_grad]
+    def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
+        self.me, self.training = me, training
+        sent = [*training.trained().values()]
         self.bytes, caps = sum(p.nbytes for p in sent), {1: ONE_BUCKET, len(sent): A_BUCKET_EACH}
-        self.training = {n: known(*how, model=copy.deepcopy(model)) for n in caps}
         gpu = [me.device.index] if me.device.type == "cuda" else None
-        for n, training in self.training.items():
-            ddp = training.wrap(device_ids=gpu, init_sync=False, bucket_cap_mb=caps[n])
+        self.ddp = {
+            n: training.wrap(device_ids=gpu, init_sync=False, bucket_cap_mb=cap, **NO_BUFFERS)
+            for n, cap in caps.items()
+        }
+        for ddp in self.ddp.values():
             ddp.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
-        for training in self.training.values():
+            training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
+            inside: Any = ddp.module
+            if not inside.called:
+                needed = "loss() does not call the model itself, as DDP needs"
+                raise UserError(f"{training.network}: {needed}")
         self.buffers: dict[int, tuple[torch.Tensor, int]] = {}
         alone_s = float(slowest([sum(self._phases())])[0])
-        for size in settings.sizes:
+        for size in sizes:
             buffer = torch.zeros(size // 4, device=me.device)
             few = max(2, min(FIRST, FIRST_BYTES // size))
             beside_s = max(float(slowest([self._together(buffer, few)[1]])[0]) for _ in range(2))
@@ -109,7 +121,7 @@ class _Pair:
     def round(self) -> Iterator[Row]:
         """Yield a row for each thing that is timed; of compute alone the mean."""
         alone: list[Floats] = []
-        copied_s = self.bytes * copy_s_per_byte(self.me, self.training[1].model)
+        copied_s = self.bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.bytes, 1, copied_s
         for size, (buffer, count) in self.buffers.items():
             alone.append(self._phases())
@@ -119,7 +131,7 @@ class _Pair:
             yield from self._rows(MESSAGES, size, count, phases)
             yield "message", COMPUTE, size, count, slowest([beside_s])[0] / count
         yield from self._rows(NOTHING, 0, 0, np.mean(alone, axis=0))
-        for count in self.training:
+        for count in self.ddp:
             yield from self._rows(BUCKETS, self.bytes, count, self._phases(count, send=True))
 
     def _rows(self, beside: str, size: int, count: int, seconds: Floats) -> Iterator[Row]:
@@ -128,16 +140,15 @@ class _Pair:
 
     def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
         """Return seconds of forward, backward and update; with ``send`` gradients fill buckets."""
-        training, marks = self.training[buckets], Marks(self.me.device)
+        marks = Marks(self.me.device)
         dist.barrier()
-        self._iterate(training, marks, send)
+        self._iterate(buckets, marks, send)
         return np.diff(marks.seconds())
 
-    @staticmethod
-    def _iterate(training: Training, marks: Marks, send: bool = False) -> None:
-        assert training.ddp is not None
-        with nullcontext() if send else training.ddp.no_sync():
-            training.iterate(marks.mark)
+    def _iterate(self, buckets: int, marks: Marks, send: bool = False) -> None:
+        ddp = self.training.use(self.ddp[buckets])
+        with nullcontext() if send else ddp.no_sync():
+            self.training.iterate(marks.mark)
 
     def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
         """Return seconds of so many messages posted at once, with nothing beside them."""
@@ -150,7 +161,7 @@ class _Pair:
         sending, marks = _Sending(self.me, buffer, count), list[Marks]()
         while not marks or not sending.done():
             marks.append(Marks(self.me.device))
-            self._iterate(self.training[1], marks[-1])
+            self._iterate(1, marks[-1])
             clock.synchronizer(self.me.device)()
         # The last one was beside messages in part only.
         whole = marks[: max(1, len(marks) - 1)]

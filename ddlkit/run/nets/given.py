@@ -39,7 +39,7 @@ class Training:
 
     loss : does one forward pass and returns the scalar, or runs backward itself, ``backwards`` times
     accumulate : calls of ``loss`` in an iteration, of which the last communicates
-    ddp : that calls of the model go through, once `wrap` was asked for it
+    ddp : that calls of the model go through, once `wrap` was asked for it; of several, as `use` says
     """
 
     network: str
@@ -50,6 +50,7 @@ class Training:
     accumulate: int = 1
     backwards: int = 0
     ddp: DistributedDataParallel | None = None
+    _plain: Callable[..., Any] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -122,9 +123,15 @@ class Training:
 
     def wrap(self, **options: Any) -> DistributedDataParallel:
         """Have each call of the model go through DistributedDataParallel from now on, and return that."""
-        self.ddp = DistributedDataParallel(_Inside(self.model), **options)
-        self.model.forward = self.ddp.__call__
-        return self.ddp
+        self._plain = self._plain or self.model.forward
+        self.model.forward = self._plain
+        return self.use(DistributedDataParallel(_Inside(self.model), **options))
+
+    def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
+        """Have calls go through this one of several that were made by `wrap`: the others stay idle."""
+        self.ddp = ddp
+        self.model.forward = ddp.__call__
+        return ddp
 
 
 class _Inside(nn.Module):

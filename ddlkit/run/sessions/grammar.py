@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,36 +24,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 EXTENTS = ("quick", "dense", "full")  # how long a campaign calibrates its labs
 DEFAULT_BATCH = 4
 MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
-_SHARES = "sharing on processors was recorded at v0.2-studies, and is measured with that version"
-GONE = {
-    "facts": "stamps say what the machine is",
-    "efficiency": "peaks and layers are what it was made of",
-    "throughput": "measure layers at several batches",
-    "disk_copies": "measure input_alone, which reads cold files",
-    "nccl_channels": "measure two_ranks_on_one_gpu",
-    "controls_of_communication": "NCCL's manual lists its variables by version",
-    "planning_again": "measure a campaign under two plans",
-    "tensors": "measure collectives with those sizes",
-    "layers_by_ranks": "measure layers with ranks",
-    "collectives_in_lab": "measure collectives with ranks and rate",
-    "training_in_lab": "measure trainings with ranks, rate and plans",
-    "sparse_training_in_lab": "measure a campaign with density",
-    "ranks_per_node": "nodes that share a link were measured with v0.2-studies",
-    "grids": "write points, and measure: campaign above them, as in examples/campaign.yml",
-    "repeat": "give a grid of its own more rounds",
-    "in_flight": "what several at once take is predicted: ddlkit predict --in-flight",
-    "changes": "links no longer change: have a lab of each kind",
-    "straggler_spreads": "a straggler is as slow in every iteration: give stragglers",
-    **dict.fromkeys(("compute_s", "startups"), "compute lasts as long as one message of all"),
-    "negotiated": "measured negotiations are those recorded at v0.2-studies",
-    "congestions": "TCP's control is reno",
-    "jitters": "a link's delay is the same for all packets: give delays",
-    "backgrounds": "others' traffic is a lower rate: give rates",
-    "pipelines": "measure input_alone, and predict by what-if --inputs",
-    "selections_beside_backward": "measure selections",
-    **dict.fromkeys(("sharing", "messages_by_share", "kernels_by_share"), _SHARES),
-    **dict.fromkeys(("training_by_share", "copies_by_share", "buckets_by_share"), _SHARES),
-}
+GONE: dict[str, str] = json.loads(Path(__file__).with_name("gone.json").read_text("utf-8"))
 """Suites, kinds and keys of earlier versions, and what to do instead."""
 
 Check = Callable[[Any], Any]

@@ -1,0 +1,156 @@
+"""Advice says what the model says, and tries it on a real one; what cannot be advised on is one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddlkit import cli, store
+from ddlkit.core.cost import AlphaBeta
+from ddlkit.core.errors import UserError
+from ddlkit.core.plan import ddp, make_plan
+from ddlkit.core.workload import Workload
+from ddlkit.model import Communication
+from ddlkit.model.advice import DEFAULT, Advice, measured_gain
+from ddlkit.model.contention import Contention
+from strategies import random_workload
+
+FILE = Path(__file__).with_name("given_models.py")
+MIB = 2**20
+
+
+def messages(alpha_s: float, beta_s: float, spread: float = 0.05) -> Communication:
+    """Lines whose draws lie around one, and a term of compute and messages that drifts."""
+    rng = np.random.default_rng(0)
+    lines = [AlphaBeta(alpha_s * f, beta_s * f, workers=2) for f in rng.lognormal(0, spread, 100)]
+    term = np.array([[0.1, 0.2], [0.3, 0.4]])
+    beside = Contention(np.array([1e4, 1e7]), term, np.stack([term] * 9), 1e-10)
+    return Communication(AlphaBeta(alpha_s, beta_s, workers=2), lines, contention=beside)
+
+
+LATE = Workload.from_arrays(0.01, [0.001] * 40, [30_000] * 40)
+"""Forty small gradients within 40 ms."""
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(seed: int) -> None:
+    work = random_workload(np.random.default_rng(seed), 25)
+    advice = Advice.of(work, messages(1e-3, 1e-9))
+    assert advice.ranked[0].seconds == min(o.seconds for o in advice.options.values())
+    own = advice.gain(advice.options[DEFAULT])
+    assert (own.share, own.interval, own.slower) == (0, (0, 0), 0)
+    for option in advice.options.values():
+        gain = advice.gain(option)
+        assert gain.interval[0] - 1e-9 <= gain.share <= gain.interval[1] + 1e-9
+        noisy = advice.gain(option, rounds=10).interval
+        assert noisy[1] - noisy[0] >= gain.interval[1] - gain.interval[0] - 1e-3
+    plans = [o.iteration.plan.ends for o in advice.options.values()]
+    assert len({*plans}) == len(plans) and DEFAULT in advice.options
+
+
+def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -> None:
+    for work, known in (
+        (LATE, messages(1e-9, 1e-15)),
+        (LATE.__class__.from_arrays(0.01, [0.01], [10**6]), messages(1e-3, 1e-9)),
+    ):
+        said = Advice.of(work, known).to_dict()
+        assert said["advice"] == "keep the default" and said["best"] == DEFAULT
+    said = Advice.of(LATE, messages(1e-9, 1e-15)).to_dict()
+    assert said["limited_by"] == "compute" and said["measure_next_bytes"] == 0
+
+
+def test_what_limits_is_told_apart() -> None:
+    alone = {"contention": None}
+    many = Advice.of(LATE, replace(messages(5e-3, 1e-12), **alone), lists=False)
+    assert many.limits()[0] == "start-ups"
+    wide = Workload.from_arrays(0.01, [0.001] * 3, [10**7, 10**7, 10**7])
+    assert Advice.of(wide, replace(messages(1e-6, 1e-8), **alone)).limits()[0] == "bandwidth"
+    huge = Workload.from_arrays(0.01, [0.001] * 3, [10**4, 10**8, 10**4])
+    assert "t1" in Advice.of(huge, replace(messages(1e-6, 1e-8), **alone)).limits()[0]
+    shorter = Advice.of(wide, messages(1e-6, 1e-8)).remedies()
+    assert max(shorter, key=shorter.__getitem__) == "no communication at all"
+    doubtful = Advice.of(LATE, messages(5e-3, 1e-12, spread=0.5))
+    assert doubtful.measure_next() in {
+        *doubtful.options[DEFAULT].iteration.group_bytes,
+        *doubtful.ranked[0].iteration.group_bytes,
+    }
+
+
+def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
+    rng, widths = np.random.default_rng(1), []
+    for rounds in (10, 90):
+        slow = rng.lognormal(0, 0.02, rounds)
+        fast = 0.9 * rng.lognormal(0, 0.02, rounds)
+        gain = measured_gain({DEFAULT: slow, "exact": fast}, "exact")
+        assert gain.interval[0] < 0.1 < gain.interval[1] and gain.slower == 0
+        widths.append(np.ptp(gain.interval))
+    assert widths[1] < widths[0] / 2
+
+
+def test_a_cap_closes_every_bucket_and_is_what_ddp_takes() -> None:
+    work = Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])
+    assert make_plan("ddp:25MiB", work).ends == (4,) and ddp(work).ends == (2, 4)
+    assert make_plan("ddp:1B", work).ends == (1, 2, 3, 4)
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert cli.main(["advise", *map(str, words), "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.alone
+def test_a_models_file_is_measured_advised_on_and_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--model", f"{FILE}:dict_outputs", "--out", out]
+    words += ["--minutes", 0.1, "--confirm-minutes", 0.2]
+    said = ask(capsys, *words)
+    assert said["workers"] == 2 and said["rounds"] == 10 and said["snippet"].startswith("Distrib")
+    trials = store.load_table(out / "trials.csv", "trials")
+    assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
+    best = said["best"]
+    assert best == DEFAULT or "measured_gain" in said
+    before = {name: (out / f"{name}.csv").read_bytes() for name in ("layers", "slowdown")}
+    again = ask(capsys, *words[:4], "--confirm-minutes", 0.01)
+    assert again["rounds"] < 10, "too little time for ten"
+    assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, "kept"
+    of_tables = ask(
+        capsys, "--profile", out / "layers.csv", "--collectives", out / "collectives.csv",
+        "--slowdown", out / "slowdown.csv",
+    )  # fmt: skip
+    assert of_tables["default_plan"]["iteration_s"] == said["default_plan"]["iteration_s"]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    ("name", "minutes", "expected"),
+    [
+        ("accumulates_inside", 0.1, "loss.. runs backward 4 times: .* --accumulate"),
+        ("frozen_and_unused", 0.1, "2 tensors get no gradient, as unused.bias: freeze them"),
+        ("dict_outputs", 0.00001, "--minutes .*: an iteration takes .*: give .* or more"),
+        ("missing", 0.1, "has no function 'missing'"),
+    ],
+)
+def test_what_cannot_be_advised_on_is_one_line(
+    name: str, minutes: float, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", f"{FILE}:{name}", "--minutes", str(minutes), "--out", str(tmp_path / "o")]
+    assert cli.main(["advise", *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("ddlkit: error: ") and re.search(expected, error)
+    assert not [*tmp_path.glob("o/*.csv")]
+
+
+def test_a_model_or_tables_but_not_both_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--model", "x.py:f", "--profile", "p.csv"]):
+        assert cli.main(["advise", *words]) == 2
+        assert "give --model" in capsys.readouterr().err
+    with pytest.raises(UserError, match="a cost without draws"):
+        Advice.of(LATE, Communication(AlphaBeta(1e-3, 1e-9)))
