@@ -57,10 +57,11 @@ def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(seed
 def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -> None:
     for work, known in (
         (LATE, messages(1e-9, 1e-15)),
-        (LATE.__class__.from_arrays(0.01, [0.01], [10**6]), messages(1e-3, 1e-9)),
+        (Workload.from_arrays(0.01, [0.01], [10**6]), messages(1e-3, 1e-9)),
     ):
         said = Advice.of(work, known).to_dict()
-        assert said["advice"] == "keep the default" and said["best"] == DEFAULT
+        assert said["advice"] == "keep the default"
+        assert said["best"] == DEFAULT or said["gain"] < 0.02
     said = Advice.of(LATE, messages(1e-9, 1e-15)).to_dict()
     assert said["limited_by"] == "compute" and said["measure_next_bytes"] == 0
 
@@ -99,6 +100,16 @@ def test_a_cap_closes_every_bucket_and_is_what_ddp_takes() -> None:
     assert make_plan("ddp:1B", work).ends == (1, 2, 3, 4)
 
 
+MINE = """
+from torch import nn, randn, randint
+
+def net(device):
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
+    x, y = randn(8, 512), randint(512, (8,))
+    return model, lambda: nn.functional.cross_entropy(model(x), y)
+"""
+
+
 def ask(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
     assert cli.main(["advise", *map(str, words), "--json"]) == 0
     return dict(json.loads(capsys.readouterr().out))
@@ -108,9 +119,10 @@ def ask(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
 def test_a_models_file_is_measured_advised_on_and_tried(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
     out = tmp_path / "out"
-    words = ["--model", f"{FILE}:dict_outputs", "--out", out]
-    words += ["--minutes", 0.1, "--confirm-minutes", 0.2]
+    words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
+    words += ["--minutes", 0.1, "--confirm-minutes", 0.5]
     said = ask(capsys, *words)
     assert said["workers"] == 2 and said["rounds"] == 10 and said["snippet"].startswith("Distrib")
     trials = store.load_table(out / "trials.csv", "trials")
@@ -118,8 +130,8 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     best = said["best"]
     assert best == DEFAULT or "measured_gain" in said
     before = {name: (out / f"{name}.csv").read_bytes() for name in ("layers", "slowdown")}
-    again = ask(capsys, *words[:4], "--confirm-minutes", 0.01)
-    assert again["rounds"] < 10, "too little time for ten"
+    again = ask(capsys, *words[:4], "--confirm-minutes", 1e-5)
+    assert again["rounds"] == 3, "too little time for ten"
     assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, "kept"
     of_tables = ask(
         capsys, "--profile", out / "layers.csv", "--collectives", out / "collectives.csv",

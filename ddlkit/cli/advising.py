@@ -34,13 +34,9 @@ def advise(arguments: argparse.Namespace) -> None:
     if bool(arguments.model) == bool(arguments.profile):
         raise UserError("give --model, whose training is measured, or --profile and --collectives")
     result, advice = (_measured if arguments.model else _of_tables)(arguments)
-    if not advice:  # of another rank
-        return
-    result |= {"snippet": snippet(advice, result["advice"])}
-    if arguments.json:
-        show(result, True)
-    else:
-        print("\n".join(screen(result)))
+    if advice:  # on rank 0
+        result["snippet"] = snippet(advice, result["advice"])
+        show(result, True) if arguments.json else print("\n".join(screen(result)))
 
 
 def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -80,13 +76,13 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
     advice, trials = read_advice(out), store.load_table(out / "trials.csv", "trials")
     rounds = trials.pivot(index="repeat", columns="policy", values="seconds")
-    tried = {name: measured_gain(rounds, name) for name in rounds}
+    tried = {name: measured_gain(rounds, name) for name in rounds}  # the default gains nothing
     result = {"network": trials["network"].iloc[0], "workers": ranks, "tables": str(out)}
-    result |= advice.to_dict(len(rounds))
+    result |= {**advice.to_dict(len(rounds)), "rounds": len(rounds)}
     if found := tried.get(result["best"]):
         low, high = result["gain_interval"]
         result |= {"measured_gain": found.share, "measured_interval": list(found.interval)}
-        result |= {"rounds": len(rounds), "disagrees": not low <= found.share <= high}
+        result["disagrees"] = not low <= found.share <= high
     result["measured_best"] = max(tried, key=lambda name: (tried[name].share, name == DEFAULT))
     return result, advice
 
@@ -123,8 +119,9 @@ def snippet(advice: Any, chosen: str) -> str:
     return f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
 
 
-UNREALISED = """torch 2.11 or later; not realised with find_unused_parameters, several dtypes in one bucket or
-torch.compile: read _get_ddp_logging_data()["rebuilt_bucket_sizes"] after three iterations"""
+LISTED = (
+    "  # torch 2.11; with find_unused_parameters, several dtypes or torch.compile see what DDP made"
+)
 
 
 def screen(result: dict[str, Any]) -> list[str]:
@@ -153,4 +150,4 @@ def screen(result: dict[str, Any]) -> list[str]:
     lines += [f"{'':<28} {gain:+.1%} by {what}" for what, gain in result["shorter_by"].items()]
     if size := result["measure_next_bytes"]:
         lines.append(f"{'measure this size next':<28} {units.format_bytes(size)}")
-    return [*lines, "", result["snippet"], *[f"  # {UNREALISED}"] * ("list" in result["snippet"])]
+    return [*lines, "", result["snippet"], *[LISTED] * ("list" in result["snippet"])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -103,10 +104,10 @@ class Advice:
         default = self.options[DEFAULT]
         draws = 1 - option.settled_s / default.settled_s
         share = 1 - option.seconds / default.seconds
-        if rounds:
-            noise = [np.std(each.single_s / each.settled_s) for each in (option, default)]
+        if rounds and option is not default:
+            noise = [float(np.std(each.single_s / each.settled_s)) for each in (option, default)]
             # A median of so many scatters 1.25 times as much as their mean.
-            apart = 1.25 * np.hypot(*noise) / np.sqrt(rounds)
+            apart = 1.25 * math.hypot(*noise) / math.sqrt(rounds)
             draws = draws + apart * np.random.default_rng(3).standard_normal(len(draws))
         return Gain.of(share, draws)
 

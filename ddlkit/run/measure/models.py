@@ -317,8 +317,7 @@ def trial(
         for name, ddp in wrapped.items():
             training.use(ddp)
             dist.barrier()
-            wait = clock.synchronizer(training.device)
-            each = clock.measure(training.iterate, EACH, synchronize=wait)
+            each = clock.measure(training.iterate, EACH, synchronize=clock.synchronizer(me.device))
             seconds[name] = float(np.median(slowest(each)))
         said = (f"{name} {format_seconds(each)}" for name, each in seconds.items())
         me.say(f"round {repeat + 1} of {ROUNDS}: {', '.join(said)}")
