@@ -67,13 +67,14 @@ def test_nothing_is_to_be_gained_where_messages_cost_nothing_or_there_is_one() -
 
 
 def test_what_limits_is_told_apart() -> None:
-    alone = {"contention": None}
-    many = Advice.of(LATE, replace(messages(5e-3, 1e-12), **alone), lists=False)
+    many = Advice.of(LATE, replace(messages(5e-3, 1e-12), contention=None), lists=False)
     assert many.limits()[0] == "start-ups"
     wide = Workload.from_arrays(0.01, [0.001] * 3, [10**7, 10**7, 10**7])
-    assert Advice.of(wide, replace(messages(1e-6, 1e-8), **alone)).limits()[0] == "bandwidth"
+    assert (
+        Advice.of(wide, replace(messages(1e-6, 1e-8), contention=None)).limits()[0] == "bandwidth"
+    )
     huge = Workload.from_arrays(0.01, [0.001] * 3, [10**4, 10**8, 10**4])
-    assert "t1" in Advice.of(huge, replace(messages(1e-6, 1e-8), **alone)).limits()[0]
+    assert "t1" in Advice.of(huge, replace(messages(1e-6, 1e-8), contention=None)).limits()[0]
     shorter = Advice.of(wide, messages(1e-6, 1e-8)).remedies()
     assert max(shorter, key=shorter.__getitem__) == "no communication at all"
     doubtful = Advice.of(LATE, messages(5e-3, 1e-12, spread=0.5))

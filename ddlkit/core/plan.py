@@ -103,9 +103,7 @@ DDP_FIRST_BYTES, DDP_BUCKET_BYTES = units.MIB, 25 * units.MIB
 
 
 def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
-    """Return PyTorch's buckets: one closes on *reaching* its cap, 1 MiB for the first, 25 MiB after.
-
-    cap_bytes : by bucket_cap_mb, then of all buckets, the first included
+    """Return PyTorch's buckets: one closes on *reaching* its cap: 1 MiB, then 25; or always ``cap_bytes``.
 
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
     (2, 4)

@@ -146,13 +146,12 @@ class Advice:
 
     def measure_next(self) -> int:
         """Return bytes of the message that makes most of the doubt about the gain; 0: there is little."""
-        lower, upper = self.gain(self.ranked[0]).interval
-        if upper - lower < 2 * WIDE:
+        if np.ptp(self.gain(self.ranked[0]).interval) < 2 * WIDE:
             return 0
         sent = [o.iteration.group_bytes for o in (self.options[DEFAULT], self.ranked[0])]
         sizes, counts = np.unique(np.concatenate(sent), return_counts=True)
-        doubt = np.std([cost(sizes) for cost in self.communication.draws], axis=0) * counts
-        return int(sizes[np.argmax(doubt)])
+        unsure_s = np.std([cost(sizes) for cost in self.communication.draws], axis=0) * counts
+        return int(sizes[np.argmax(unsure_s)])
 
     def to_dict(self, rounds: int = 0) -> dict[str, Any]:
         """Return all of it, JSON-ready; rounds : of a confirming measurement, which the interval holds."""
@@ -175,7 +174,7 @@ class Advice:
         }
 
 
-def measured_gain(seconds: Mapping[str, Sequence[float]], plan: str) -> Gain:
+def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) -> Gain:
     """Return what a plan gained on the default, by (rounds,) seconds of each in turn: the median of pairs.
 
     Its interval is that of bootstrap samples of rounds.
