@@ -206,19 +206,33 @@ def test_a_network_of_torchvision_needs_torchvision(monkeypatch: pytest.MonkeyPa
 # -- several ranks -------------------------------------------------------------------------------
 
 
-def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
-    what = f"measure layers --model {FILE}:tied --out {tmp_path} --budget 1s".split()
+def two_agents(*what: object) -> list[str]:
+    """What two agents of torchrun, of one rank each, print of a command of ours that both end well."""
     where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    agent = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "ddlkit", *what]
+    agent = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "ddlkit", *map(str, what)]
     common = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     nodes = [{**os.environ, **common, "PET_NODE_RANK": str(rank)} for rank in range(2)]
     started = [subprocess.Popen(agent, env=node, **how) for node in nodes]
     said = [agent.communicate(timeout=2 * PATIENCE_S)[0] for agent in started]
     assert [agent.returncode for agent in started] == [0, 0], said
+    return said
+
+
+def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
+    model = f"{FILE}:tied"
+    said = two_agents("measure", "layers", "--model", model, "--out", tmp_path, "--budget", "1s")
     assert ["as DDP rebuilds" in each for each in said] == [True, False]
     profile = store.read_profile(tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2)
     assert len(profile.tensor) == 5
+
+
+@pytest.mark.alone
+def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
+    minutes = ["--minutes", 0.1, "--confirm-minutes", 1e-5]
+    said = two_agents("advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path)
+    assert ["predicted gain" in each for each in said] == [True, False]
+    assert set(store.load_table(tmp_path / "trials.csv", "trials")["ranks"]) == {2}
 
 
 @pytest.mark.parametrize("variable", ["WORLD_SIZE", "SLURM_NTASKS"])

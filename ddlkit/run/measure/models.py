@@ -245,11 +245,11 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
     if (times := training.backwards) > 1:
         advice = "let it run one batch, and give --accumulate"
         raise UserError(f"{settings.model}: loss() runs backward {times} times: {advice}")
-    ready, begun_s = set[str](), time.perf_counter()
+    ready = set[str]()
     with training.watched(lambda _: None, ready.add):
         training.iterate()
-        clock.synchronizer(training.device)()
-    iteration_s = slowest([time.perf_counter() - begun_s])[0]
+    seconds = clock.measure(training.iterate, EACH, synchronize=clock.synchronizer(training.device))
+    iteration_s = float(np.median(slowest(seconds)))
     if missing := training.trained().keys() - ready:
         what = f"{len(missing)} tensors get no gradient, as {min(missing)}"
         advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
