@@ -273,11 +273,11 @@ def hold_share(campaign: str, cases: pd.DataFrame, inside: float, n: float) -> N
 @pytest.mark.parametrize("name", RECORDED.unique())
 def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
     """Goals and coverage, of medians of cases, or of single iterations that were predicted before."""
-    campaign, goals = source.open_campaign("", name), [*accuracy.LINKS_GOALS]
+    campaign, goals = source.open_campaign("", name), accuracy.goals("links")
     if name == source.TRAINED:
         cases = accuracy.trained(campaign.alone)
         hold_share(name, cases, cases["covered"].sum(), cases["runs"].sum())
-        goals = [accuracy.Goal(**entry) for entry in OF_FILE["training"]]
+        goals = accuracy.goals("training")
     elif campaign.alone.has("predicted"):
         cases = accuracy.labelled(accuracy.joined(campaign.alone))
         cases = cases[~cases["processor_limited"] | (source.LINKS not in name)]
@@ -285,7 +285,7 @@ def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
     else:
         cases = accuracy.judge(campaign.alone, campaign)
         hold_share(name, cases, cases["inside"].sum(), len(cases))
-        goals = [accuracy.Goal(**entry) for entry in OF_FILE["goals"]]
+        goals = accuracy.goals("goals")
     judged = {goal.goal: goal.judged(cases) for goal in goals}
     judged["largest error, iteration"] = {"reached": cases["model_error"].abs().max()}
     rows = GOALS[(GOALS["campaign"] == name) & ~GOALS["goal"].str.match(NOT_JUDGED)]
@@ -300,8 +300,10 @@ def test_live_runs_reach_what_was_frozen() -> None:
     live = accuracy.live()
     runs = live.groupby("condition")["run"].nunique()
     assert runs["quiet"] >= 5 and not live.duplicated(["run", "case"]).any()
-    goals = [accuracy.Goal(**entry) for entry in OF_FILE["live"]]
-    now = {g.goal: g.judged(live[live["condition"] == g.goal.partition(":")[0]]) for g in goals}
+    now = {
+        g.goal: g.judged(live[live["condition"] == g.goal.partition(":")[0]])
+        for g in accuracy.goals("live")
+    }
     for row in GOALS[GOALS["campaign"] == "live"].itertuples():
         assert float(row.reached) == pytest.approx(now[row.goal]["reached"], rel=1e-5)
         assert (row.wanted, row.held) == (now[row.goal]["wanted"], str(now[row.goal]["holds"]))

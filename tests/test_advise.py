@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.plan import ddp, make_plan
 from ddlkit.core.workload import Workload
 from ddlkit.model import Communication
-from ddlkit.model.advice import DEFAULT, Advice, measured_gain
+from ddlkit.model.advice import DEFAULT, WORTH, Advice, measured_gain
 from ddlkit.model.contention import Contention
 from strategies import random_workload
 
@@ -90,7 +90,7 @@ def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
         slow = rng.lognormal(0, 0.02, rounds)
         fast = 0.9 * rng.lognormal(0, 0.02, rounds)
         gain = measured_gain({DEFAULT: slow, "exact": fast}, "exact")
-        assert gain.interval[0] < 0.1 < gain.interval[1] and gain.slower == 0
+        assert gain.interval[0] < 0.1 < gain.interval[1] and gain.slower < 0.2
         widths.append(np.ptp(gain.interval))
     assert widths[1] < widths[0] / 2
 
@@ -129,15 +129,19 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     trials = store.load_table(out / "trials.csv", "trials")
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
     best = said["best"]
+    assert said["predicted_advice"] == said["advice"] or said["measured_interval"][1] < WORTH
     assert best == DEFAULT or "measured_gain" in said
     before = {name: (out / f"{name}.csv").read_bytes() for name in ("layers", "slowdown")}
     again = ask(capsys, *words[:4], "--confirm-minutes", 1e-5)
-    assert again["rounds"] == 3, "too little time for ten"
+    assert again["rounds"] == 6, "too little time for ten"
     assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, "kept"
+    page = tmp_path / "advice.html"
     of_tables = ask(
         capsys, "--profile", out / "layers.csv", "--collectives", out / "collectives.csv",
-        "--slowdown", out / "slowdown.csv",
+        "--slowdown", out / "slowdown.csv", "--html", page,
     )  # fmt: skip
+    text = page.read_text()
+    assert "mine-net on 2 ranks" in text and ";base64," in text and "http" not in text
     assert of_tables["default_plan"]["iteration_s"] == said["default_plan"]["iteration_s"]
 
 

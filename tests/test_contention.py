@@ -19,7 +19,7 @@ from ddlkit.run.measure import contention, standin
 from ddlkit.run.measure.contention import COPIES, CopyEngine, flow
 from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
-from ddlkit.run.sessions.kinds import Here, kernels_beside_copies, kernels_beside_messages
+from ddlkit.run.sessions.kinds import Here, kernels_beside_messages
 
 times = st.floats(0, 10)
 
@@ -118,7 +118,7 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 
 def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path) -> None:
     cpu = Here("cpu", 1, tmp_path)
-    for (point,) in (kernels_beside_copies(cpu, True), kernels_beside_messages(cpu, True)):
+    for (point,) in (kernels_beside_messages(cpu, True, copies) for copies in (True, False)):
         assert point.estimate_s == 0.0
         with pytest.raises(Unavailable, match="needs a GPU"):
             point.measure()

@@ -107,7 +107,7 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
     [
         ("networks: [a", "is not YAML: line"),
         ("", "is empty"),
-        ("grids: [{workers: 2}]", "write points, and measure: campaign above them"),
+        ("grids: [{workers: 2}]", "must be a mapping with points"),
     ],
 )
 def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str) -> None:

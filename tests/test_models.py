@@ -38,7 +38,7 @@ def given(name: str, budget: Budget = ONCE) -> tuple[Training, LayerProfile, str
     """A function of given_models.py, measured: training, profile, order, what is said."""
     notes: list[str] = []
     with joined(PATIENCE_S) as me:
-        training = models.loaded_together(f"{FILE}:{name}", me, notes)
+        training = models.loaded_together(f"{FILE}:{name}", 1, me, notes)
         profile, _ = profile_training(training, "own", budget, me)
         order = models.order_beside_ddp(training, profile)
     return training, profile, order, [*notes, *models.remarks(training, profile)]
@@ -56,6 +56,7 @@ def test_gradients_become_ready_in_the_order_in_which_ddp_rebuilds(
 ) -> None:
     training, profile, order, notes = given(name)
     assert sorted(profile.tensor) == sorted({*NET} - {"head.weight" if name == "tied" else ""})
+    assert training.precision == {2: "bf16", 4: "fp32", 6: "bf16+fp32"}[sum(n_bytes)]
     assert order == "as DDP rebuilds"
     assert set(profile.gradient_bytes // profile.parameters) == n_bytes
     assert (profile.flops > 0).any() and profile.forward_s.sum() > 0

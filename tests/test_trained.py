@@ -74,14 +74,12 @@ def test_what_form_and_term_bring_is_told_apart() -> None:
     real = forecast(work, make_plan("ddp", work), known)
     others = dict.fromkeys(["alpha_beta:medians"], line)
     said = real_times(real, others)
-    assert said[OURS] == said["model_beside"] and said["line_medians"] == said["line_medians_alone"]
     bare = forecast(work, real.iteration.plan, replace(known, contention=None)).prediction
     assert said["model_alone"][0] == bare.iteration_s
-    for of in ("model", "line_medians"):
-        parts = [said[f"{of}_{part}"][0] for part in ("alone", "copied", "beside")]
-        assert parts == sorted(parts) and said[f"{of}_slowed"][0] > parts[0]
-        # The truth is a line: form brings nothing, the term does.
-        assert said[f"{of}_beside"][0] == pytest.approx(said["model_beside"][0], rel=1e-4)
+    assert said["model_alone"][0] < said[OURS][0]
+    # The truth is a line: form brings nothing, the term does.
+    assert said["line_medians"][0] < said["line_medians_beside"][0]
+    assert said["line_medians_beside"][0] == pytest.approx(said[OURS][0], rel=1e-4)
     limits = [said[name][0] for name in ("perfect_overlap", "fitted_norm", "no_overlap")]
     assert limits == sorted(limits)
 

@@ -23,8 +23,6 @@ from ddlkit.core.errors import UserError, one_line
 
 assert advising and predicting  # whose imports register their commands
 
-GONE: dict[str, str] = json.loads(Path(__file__).with_name("gone.json").read_text("utf-8"))
-"""Commands and words of earlier versions, and what to do instead."""
 ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
 LIMITS = {
     **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
@@ -44,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         _end_as_ctrl_c_does()
     try:
-        _refuse_gone(sys.argv[1:] if argv is None else argv)
+        words = sys.argv[1:] if argv is None else argv
+        if bare := [word[:-3] for word in words if word[:2] == "--" and word[-3:] == "=--"]:
+            raise UserError(f"{bare[0]}: -- is no value")  # argparse would take it for none
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments) or 0
     except UserError as error:
@@ -77,17 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refused(line: object) -> int:
     print(f"ddlkit: error: {line}", file=sys.stderr)
     return 2
-
-
-def _refuse_gone(words: Sequence[str]) -> None:
-    """Raise UserError for a command of an earlier version, a word that one took, or "--" for a value."""
-    plain = [word.partition("=")[0] for word in words]
-    for name in (*plain[:1], *(f"{plain[0]} {word}" for word in plain[1:])):
-        if name in GONE:
-            raise UserError(f"{name} is gone: {GONE[name]}")
-    for word in words:
-        if word.startswith("--") and word.endswith("=--"):
-            raise UserError(f"{word[:-3]}: -- is no value")  # argparse would take it for none
 
 
 def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:

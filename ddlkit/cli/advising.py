@@ -27,6 +27,7 @@ torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in 
     arg("--confirm-minutes", type=float, default=3.0, help="to try the advice in [3]"),
     arg("--lab", metavar="RATE[,DELAY]", help="over emulated links, as 1gbit [loopback]"),
     arg("--out", type=Path, help="directory for what is measured [build/advised/...]"),
+    arg("--html", type=Path, metavar="FILE", help="a page that needs no network, too"),
     *OPTIONAL,
     JSON,
 )
@@ -37,6 +38,10 @@ def advise(arguments: argparse.Namespace) -> None:
     if advice:  # on rank 0
         result["snippet"] = snippet(advice, result["advice"])
         show(result, True) if arguments.json else print("\n".join(screen(result)))
+        if arguments.html:
+            from ddlkit.report import site
+
+            site.advice_page(advice, screen(result), arguments.html)
 
 
 def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -51,9 +56,9 @@ def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return what to show, and the advice, once all is measured; None but on rank 0."""
     from ddlkit import store
-    from ddlkit.model.advice import DEFAULT, measured_gain
+    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
     from ddlkit.run.jobs.rank import joined
-    from ddlkit.run.measure.models import MEETING_S, AdviseSettings, advise_job, read_advice
+    from ddlkit.run.measure.models import LISTS, MEETING_S, AdviseSettings, advise_job, read_advice
 
     seconds = [60 * arguments.minutes, 60 * arguments.confirm_minutes]
     if min(seconds) <= 0 or arguments.accumulate < 1:
@@ -79,10 +84,13 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     tried = {name: measured_gain(rounds, name) for name in rounds}  # the default gains nothing
     result = {"network": trials["network"].iloc[0], "workers": ranks, "tables": str(out)}
     result |= {**advice.to_dict(len(rounds)), "rounds": len(rounds)}
+    result["predicted_advice"] = result["advice"]
     if found := tried.get(result["best"]):
         low, high = result["gain_interval"]
         result |= {"measured_gain": found.share, "measured_interval": list(found.interval)}
         result["disagrees"] = not low <= found.share <= high
+    if LISTS and not (found and found.interval[1] >= WORTH):  # nothing is tried without lists
+        result["advice"] = KEEP
     result["measured_best"] = max(tried, key=lambda name: (tried[name].share, name == DEFAULT))
     return result, advice
 

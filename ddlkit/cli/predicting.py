@@ -290,19 +290,14 @@ def predict(arguments: argparse.Namespace) -> None:
     names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
     result = {name: getattr(predicted.prediction, name) for name in (*names, "scaling_factor")}
     result |= {"interval_s": list(interval_s) if interval_s else None, "level": arguments.level}
-    if arguments.level == 0.95:  # the name that it had when there was one level
-        result["interval_95_s"] = result["interval_s"]
     result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
     result["workers"] = iteration.cost.workers
-    result["contention"] = _contention(iteration) if _is_real(arguments) else None
+    real = arguments.slowdown or arguments.copies
+    result["contention"] = _contention(iteration) if real else None
     if arguments.density:
         result["selection_s"] = float(iteration.cost.selection_s(iteration.group_bytes).sum())
         result["selection_form"] = iteration.cost.selecting.form
     show({**result, "warnings": doubtful} if arguments.json else result, arguments.json)
-
-
-def _is_real(arguments: argparse.Namespace) -> bool:
-    return bool(arguments.slowdown or arguments.copies)
 
 
 def _contention(iteration: Any) -> dict[str, float]:
@@ -325,7 +320,7 @@ def plan(arguments: argparse.Namespace) -> None:
     predicted, doubtful, *_ = forecast_of(arguments, arguments.planner)
     iteration_s, chosen = predicted.prediction.iteration_s, predicted.iteration.plan
     proof = {} if chosen.least_s is None else {"no_plan_below_s": chosen.least_s}
-    if _is_real(arguments) and chosen.least_s is not None:
+    if (arguments.slowdown or arguments.copies) and chosen.least_s is not None:
         doubtful.append("exact is optimal without contention only: try --planner search")
         _warn(doubtful[-1:])
     if arguments.json:

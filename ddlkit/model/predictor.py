@@ -258,15 +258,9 @@ def predicted_times(
 
 LINE = "line_medians"
 NORM = 1.4  # least median error over the five cases of real training recorded before any campaign of it
-PARTS = {
-    "alone": (False, False),
-    "copied": (False, True),
-    "slowed": (True, False),
-    "beside": (True, True),
-}
-"""Whether slowdowns, and whether what buckets take, are left in."""
-REAL_MODELS = (*MODELS, "fitted_norm", *(f"{of}_{part}" for of in (OURS, LINE) for part in PARTS))
-"""Every model of a case that really trains: all but ours and those of PARTS know of neither."""
+BARE, LINE_BESIDE = f"{OURS}_alone", f"{LINE}_beside"
+REAL_MODELS = (*MODELS, "fitted_norm", BARE, LINE_BESIDE)
+"""Every model of a case that really trains: all but ours and LINE_BESIDE know nothing of contention."""
 
 
 def fitted_norm(iteration: Iteration) -> Prediction:
@@ -277,24 +271,14 @@ def fitted_norm(iteration: Iteration) -> Prediction:
 
 def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[float, float]]:
     """Return iteration and exposed communication, in seconds, by each of REAL_MODELS."""
-    iteration, link = ours.iteration, ours.iteration.link
-    slowed = replace(link, burst_s=0.0, wire_s_per_byte=0.0)
-    of_line = replace(iteration, cost=others[TRIALS[LINE][0]], link=slowed)
-    rows = {}
-    for of, whole in ((OURS, iteration), (LINE, of_line)):
-        for part, left_in in PARTS.items():
-            rows[f"{of}_{part}"] = times(_with_parts(whole, *left_in).prediction)
-    bare = _with_parts(iteration, slows=False, copies=False)
-    rows |= predicted_times(Forecast(bare, None), others)
-    return {**rows, "fitted_norm": times(fitted_norm(bare)), OURS: times(ours.prediction)}
-
-
-def _with_parts(iteration: Iteration, slows: bool, copies: bool) -> Iteration:
-    """Return the iteration with or without slowdowns, and with or without what buckets take."""
-    if not slows:
-        unslowed = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
-        iteration = replace(iteration, link=unslowed)
-    return iteration if copies else replace(iteration, copy_s_per_byte=0.0, bucket_s=0.0)
+    whole, link = ours.iteration, ours.iteration.link
+    beside = replace(link, burst_s=0.0, wire_s_per_byte=0.0)
+    of_line = replace(whole, cost=others[TRIALS[LINE][0]], link=beside)
+    unslowed = replace(link, slowdown=0.0, message_slowdown=0.0)
+    bare = replace(whole, link=unslowed, copy_s_per_byte=0.0, bucket_s=0.0)
+    rows = predicted_times(Forecast(bare, None), others)
+    rows |= {"fitted_norm": times(fitted_norm(bare)), BARE: rows[OURS]}
+    return rows | {LINE_BESIDE: times(of_line.prediction), OURS: times(whole.prediction)}
 
 
 def times(prediction: Prediction) -> tuple[float, float]:

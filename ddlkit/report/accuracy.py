@@ -37,6 +37,7 @@ from ddlkit.model.predictor import (
 )
 from ddlkit.report.outputs import format_number
 from ddlkit.report.source import Source
+from ddlkit.store.files import own_yaml
 
 RESCALED = "rescaled"
 """Our model with compute stretched to what the same run measured without communication: a machine's speed
@@ -349,15 +350,10 @@ class Goal(NamedTuple):
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
 
-LINKS_GOALS = (
-    Goal("median error, iteration", "median_error", 0.01),
-    Goal("median error, exposed", "median_exposed_error", 0.03),
-    Goal("median error, carried", "median_transferred_error", 0.03),
-    Goal("cases within 5%", "within", at_least=0.9),
-    Goal("interval covers, least", "coverage_of_iterations", at_least=0.9),
-    Goal("interval covers, most", "coverage_of_iterations", 0.99),
-)
-"""Stated on 2026-11-22, before the first run of ``campaign-links``."""
+def goals(of: str) -> list[Goal]:
+    """Return the goals that data/goals.yml has under a name."""
+    text = (store.DATA / "goals.yml").read_text(encoding="utf-8")
+    return [Goal(**entry) for entry in own_yaml(text)[of]]
 
 
 # -- what campaigns reached, as frozen in reports/goals.csv and reports/coverage.csv --------------

@@ -22,19 +22,21 @@ from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
 from ddlkit.core.units import KIB, MIB, format_seconds
 from ddlkit.core.workload import LayerProfile
-from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.model import Calibration
 from ddlkit.model.advice import DEFAULT, Advice
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
-from ddlkit.run.jobs.rank import Rank, Tables, agree_all, everyones, job, joined, slowest
+from ddlkit.run.jobs import rank as peers
+from ddlkit.run.jobs.rank import Rank, Tables, everyones, job, joined, slowest
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job, whole_size
 from ddlkit.run.measure.layers import compute_on, profile_training
-from ddlkit.run.measure.slowdown import NO_BUFFERS, slowed
-from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, load
+from ddlkit.run.measure.slowdown import answered, slowed
+from ddlkit.run.measure.training import imposed
+from ddlkit.run.nets.given import DDP_OPTIONS, Training, load
 from ddlkit.run.sessions import Origin, table_path
+from ddlkit.run.vitals import Retries, Watch
 
 MEETING_S = 300.0  # until all ranks have built the model
 REBUILT = 3  # iterations after which DDP reports its rebuilt buckets
@@ -49,8 +51,7 @@ def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dic
     """
     notes = list[str]()
     with joined(MEETING_S) as me, compute_on(given, me.device, ""):
-        training = loaded_together(given, me, notes)
-        training.accumulate = accumulate
+        training = loaded_together(given, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
         order = order_beside_ddp(training, profile)
     if me.rank:
@@ -78,17 +79,16 @@ def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dic
 
 def layers_of(training: Training, budget: Budget, me: Rank) -> tuple[Tables, LayerProfile]:
     """Return tables ``samples`` and ``layers`` of any training, and its profile, by all ranks at once."""
-    types = {str(p.dtype).removeprefix("torch.") for p in training.trained().values()}
-    precision = "+".join(sorted(types)).replace("bfloat", "bf").replace("float", "fp")
-    profile, samples = profile_training(training, precision, budget, me)
-    how = precision, me.world_size, me.torch_threads
+    profile, samples = profile_training(training, training.precision, budget, me)
+    how = training.precision, me.world_size, me.torch_threads
     return {"samples": samples, "layers": store.profile_frame(profile, *how)}, profile
 
 
-def loaded_together(given: str, me: Rank, notes: list[str]) -> Training:
+def loaded_together(given: str, accumulate: int, me: Rank, notes: list[str]) -> Training:
     """Return what a user gives, tried out in every rank; what is compiled, inside DDP.
 
-    Raises UserError as `load` and `Training.try_out`, and where another rank cannot, or has another model.
+    accumulate : calls of its loss in an iteration, of which its name tells. Raises UserError as `load` and
+    `Training.try_out`, and where another rank cannot, or has another model.
     """
     failure: Exception | None = None
     try:
@@ -96,6 +96,8 @@ def loaded_together(given: str, me: Rank, notes: list[str]) -> Training:
         if training.compiled:
             wrap_alone(training)
         training.try_out()
+        training.accumulate = accumulate
+        training.network += f"-k{accumulate}" * (accumulate > 1)
         trained = training.trained()
         text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
         digest = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)  # which a float64 holds
@@ -113,18 +115,11 @@ def loaded_together(given: str, me: Rank, notes: list[str]) -> Training:
     return training
 
 
-def wrap_alone(training: Training, **options: Any) -> None:
-    """Wrap as `Training.wrap`, with options such as bucket_cap_mb, for a process alone: nothing is sent."""
+def wrap_alone(training: Training) -> None:
+    """Wrap as `Training.wrap`, for a process alone: nothing is sent."""
     only_me: Any = {"backend": "gloo", "use_local_synchronization": True}
-    options |= {"process_group": dist.new_group([dist.get_rank()], **only_me), SYNC_BUFFERS: False}
-    on_gpu: Any = [training.device] if training.device.type == "cuda" else None
-
-    def sent(buffer: torch.Tensor) -> Any:
-        future: Any = torch.futures.Future(devices=on_gpu)
-        future.set_result(buffer)
-        return future
-
-    training.wrap(**options).register_comm_hook(None, lambda _, bucket: sent(bucket.buffer()))
+    alone = dist.new_group([dist.get_rank()], **only_me)
+    training.wrap(process_group=alone).register_comm_hook(None, answered)
 
 
 def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
@@ -173,7 +168,8 @@ LISTS = "bucket_cap_mb_list" in DDP_OPTIONS  # torch 2.11 and later
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
 FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = 0.2, 0.4, 0.3  # shares of the time to measure in
 LEAST = 40.0  # iterations in the last of these, below which it says nothing
-ROUNDS, FEWEST, WARMUP, TRIED = 10, 3, 3, 2
+WHOLES = 20.0  # messages of all gradients in the last two, if each size is sent as rarely as may be
+ROUNDS, FEWEST, TRIED = 10, 6, 2
 EACH = Budget(0, 3, 3, math.inf, 0.0)  # iterations of a plan in a round
 MEASURED = ("layers", "collectives", "slowdown")
 
@@ -196,12 +192,15 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     """
     notes, begun_s = list[str](), time.monotonic()
     with compute_on(settings.model, me.device, ""):
-        training = loaded_together(settings.model, me, notes)
-        training.accumulate = settings.accumulate
+        training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse(training, settings)
-        whole = sum(p.nbytes for p in training.trained().values())
+        if training.precision != "fp32":
+            notes.append(
+                "messages are timed as fp32 of as many bytes; sums of others may take longer"
+            )
+        whole = training.gradient_bytes
         sizes = [size for size in SIZES if size < whole] + [whole_size(whole, me.world_size)]
-        for what, there in zip(MEASURED, _told(me, _there(me, training)), strict=True):
+        for what, there in zip(MEASURED, everyones(_there(me, training))[0], strict=True):
             if there:
                 continue
             spare_s = settings.confirm_s + settings.measure_s - (time.monotonic() - begun_s)
@@ -209,7 +208,8 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             if what == "layers":
                 budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
                 tables, profile = layers_of(training, budget, me)
-                notes += remarks(training, profile)
+                notes += [*remarks(training, profile)]
+                notes.append(f"order: {order_beside_ddp(training, profile)}")
                 yield tables
             elif what == "collectives":
                 each = Budget(1, 4, 100, FOR_MESSAGES * settings.measure_s / len(sizes))
@@ -220,7 +220,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
                 yield from slowed(me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3)
         for note in notes:
             me.say(note)
-        yield from trial(me, training, _plans(me), settings.confirm_s)
+        yield from trial(me, training, _plans(me, training), settings.confirm_s)
 
 
 def _there(me: Rank, training: Training) -> list[float]:
@@ -231,13 +231,8 @@ def _there(me: Rank, training: Training) -> list[float]:
     profile = store.read_profile(paths[0])
     sizes = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
     same = sizes == {name: p.numel() for name, p in training.trained().items()}
+    same &= profile.network == training.network
     return [float(same and store.has_table(path)) for path in paths]
-
-
-def _told(me: Rank, values: Sequence[float]) -> list[float]:
-    """Return the numbers of rank 0, who alone has the tables, on all ranks."""
-    count = int(everyones([len(values)])[0][0])
-    return list(everyones([*values] if me.rank == 0 else [0.0] * count)[0].tolist())
 
 
 def _refuse(training: Training, settings: AdviseSettings) -> None:
@@ -248,16 +243,23 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
     ready = set[str]()
     with training.watched(lambda _: None, ready.add):
         training.iterate()
-    seconds = clock.measure(training.iterate, EACH, synchronize=clock.synchronizer(training.device))
-    iteration_s = float(np.median(slowest(seconds)))
     if missing := training.trained().keys() - ready:
         what = f"{len(missing)} tensors get no gradient, as {min(missing)}"
         advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
         raise UserError(f"{settings.model}: {what}: {advice}")
-    if (needed_s := LEAST * iteration_s / FOR_SLOWDOWN) > settings.measure_s:
+    whole = torch.zeros(training.gradient_bytes // 4, device=training.device)
+    how: dict[str, Any] = {"synchronize": clock.synchronizer(training.device)}
+    iteration_s, message_s = (
+        float(np.median(slowest(clock.measure(action, EACH, **how))))
+        for action in (training.iterate, lambda: dist.all_reduce(whole))
+    )
+    needed_s = LEAST * iteration_s / FOR_SLOWDOWN
+    needed_s = max(needed_s, WHOLES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN))
+    if needed_s > settings.measure_s:
         minutes = math.ceil(needed_s / 6) / 10
-        took = f"an iteration takes {format_seconds(iteration_s)}"
-        raise UserError(f"--minutes {settings.measure_s / 60:g}: {took}: give {minutes:g} or more")
+        took = "an iteration takes {}, a message of all gradients {}"
+        said = took.format(*map(format_seconds, (iteration_s, message_s)))
+        raise UserError(f"--minutes {settings.measure_s / 60:g}: {said}: give {minutes:g} or more")
 
 
 def read_advice(out: Path) -> Advice:
@@ -271,21 +273,16 @@ def read_advice(out: Path) -> Advice:
     return Advice.of(work, known, scatter_of(samples), LISTS)
 
 
-def _plans(me: Rank) -> dict[str, list[int]]:
+def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return bytes of buckets by plan, named on rank 0, who finds them; none for the default."""
-    names, told = list[str](), list[float]()
+    names, told = [*map(str, range(TRIED))], np.zeros((TRIED, len(training.trained())))
     if me.rank == 0:
-        ranked = [option for option in read_advice(me.out).ranked if option.name != DEFAULT]
-        names = [option.name for option in ranked[: TRIED * LISTS]]
-        for option in ranked[: len(names)]:
-            told += [0.0, *option.iteration.group_bytes.tolist()]
-    plans: dict[str, list[int]] = {DEFAULT: []}
-    for number in _told(me, told):
-        if not number:  # a plan begins
-            plans[names[len(plans) - 1] if names else str(len(plans))] = []
-        else:
-            plans[[*plans][-1]].append(int(number))
-    return plans
+        others = [option for option in read_advice(me.out).ranked if option.name != DEFAULT]
+        for place, option in enumerate(others[: TRIED * LISTS]):
+            sizes = option.iteration.group_bytes
+            names[place], told[place, : len(sizes)] = option.name, sizes
+    rows = zip(names, everyones(told)[0], strict=True)
+    return {DEFAULT: []} | {name: [int(n) for n in row if n] for name, row in rows if row.any()}
 
 
 def trial(
@@ -293,34 +290,32 @@ def trial(
 ) -> Iterator[Tables]:
     """Yield table ``trials``, round by round: real iterations under each plan in turn, of the slowest rank.
 
-    plans : bytes of buckets, none for the default. Ends after ROUNDS, or ``max_s`` but for FEWEST; a plan of
-    which DDP makes other buckets is left out, and said so.
+    plans : bytes of buckets, none for the default; one of which DDP makes others is left out, and said so.
+    Ends after ROUNDS, or ``max_s`` but for FEWEST; a disturbed round is made again.
     """
-    gpu = [me.device.index] if me.device.type == "cuda" else None
     wrapped, begun_s = {}, time.monotonic()
     for name, sizes in plans.items():
-        how: dict[str, Any] = {"bucket_cap_mb_list": bucket_caps_mb(sizes)} if sizes else {}
-        ddp: Any = training.wrap(device_ids=gpu, init_sync=False, **NO_BUFFERS, **how)
-        for _ in range(WARMUP):
-            training.iterate()
-        log = ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes", "")
-        made = [int(n) for n in log.replace(",", " ").split()]
+        ddp, made, _ = imposed(training, sizes)
         if sizes and made != [*sizes]:
             asked = f"asked for {len(sizes)} buckets, DDP made {len(made)}"
             me.say(f"plan {name} is not tried: {asked}")
         else:
             wrapped[name] = ddp
-    for repeat in range(ROUNDS):
-        if repeat >= FEWEST and not agree_all(time.monotonic() - begun_s < max_s):
+    each, retries, repeat = replace(EACH, warmup=1), Retries(), 0
+    while repeat < ROUNDS:
+        if repeat >= FEWEST and not peers.agree_all(time.monotonic() - begun_s < max_s):
             return me.say(f"{repeat} rounds of {ROUNDS} fitted: the interval is wider")
-        seconds = dict[str, float]()
-        for name, ddp in wrapped.items():
-            training.use(ddp)
+        watch, seconds = Watch(me.rank), dict[str, float]()
+        for name in [*wrapped][:: -1 if repeat % 2 else 1]:  # so drift within a round cancels
+            training.use(wrapped[name])
             dist.barrier()
-            each = clock.measure(training.iterate, EACH, synchronize=clock.synchronizer(me.device))
-            seconds[name] = float(np.median(slowest(each)))
-        said = (f"{name} {format_seconds(each)}" for name, each in seconds.items())
-        me.say(f"round {repeat + 1} of {ROUNDS}: {', '.join(said)}")
+            how: Any = {"synchronize": clock.synchronizer(me.device)}
+            seconds[name] = float(np.median(slowest(clock.measure(training.iterate, each, **how))))
+        if retries.again(peers.usage_of_all(watch.usage())):
+            continue
+        repeat += 1
+        said = (f"{name} {format_seconds(took_s)}" for name, took_s in seconds.items())
+        me.say(f"round {repeat} of {ROUNDS}: {', '.join(said)}")
         frame = pd.DataFrame({"policy": [*seconds], "seconds": [*seconds.values()]})
         of = {"network": training.network, "ranks": me.world_size, "link": me.link}
-        yield {"trials": frame.assign(**of, repeat=repeat)}
+        yield {"trials": frame.assign(**of, repeat=repeat - 1)}

@@ -27,7 +27,7 @@ from ddlkit.run.clock import Marks
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.training import copy_s_per_byte
-from ddlkit.run.nets.given import SYNC_BUFFERS, Training, known
+from ddlkit.run.nets.given import Training, known
 from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
@@ -36,7 +36,6 @@ FIRST, FIRST_BYTES = 8, 2**23  # messages, or bytes in at least two, which tell 
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
 ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
-NO_BUFFERS: Any = {SYNC_BUFFERS: False}
 Row = tuple[str, str, int, int, float]
 """quantity, what it was timed beside, bytes and number of messages or buckets, seconds"""
 
@@ -72,8 +71,8 @@ def slowed(
     """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
     names = ["quantity", "beside", "bytes", "messages", "seconds"]
     place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
-    labels = {"network": training.network, "batch": training.batch, "precision": PRECISION}
-    labels |= {"device": me.device.type, "backend": me.backend}
+    labels = {"network": training.network, "batch": training.batch}
+    labels |= {"precision": training.precision, "device": me.device.type, "backend": me.backend}
     pair, retries = _Pair(me, training, sizes), Retries()
     begun_s, repeat = time.perf_counter(), 0
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
@@ -94,15 +93,11 @@ class _Pair:
 
     def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
         self.me, self.training = me, training
-        sent = [*training.trained().values()]
-        self.bytes, caps = sum(p.nbytes for p in sent), {1: ONE_BUCKET, len(sent): A_BUCKET_EACH}
-        gpu = [me.device.index] if me.device.type == "cuda" else None
-        self.ddp = {
-            n: training.wrap(device_ids=gpu, init_sync=False, bucket_cap_mb=cap, **NO_BUFFERS)
-            for n, cap in caps.items()
-        }
+        self.bytes = training.gradient_bytes
+        caps = {1: ONE_BUCKET, len(training.trained()): A_BUCKET_EACH}
+        self.ddp = {n: training.wrap(bucket_cap_mb=cap) for n, cap in caps.items()}
         for ddp in self.ddp.values():
-            ddp.register_comm_hook(None, lambda _, bucket: _answered(bucket.buffer()))
+            ddp.register_comm_hook(None, answered)
             training.use(ddp)
             for _ in range(WARMUP):
                 training.iterate()
@@ -201,8 +196,9 @@ class _Sending:
         return float(self._marks.seconds()[-1])
 
 
-def _answered(buffer: torch.Tensor) -> Any:
-    """Return the future of a bucket that nobody sends: it is there at once."""
-    future: Any = torch.futures.Future()
+def answered(_: object, bucket: dist.GradBucket) -> Any:
+    """Return the future of a bucket that nobody sends, as a hook of DDP: it is there at once."""
+    buffer = bucket.buffer()
+    future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
     future.set_result(buffer)
     return future

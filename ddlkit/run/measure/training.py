@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from ddlkit import machine
@@ -38,7 +39,7 @@ from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest, 
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
-from ddlkit.run.nets.given import DDP_OPTIONS, SYNC_BUFFERS, Training, known
+from ddlkit.run.nets.given import DDP_OPTIONS, Training, known
 from ddlkit.run.sessions import Unavailable
 from ddlkit.run.vitals import Retries, Usage, Watch
 
@@ -103,16 +104,37 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
 
 def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
     """Return seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
-    gradients = [torch.zeros_like(p).view(-1) for p in network.parameters() if p.requires_grad]
-    sizes = [gradient.numel() for gradient in gradients]
-    whole = torch.empty(sum(sizes), device=me.device)
+    sizes = [p.nbytes for p in network.parameters() if p.requires_grad]
+    raw: Any = {"dtype": torch.uint8, "device": me.device}  # of whatever types they are
+    gradients, whole = [torch.zeros(n, **raw) for n in sizes], torch.empty(sum(sizes), **raw)
 
     def copy_all() -> None:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
             part.copy_(gradient)
 
     seconds = clock.measure_on(me.device, copy_all, COPIES, setup=dist.barrier)
-    return float(np.median(slowest(seconds))) / whole.nbytes
+    return float(np.median(slowest(seconds))) / len(whole)
+
+
+def imposed(
+    training: Training, sizes: Sequence[int] = ()
+) -> tuple[DistributedDataParallel, list[int], list[int]]:
+    """Wrap a training, buckets of so many bytes asked for or by DDP's own rule; return it, bytes and tensors.
+
+    It trains until DDP has made them. Raises UserError unless all ranks then hold equal gradients.
+    """
+    how: dict[str, Any] = {"bucket_cap_mb_list": bucket_caps_mb(sizes)} if sizes else {}
+    ddp = training.wrap(**how)
+    sums = list[float]()
+    for _ in range(WARMUP):
+        training.iterate(lambda: sums.append(training.gradient_sum()))
+    after = everyones([sums[-2]])  # what backward left
+    if not np.array_equal(after, np.broadcast_to(after[0], after.shape), equal_nan=True):
+        raise UserError("training: ranks hold different gradients: no time is recorded")
+    log: Any = ddp._get_ddp_logging_data()
+    buckets = log.get("rebuilt_bucket_sizes", "").replace(",", " ").split()
+    tensors = log.get("rebuilt_per_bucket_param_indices", "").split(",")
+    return ddp, [int(text) for text in buckets], [len(text.split()) for text in tensors]
 
 
 class _Block:
@@ -128,23 +150,12 @@ class _Block:
     ) -> None:
         self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
         self.asked = settings.plans[spec]
-        options: dict[str, Any] = {SYNC_BUFFERS: False}
-        if spec != OWN_PLAN:
-            options["bucket_cap_mb_list"] = bucket_caps_mb(self.asked)
         how = settings.network, settings.batch, me.device, PRECISION
         self.training = known(*how, model=copy.deepcopy(network), rank=me.rank)
         self.training.accumulate = settings.accumulate
-        self.model = self.training.wrap(
-            device_ids=[me.device.index] if me.device.type == "cuda" else None,
-            init_sync=False,  # equal seeds made equal weights
-            **options,
-        )
+        wanted = () if spec == OWN_PLAN else self.asked
+        self.model, self.buckets, tensors = imposed(self.training, wanted)
         self.synchronize = clock.synchronizer(me.device)
-        for _ in range(WARMUP):
-            self.training.iterate()
-        log = self.model._get_ddp_logging_data()
-        self.buckets = [int(text) for text in log["rebuilt_bucket_sizes"].split(",")]
-        tensors = [len(text.split()) for text in log["rebuilt_per_bucket_param_indices"].split(",")]
         self.case = Case(
             kind="training",
             network=settings.network,
@@ -218,10 +229,7 @@ class _Block:
         while True:
             watch = Watch(self.me.rank)
             before = self._alone()
-            for state in self.training.optimizer.state.values():
-                state["momentum_buffer"].zero_()  # of gradients that nobody exchanged
             seconds = self._timed()
-            check_equal_gradients(self.training.optimizer)
             around = np.append(before, self._alone())
             used = usage_of_all(watch.usage())
             if not self.retries.again(used):
@@ -238,14 +246,6 @@ class _Block:
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
         return slowest(clock.measure(self.training.iterate, exactly, synchronize=self.synchronize))
-
-
-def check_equal_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Raise UserError unless momentum, a sum of averaged gradients, is the same on all ranks, to the bit."""
-    momenta = [state["momentum_buffer"] for state in optimizer.state.values()]
-    sums = everyones([float(momentum.double().sum()) for momentum in momenta])
-    if not np.isfinite(sums).all() or (sums != sums[0]).any():
-        raise UserError("training: ranks hold different gradients: no time is recorded")
 
 
 # -- of one process, beside messages of its own gradients ----------------------------------------

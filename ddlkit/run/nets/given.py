@@ -64,6 +64,22 @@ class Training:
         parts = (self.loss, *self.model.modules())
         return any(getattr(part, sign, None) is not None for part in parts for sign in signs)
 
+    @property
+    def precision(self) -> str:
+        """Return the types of its gradients, as in "fp32" or "bf16+fp32"."""
+        types = {str(p.dtype).removeprefix("torch.") for p in self.trained().values()}
+        return "+".join(sorted(types)).replace("bfloat", "bf").replace("float", "fp")
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Return the size of all gradients together."""
+        return sum(p.nbytes for p in self.trained().values())
+
+    def gradient_sum(self) -> float:
+        """Return the sum of all gradients that are there."""
+        there = [p.grad for p in self.trained().values() if p.grad is not None]
+        return float(sum(gradient.double().sum() for gradient in there))
+
     def trained(self) -> dict[str, nn.Parameter]:
         """Return parameters that need gradients by name, each once, in order of definition."""
         named = self.model.named_parameters()
@@ -122,10 +138,15 @@ class Training:
             yield
 
     def wrap(self, **options: Any) -> DistributedDataParallel:
-        """Have each call of the model go through DistributedDataParallel from now on, and return that."""
+        """Have each call of the model go through DistributedDataParallel from now on, and return that.
+
+        No buffers are sent, nor first weights, which equal seeds make equal.
+        """
         self._plain = self._plain or self.model.forward
         self.model.forward = self._plain
-        return self.use(DistributedDataParallel(_Inside(self.model), **options))
+        gpu = [self.device.index] if self.device.type == "cuda" else None
+        ours: dict[str, Any] = {"device_ids": gpu, "init_sync": False, SYNC_BUFFERS: False}
+        return self.use(DistributedDataParallel(_Inside(self.model), **ours, **options))
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
         """Have calls go through this one of several that were made by `wrap`: the others stay idle."""

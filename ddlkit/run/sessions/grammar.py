@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 EXTENTS = ("quick", "dense", "full")  # how long a campaign calibrates its labs
 DEFAULT_BATCH = 4
 MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
-GONE: dict[str, str] = json.loads(Path(__file__).with_name("gone.json").read_text("utf-8"))
-"""Suites, kinds and keys of earlier versions, and what to do instead."""
 
 Check = Callable[[Any], Any]
 """Returns what is meant by what stands in a file. Raises ValueError or UserError for what cannot be."""
@@ -42,8 +39,7 @@ def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: val
 
     def check(value: Any) -> Any:
         if not fits(value):
-            instead = f" ({GONE[value]})" if isinstance(value, str) and value in GONE else ""
-            raise ValueError(f"must be {what}{instead}")
+            raise ValueError(f"must be {what}")
         return make(value)
 
     return check
@@ -141,7 +137,7 @@ KEYS: dict[str, Check | Many] = {
     "device": one_of(("", "cpu", "cuda")),
     "moment": one_of(("start", "end")),  # of drift: before all that a session measures, or after
     # of what is measured, and how
-    **dict.fromkeys(("isolate", "by_name", "brief", "predict"), _flag),
+    **dict.fromkeys(("isolate", "by_name", "brief", "copies", "predict"), _flag),
     **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
     **dict.fromkeys(("repeats", "iterations", "rounds", "accumulate"), _count),
     **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
@@ -168,8 +164,7 @@ def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, sk
     keys, read = dict([*signature(make).parameters.items()][skip:]), {}
     for name in given:
         if name not in keys:
-            advice = GONE.get(str(name)) or f"use {', '.join(sorted(keys))}"
-            raise UserError(f"{where}: {name}: unknown key: {advice}")
+            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}")
     for name, key in keys.items():
         if name in given:
             try:
@@ -213,7 +208,7 @@ def read(name: str | Path) -> Suite:
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
-        advice = GONE.get(str(name)) or f"use {', '.join(sorted(suites))}, or a file .yml or .json"
+        advice = f"use {', '.join(sorted(suites))}, or a file .yml or .json"
         raise UserError(f"{name}: no such suite: {advice}")
     given, keys = _parsed(file), signature(Suite).parameters
     shared = {key: value for key, value in given.items() if key not in keys}
@@ -234,7 +229,7 @@ def _parsed(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file}: is not {'JSON' if is_json else 'YAML'}: {error}") from None
     if not isinstance(given, dict) or "points" not in given:
-        raise UserError(f"{file}: must be a mapping with points: {GONE['grids']}")
+        raise UserError(f"{file}: must be a mapping with points")
     return given
 
 

@@ -173,14 +173,11 @@ def selections(here: Here, brief: bool = False) -> Iterator[Point]:
 
 
 @kind("contention")
-def kernels_beside_messages(here: Here, brief: bool = False) -> Iterator[Point]:
-    for case in contention.cases(here.device, brief):
-        yield Point("contention", *case)
-
-
-@kind("contention")
-def kernels_beside_copies(here: Here, brief: bool = False) -> Iterator[Point]:
-    for case in contention.cases(here.device, brief, copies=True):
+def kernels_beside_messages(
+    here: Here, brief: bool = False, copies: bool = False
+) -> Iterator[Point]:
+    """Or beside copies of a copy engine."""
+    for case in contention.cases(here.device, brief, copies):
         yield Point("contention", *case)
 
 
