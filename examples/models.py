@@ -1,4 +1,4 @@
-"""Models as users have them, for `ddlkit advise --model examples/models.py:decoder`: a model, and its loss."""
+"""Models as users have them, for `ddlkit advise --model examples/models.py:decoder`: model and loss."""
 
 from __future__ import annotations
 

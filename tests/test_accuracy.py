@@ -299,7 +299,8 @@ def test_live_runs_reach_what_was_frozen() -> None:
     """Each row of reports/goals.csv, and of coverage.csv without the marked and with them."""
     live = accuracy.live()
     runs = live.groupby("condition")["run"].nunique()
-    assert runs["quiet"] >= 5 and not live.duplicated(["run", "case"]).any()
+    assert runs["quiet"] >= 5 and runs["disturbed"] >= 10
+    assert not live.duplicated(["run", "case"]).any()
     now = {
         g.goal: g.judged(live[live["condition"] == g.goal.partition(":")[0]])
         for g in accuracy.goals("live")
@@ -307,10 +308,11 @@ def test_live_runs_reach_what_was_frozen() -> None:
     for row in GOALS[GOALS["campaign"] == "live"].itertuples():
         assert float(row.reached) == pytest.approx(now[row.goal]["reached"], rel=1e-5)
         assert (row.wanted, row.held) == (now[row.goal]["wanted"], str(now[row.goal]["holds"]))
-    quiet = live[live["condition"] == "quiet"]
     rows = COVERAGE[COVERAGE["campaign"] == "live"].itertuples()
-    for kind, marked in itertools.product(("replay", "training"), (False, True)):
-        cases = quiet[(quiet["kind"] == kind) & (marked | ~quiet["marked"])]
+    every = itertools.product(("quiet", "disturbed"), ("replay", "training"), (False, True))
+    for condition, kind, marked in every:
+        cases = live[(live["condition"] == condition) & (live["kind"] == kind)]
+        cases = cases[marked | ~cases["marked"]]
         row = next(rows)
         assert float(row.reached) == pytest.approx(cases["inside"].mean(), rel=1e-5)
         assert int(row.n) == len(cases)

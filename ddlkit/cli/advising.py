@@ -127,9 +127,7 @@ def snippet(advice: Any, chosen: str) -> str:
     return f"DistributedDataParallel(model, bucket_cap_mb_list={caps})"
 
 
-LISTED = (
-    "  # torch 2.11; with find_unused_parameters, several dtypes or torch.compile see what DDP made"
-)
+LISTED = "  # torch 2.11; with unused parameters, several dtypes or torch.compile see what DDP made"
 
 
 def screen(result: dict[str, Any]) -> list[str]:
