@@ -28,12 +28,16 @@ HUGE = 0.5  # of all bytes: then one tensor decides, which no plan can split
 
 
 class Option(NamedTuple):
-    """A plan; (B,) draws of its iteration in the long run and of a single one, the same for every option."""
+    """A plan, and (B,) draws of its iteration, the same for every option.
+
+    settled_s : in the long run; single_s : of one; beside_s : of one, but for what it shares with the next
+    """
 
     name: str
     iteration: Iteration
     settled_s: Floats
     single_s: Floats
+    beside_s: Floats
 
     @property
     def seconds(self) -> float:
@@ -77,14 +81,14 @@ class Advice:
         if not messages.draws:
             raise UserError("a cost without draws has no interval: give --collectives")
         options: dict[tuple[int, ...], Option] = {}
+        apart = 1 + np.diff(scatter) / math.sqrt(2) if len(scatter) > 2 else scatter
         for name in (DEFAULT, *CAPS, *(LISTS if lists else ())):
             plan = plan_beside(name, work, messages)
             if plan.ends not in options:
                 made = forecast(work, plan, messages).iteration
                 settled_s, _ = drawn(made, messages, scatter=False)
-                options[plan.ends] = Option(
-                    name, made, settled_s, drawn(made, messages, scatter)[0]
-                )
+                single_s, beside_s = (drawn(made, messages, by)[0] for by in (scatter, apart))
+                options[plan.ends] = Option(name, made, settled_s, single_s, beside_s)
         return cls(work, messages, {option.name: option for option in options.values()})
 
     @cached_property
@@ -99,7 +103,7 @@ class Advice:
         share = 1 - option.seconds / default.seconds
         if rounds and option is not default:
             single = (
-                np.quantile(o.single_s / o.settled_s, (0.16, 0.84)) for o in (option, default)
+                np.quantile(o.beside_s / o.settled_s, (0.16, 0.84)) for o in (option, default)
             )
             # A median of ten scatters 1.18 times as much as their mean; those of a round, alike.
             apart = 1.18 * math.hypot(*(np.ptp(ends) / 2 for ends in single)) / math.sqrt(rounds)

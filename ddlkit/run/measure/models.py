@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.distributed as dist
 
@@ -29,7 +28,7 @@ from ddlkit.model.predictor import scatter_of
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import rank as peers
-from ddlkit.run.jobs.rank import Rank, Tables, everyones, job, joined, slowest
+from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, joined, slowest
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job, whole_size
 from ddlkit.run.measure.layers import compute_on, profile_training
 from ddlkit.run.measure.slowdown import answered, slowed
@@ -119,7 +118,8 @@ def wrap_alone(training: Training) -> None:
     """Wrap as `Training.wrap`, for a process alone: nothing is sent."""
     only_me: Any = {"backend": "gloo", "use_local_synchronization": True}
     alone = dist.new_group([dist.get_rank()], **only_me)
-    training.wrap(process_group=alone).register_comm_hook(None, answered)
+    ddp = training.wrap(process_group=alone)
+    ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
 
 
 def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
@@ -170,7 +170,7 @@ FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = 0.2, 0.4, 0.3  # shares of the time to 
 LEAST = 40.0  # iterations in the last of these, below which it says nothing
 WHOLES = 20.0  # messages of all gradients in the last two, if each size is sent as rarely as may be
 ROUNDS, FEWEST, TRIED = 10, 6, 2
-EACH = Budget(0, 3, 3, math.inf, 0.0)  # iterations of a plan in a round
+EACH, MOST = Budget(0, 3, 3, math.inf, 0.0), 20  # iterations of a plan in a round, three at least
 MEASURED = ("layers", "collectives", "slowdown")
 
 
@@ -301,21 +301,26 @@ def trial(
             me.say(f"plan {name} is not tried: {asked}")
         else:
             wrapped[name] = ddp
-    each, retries, repeat = replace(EACH, warmup=1), Retries(), 0
+    how: Any = {"synchronize": clock.synchronizer(me.device)}
+    one_s = float(np.median(slowest(clock.measure(training.iterate, EACH, **how))))
+    count = int(np.clip(max_s / (ROUNDS * len(wrapped) * one_s) - 1, EACH.min_repeats, MOST))
+    each = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
+    retries, repeat = Retries(), 0
     while repeat < ROUNDS:
         if repeat >= FEWEST and not peers.agree_all(time.monotonic() - begun_s < max_s):
             return me.say(f"{repeat} rounds of {ROUNDS} fitted: the interval is wider")
-        watch, seconds = Watch(me.rank), dict[str, float]()
+        watch, seconds = Watch(me.rank), dict[str, Floats]()
         for name in [*wrapped][:: -1 if repeat % 2 else 1]:  # so drift within a round cancels
             training.use(wrapped[name])
             dist.barrier()
-            how: Any = {"synchronize": clock.synchronizer(me.device)}
-            seconds[name] = float(np.median(slowest(clock.measure(training.iterate, each, **how))))
+            seconds[name] = slowest(clock.measure(training.iterate, each, **how))
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        repeat += 1
-        said = (f"{name} {format_seconds(took_s)}" for name, took_s in seconds.items())
-        me.say(f"round {repeat} of {ROUNDS}: {', '.join(said)}")
-        frame = pd.DataFrame({"policy": [*seconds], "seconds": [*seconds.values()]})
+        medians = {
+            name: format_seconds(float(np.median(each_s))) for name, each_s in seconds.items()
+        }
+        said = ", ".join(map(" ".join, medians.items()))
+        me.say(f"round {repeat + 1} of {ROUNDS}, {count} iterations each: {said}")
         of = {"network": training.network, "ranks": me.world_size, "link": me.link}
-        yield {"trials": frame.assign(**of, repeat=repeat - 1)}
+        yield {"trials": clock.rows_by("policy", seconds, of | {"repeat": repeat})}
+        repeat += 1
