@@ -118,7 +118,7 @@ for _claim, _ratio, _how in (
 def _spans(cases: pd.DataFrame) -> str:
     """Return between what all columns lie, by the first level of their names."""
     parts = [(name, part.to_numpy()) for name, part in cases.T.groupby(level=0, sort=False)]
-    return "case by case: " + ", ".join(
+    return "in settings that meet the most, case by case: " + ", ".join(
         f"{name} {part.min():.4g} to {part.max():.4g}" for name, part in parts
     )
 
