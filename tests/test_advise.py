@@ -44,7 +44,7 @@ def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(seed
     advice = Advice.of(work, messages(1e-3, 1e-9))
     assert advice.ranked[0].seconds == min(o.seconds for o in advice.options.values())
     own = advice.gain(advice.options[DEFAULT])
-    assert (own.share, own.interval, own.slower) == (0, (0, 0), 0)
+    assert (own.share, own.interval, own.slower) == (0, [0, 0], 0)
     for option in advice.options.values():
         gain = advice.gain(option)
         assert gain.interval[0] - 1e-9 <= gain.share <= gain.interval[1] + 1e-9

@@ -72,7 +72,7 @@ def test_a_damaged_table_is_told_not_measured_over(
     [
         ([], "points: []: an empty list"),
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "training_by_share"}], "(sharing on processors was recorded at v0.2"),
+        ([{"measure": "training_by_share"}], "must be campaign or drift"),
         ([{"measure": "selections", "device": "tpu"}], "points[0]: device: 'tpu'"),
         ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
         ([{"measure": "collectives", "sizes": "4Kb", "budget": {}}], "size '4Kb' has unit"),

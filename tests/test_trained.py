@@ -80,7 +80,7 @@ def test_what_form_and_term_bring_is_told_apart() -> None:
     # The truth is a line: form brings nothing, the term does.
     assert said["line_medians"][0] < said["line_medians_beside"][0]
     assert said["line_medians_beside"][0] == pytest.approx(said[OURS][0], rel=1e-4)
-    limits = [said[name][0] for name in ("perfect_overlap", "fitted_norm", "no_overlap")]
+    limits = [said[name][0] for name in ("perfect_overlap", "model_alone", "no_overlap")]
     assert limits == sorted(limits)
 
 

@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         _end_as_ctrl_c_does()
     try:
-        words = sys.argv[1:] if argv is None else argv
-        if bare := [word[:-3] for word in words if word[:2] == "--" and word[-3:] == "=--"]:
+        given = sys.argv[1:] if argv is None else argv
+        if bare := [word[:-3] for word in given if word[:2] == "--" and word[-3:] == "=--"]:
             raise UserError(f"{bare[0]}: -- is no value")  # argparse would take it for none
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments) or 0

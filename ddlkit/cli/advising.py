@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -98,21 +97,17 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 
 def _launched(arguments: argparse.Namespace, settings: Any, ranks: int, out: Path) -> None:
     """Run the job in ranks of this machine, over its loopback or emulated links."""
-    from ddlkit.run.jobs.launch import Loopback, launch
+    from ddlkit.run.jobs.launch import Loopback
     from ddlkit.run.measure.models import MEETING_S, advise_job
-    from ddlkit.run.sessions.kinds import ranks_in_lab
+    from ddlkit.run.sessions.kinds import Ranks, ranks_in_lab
 
-    place: Any = contextlib.nullcontext(Loopback())
-    join: dict[str, Any] = {"timeout_s": MEETING_S}
+    members = Ranks(ranks, Loopback, {})
     if arguments.lab:
         rate, _, delay = arguments.lab.partition(",")
         delay_s = units.parse_seconds(delay) if delay else 0.0
-        place = ranks_in_lab(ranks, units.parse_bits_per_s(rate), delay_s)[0].place()
-        join |= {"backend": "gloo"}
-    patience_s = MEETING_S + 3 * (settings.measure_s + settings.confirm_s)
-    how: dict[str, Any] = {"ranks": ranks, "join": join, "timeout_s": patience_s, "out": out}
-    with place as at:
-        launch(advise_job, settings, place=at, **how)
+        members, _ = ranks_in_lab(ranks, units.parse_bits_per_s(rate), delay_s)
+    members = replace(members, join={**members.join, "timeout_s": MEETING_S})
+    members.run(advise_job, settings, MEETING_S + settings.measure_s + settings.confirm_s, out)
 
 
 def snippet(advice: Any, chosen: str) -> str:

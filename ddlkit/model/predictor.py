@@ -257,16 +257,9 @@ def predicted_times(
 
 
 LINE = "line_medians"
-NORM = 1.4  # least median error over the five cases of real training recorded before any campaign of it
 BARE, LINE_BESIDE = f"{OURS}_alone", f"{LINE}_beside"
-REAL_MODELS = (*MODELS, "fitted_norm", BARE, LINE_BESIDE)
+REAL_MODELS = (*MODELS, BARE, LINE_BESIDE)
 """Every model of a case that really trains: all but ours and LINE_BESIDE know nothing of contention."""
-
-
-def fitted_norm(iteration: Iteration) -> Prediction:
-    """Return what all computing and all sending take together, by a norm between sum and maximum (Pollux)."""
-    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
-    return Prediction(float(np.linalg.norm((compute_s, sent_s), NORM)), compute_s, sent_s)
 
 
 def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[float, float]]:
@@ -277,8 +270,8 @@ def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, t
     unslowed = replace(link, slowdown=0.0, message_slowdown=0.0)
     bare = replace(whole, link=unslowed, copy_s_per_byte=0.0, bucket_s=0.0)
     rows = predicted_times(Forecast(bare, None), others)
-    rows |= {"fitted_norm": times(fitted_norm(bare)), BARE: rows[OURS]}
-    return rows | {LINE_BESIDE: times(of_line.prediction), OURS: times(whole.prediction)}
+    ours_bare = {BARE: rows[OURS], OURS: times(whole.prediction)}
+    return rows | ours_bare | {LINE_BESIDE: times(of_line.prediction)}
 
 
 def times(prediction: Prediction) -> tuple[float, float]:

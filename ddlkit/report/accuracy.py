@@ -21,20 +21,9 @@ from ddlkit.core.case import CASE_COLUMNS, Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Selecting
 from ddlkit.core.workload import Floats, Workload
+from ddlkit.model import predictor
 from ddlkit.model.calibration import TRAINING, Calibration
-from ddlkit.model.predictor import (
-    LINE,
-    MEASURED,
-    MODELS,
-    OURS,
-    REAL_MODELS,
-    STEADY,
-    TRANSFERRED,
-    TRIAL_COSTS,
-    forecast_case,
-    predicted_times,
-    times,
-)
+from ddlkit.model.predictor import LINE, OURS, forecast_case, predicted_times
 from ddlkit.report.outputs import format_number
 from ddlkit.report.source import Source
 from ddlkit.store.files import own_yaml
@@ -44,7 +33,7 @@ RESCALED = "rescaled"
 drifts after its profile was taken, and the error that remains here is communication's alone."""
 REPEATS_WITHIN = 0.1
 """How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
-PREDICTED = (*REAL_MODELS, MEASURED, TRANSFERRED)
+PREDICTED = (*predictor.REAL_MODELS, predictor.MEASURED, predictor.TRANSFERRED)
 """Every model that a campaign may have predicted its cases by, before they ran."""
 _ENDS = "lower_s", "upper_s"
 
@@ -87,7 +76,7 @@ def calibrated(
     collectives: pd.DataFrame, form: str = "table", draws: int = 200, **how: Any
 ) -> Calibration:
     """Return a calibration that holds the costs of every model on trial too, from the same samples."""
-    return Calibration.of(collectives, form, draws, also=TRIAL_COSTS, **how)
+    return Calibration.of(collectives, form, draws, also=predictor.TRIAL_COSTS, **how)
 
 
 def validate(
@@ -104,9 +93,9 @@ def validate(
     """
     cases, predicted = measured(runs), []
     for row in cases.to_dict("records"):
-        case, scatter = Case.from_row(row), STEADY
+        case, scatter = Case.from_row(row), predictor.STEADY
         if case.kind == TRAINING and compute_scatter:
-            scatter = compute_scatter.get(case.profile_sha256, STEADY)
+            scatter = compute_scatter.get(case.profile_sha256, predictor.STEADY)
         ours = forecast_case(
             case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
         )
@@ -114,14 +103,14 @@ def validate(
         scaled = workload.scaled(row["measured_compute_s"] / workload.compute_s)
         rescaled = replace(ours.iteration, workload=scaled).prediction
         seconds = predicted_times(ours, calibration.of_case(case).others)
-        seconds[RESCALED] = times(rescaled)
+        seconds[RESCALED] = predictor.times(rescaled)
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
             values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
         values["lower_s"], values["upper_s"] = ours.paired_s or (math.nan, math.nan)
         values["contention"] = calibration.of_case(case).contention is not None
         predicted.append({**values, "predicted_compute_s": workload.compute_s})
-    return _with_errors(cases.join(pd.DataFrame(predicted)), (*MODELS, RESCALED))
+    return _with_errors(cases.join(pd.DataFrame(predicted)), (*predictor.MODELS, RESCALED))
 
 
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, unseen_errors
@@ -32,7 +33,7 @@ from ddlkit.report.accuracy import mean_difference
 from ddlkit.report.claims import claimed, prose
 from ddlkit.report.figures import osf_scaling
 from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of, printed_at, rows_of
-from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign
+from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign, open_source
 
 EQ7 = "alpha_beta:ends"  # osf Eq 7: a line, its delta measured on the smallest message
 MEDIANS = "alpha_beta:medians"  # another, which no single size decides
@@ -62,10 +63,11 @@ class Lab:
     calibration: Calibration
 
     @classmethod
-    @lru_cache(maxsize=4)  # fitting its costs takes longer than whatever asks for it
+    @lru_cache(maxsize=6)  # fitting its costs takes longer than whatever asks for it
     def load(cls, campaign: str = LAB) -> Lab:
-        """Return the recorded campaign, read once. Raises UserError where there is none."""
-        opened = open_campaign(name=campaign)
+        """Return a campaign, or what a machine's suite replayed, read once. Raises UserError for none."""
+        whole = (store.RECORDED / campaign).is_dir()
+        opened = open_source(campaign) if whole else open_campaign(name=campaign)
         alone = opened.alone
         calibration = Calibration.of(alone.table("collectives"), also=(EQ7, MEDIANS))
         return cls(alone.table("runs"), alone.table("timeline"), opened.workloads(), calibration)

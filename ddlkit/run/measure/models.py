@@ -316,11 +316,9 @@ def trial(
             seconds[name] = slowest(clock.measure(training.iterate, each, **how))
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        medians = {
-            name: format_seconds(float(np.median(each_s))) for name, each_s in seconds.items()
-        }
-        said = ", ".join(map(" ".join, medians.items()))
-        me.say(f"round {repeat + 1} of {ROUNDS}, {count} iterations each: {said}")
+        me.say(
+            f"round {repeat + 1} of {ROUNDS}, {count} iterations of each of {len(wrapped)} plans"
+        )
         of = {"network": training.network, "ranks": me.world_size, "link": me.link}
         yield {"trials": clock.rows_by("policy", seconds, of | {"repeat": repeat})}
         repeat += 1

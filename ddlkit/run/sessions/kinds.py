@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -40,6 +41,7 @@ from ddlkit.run.sessions.trained import Trained, recorded
 from ddlkit.run.vitals import TRIES
 
 LAUNCH_S = 10.0  # starting ranks
+IN_LAB_S = 900.0  # in which ranks may always end in a lab
 PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
 BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
 WARMTH = 1.2  # times as long as a budget says takes what also warms up
@@ -107,12 +109,12 @@ class Ranks:
         join |= {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
         return cls(count, partial(Loopback, name=link), join)
 
-    def run(self, job: Any, settings: Any, estimate_s: float) -> Tables:
-        """Return the tables that a job leaves on them."""
-        place, how = self.place(), dict[str, Any](ranks=self.count, join=self.join)
-        if isinstance(place, Loopback):
-            return launch(job, settings, place=place, timeout_s=PATIENCE * estimate_s, **how)
-        with place:
+    def run(self, job: Any, settings: Any, estimate_s: float, out: Path | None = None) -> Tables:
+        """Return the tables that a job leaves on them, also in ``out``."""
+        place, how = self.place(), dict[str, Any](ranks=self.count, join=self.join, out=out)
+        in_lab = not isinstance(place, Loopback)
+        how["timeout_s"] = max(IN_LAB_S * in_lab, PATIENCE * estimate_s)
+        with place if in_lab else nullcontext():
             return launch(job, settings, place=place, **how)
 
 
