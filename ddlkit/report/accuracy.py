@@ -29,12 +29,12 @@ from ddlkit.report.source import Source
 from ddlkit.store.files import own_yaml
 
 RESCALED = "rescaled"
-"""Our model with compute stretched to what the same run measured without communication: a machine's speed
-drifts after its profile was taken, and the error that remains here is communication's alone."""
+"""Our model with compute as the same run measured it: a machine drifts, and communication's error remains."""
 REPEATS_WITHIN = 0.1
 """How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
-PREDICTED = (*predictor.REAL_MODELS, predictor.MEASURED, predictor.TRANSFERRED)
-"""Every model that a campaign may have predicted its cases by, before they ran."""
+_PARTS = (f"{of}_{part}" for of in (OURS, LINE) for part in ("alone", "copied", "slowed", "beside"))
+PREDICTED = (*predictor.MODELS, "fitted_norm", *_PARTS, predictor.MEASURED, predictor.TRANSFERRED)
+"""Every model that a campaign may have predicted its cases by, before they ran, then or now."""
 _ENDS = "lower_s", "upper_s"
 
 
