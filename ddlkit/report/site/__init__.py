@@ -94,8 +94,8 @@ def _drawing(advice: Advice) -> Figure:
         caps = [units.parse_bytes(o.name.partition(":")[2]) / units.MIB for o in capped]
         gains = np.array([(gain.share, *gain.interval) for gain in map(advice.gain, capped)])
         line, *ends = (pd.DataFrame({"model": 100 * each}, index=caps) for each in gains.T)
-        how: Any = {"xlabel": "bucket_cap_mb [MiB]", "ylabel": "gain [%]", "log": "x", "ends": ends}
-        plots.lines(axes[2], line, **how)
+        words = {"xlabel": "bucket_cap_mb [MiB]", "ylabel": "gain [%]", "log": "x", "legend": ""}
+        plots.lines(axes[2], line, ends=(ends[0], ends[1]), **words)
         plots.heading(axes[2], "Predicted gain over PyTorch's default, by cap")
     return figure
 
