@@ -125,7 +125,9 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
     words += ["--minutes", 0.1, "--confirm-minutes", 0.5]
     said = ask(capsys, *words)
-    assert said["workers"] == 2 and said["rounds"] == 10 and said["snippet"].startswith("Distrib")
+    assert (
+        said["workers"] == 2 and 6 <= said["rounds"] <= 10 and said["snippet"].startswith("Distrib")
+    )
     trials = store.load_table(out / "trials.csv", "trials")
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
     best = said["best"]
