@@ -90,7 +90,8 @@ def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
         slow = rng.lognormal(0, 0.02, rounds)
         fast = 0.9 * rng.lognormal(0, 0.02, rounds)
         gain = measured_gain({DEFAULT: slow, "exact": fast}, "exact")
-        assert gain.interval[0] < 0.1 < gain.interval[1] and gain.slower < 0.2
+        assert gain.interval[0] < 0.1 < gain.interval[1]
+        assert gain.slower == np.mean(fast > slow) < 0.05
         widths.append(np.ptp(gain.interval))
     assert widths[1] < widths[0] / 2
 
@@ -125,10 +126,10 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     words = ["--model", f"{tmp_path / 'mine.py'}:net", "--out", out]
     words += ["--minutes", 0.1, "--confirm-minutes", 0.5]
     said = ask(capsys, *words)
-    assert (
-        said["workers"] == 2 and 6 <= said["rounds"] <= 10 and said["snippet"].startswith("Distrib")
-    )
     trials = store.load_table(out / "trials.csv", "trials")
+    assert said["workers"] == 2 and said["snippet"].startswith("Distrib")
+    assert 6 <= said["rounds"] == trials["repeat"].nunique() <= 10
+    assert trials.groupby(["repeat", "policy"]).size().unstack().nunique().eq(1).all()
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
     best = said["best"]
     assert said["predicted_advice"] == said["advice"] or said["measured_interval"][1] < WORTH

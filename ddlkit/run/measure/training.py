@@ -129,8 +129,8 @@ def imposed(
     for _ in range(WARMUP):
         training.iterate(lambda: sums.append(training.gradient_sum()))
     after = everyones([sums[-2]])  # what backward left
-    if not np.array_equal(after, np.broadcast_to(after[0], after.shape), equal_nan=True):
-        raise UserError("training: ranks hold different gradients: no time is recorded")
+    if not np.isfinite(after).all() or (after != after[0]).any():
+        raise UserError("training: gradients are not finite and the same on all ranks: not timed")
     log: Any = ddp._get_ddp_logging_data()
     buckets = log.get("rebuilt_bucket_sizes", "").replace(",", " ").split()
     tensors = log.get("rebuilt_per_bucket_param_indices", "").split(",")
