@@ -106,8 +106,8 @@ MINE = """
 from torch import nn, randn, randint
 
 def net(device):
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(8)))
-    x, y = randn(8, 512), randint(512, (8,))
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
+    x, y = randn(8, 256), randint(256, (8,))
     return model, lambda: nn.functional.cross_entropy(model(x), y)
 """
 

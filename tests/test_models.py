@@ -230,7 +230,7 @@ def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
-    minutes = ["--minutes", 0.1, "--confirm-minutes", 1e-5]
+    minutes = ["--minutes", 0.4, "--confirm-minutes", 1e-5]
     said = two_agents("advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path)
     assert ["predicted gain" in each for each in said] == [True, False]
     assert set(store.load_table(tmp_path / "trials.csv", "trials")["ranks"]) == {2}
