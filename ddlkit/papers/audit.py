@@ -148,9 +148,11 @@ class SettingSearch:
 
     def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
         """Return where something holds, of each scanned number that it does not hold at every value of."""
-        first, only = holds.ndim - len(self.grid.free), {}
-        for axis, (name, scanned) in enumerate(self.grid.free.items(), first):
-            anywhere = holds.any(axis=tuple(k for k in range(holds.ndim) if k != axis))
+        free, only = self.grid.free, {}
+        rest = holds.any(axis=tuple(range(holds.ndim - len(free))))
+        for name, scanned in free.items():  # each axis in turn is the first of the rest
+            anywhere = rest.reshape(len(scanned), -1).any(axis=1)
+            rest = rest.any(axis=0)
             if not anywhere.all():
                 only[name] = scanned[anywhere]
         return only

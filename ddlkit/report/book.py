@@ -66,12 +66,11 @@ def build(
     executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
-    together = [path for path in chosen if path not in alone]
+    together = [path for path in reversed(chosen) if path not in alone]  # the long ones first
     for group, at_once in ((alone, 1), (together, min(AT_ONCE, os.cpu_count() or 1))):
         if group:
             run(group, tables, executed=executed, reports=reports, inputs=inputs, at_once=at_once)
     copies = [executed / notebook.name for notebook in notebooks()]
-    store.atomic_write_text(reports / "REPRODUCTION.md", site.reproduction(reports))
     return site.write([copy for copy in copies if copy.is_file()], store.BUILD / "site", reports)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,21 @@ FOLD = '<details class="answer"><summary>Your prediction is written down? What c
 
 
 def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
-    """Write the pages, the figures of ``reports`` beside them, and its GOALS.md; return the start page."""
+    """Write the pages, the figures of ``reports`` beside them, and its two .md; return the start page."""
     entries, pages = catalog.load(), [Page(path) for path in executed]
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     for entry in figures:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
     citation = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    values = {
-        **_outcomes(reports),
+    evaluated = papers.evaluate()
+    outcomes = {
+        "summaries": outputs.read_summaries(reports),
+        "verdicts": papers.shown(evaluated),
+        "counts": papers.counts(evaluated),
+    }
+    store.atomic_write_text(reports / "REPRODUCTION.md", _reproduction(reports, outcomes))
+    values = outcomes | {
         "pages": pages,
         "entries": entries,
         "figures": figures,
@@ -106,12 +112,12 @@ def document_page(path: Path) -> str:
     return _render("page.html", title=_first(r"^# (.+)$", text), body=_to_html(text))
 
 
-def reproduction(reports: Path) -> str:
+def _reproduction(reports: Path, outcomes: Mapping[str, Any]) -> str:
     """Return REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
     made = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
     frames = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in made]
     figures = [(e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)]
-    return _render("reproduction.md", figures=figures, **_outcomes(reports))
+    return _render("reproduction.md", figures=figures, **outcomes)
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
@@ -119,13 +125,6 @@ def recorded_for(entry: catalog.Entry) -> list[str]:
     rows = pd.concat([accuracy.frozen("goals"), accuracy.frozen("coverage")])
     folders = {Path(name).parent.name for name in entry.inputs if name.startswith("data/recorded/")}
     return [name for name in rows["campaign"].unique() if name in folders]
-
-
-def _outcomes(reports: Path) -> dict[str, Any]:
-    """Return the key numbers by notebook, every claim's verdict, and their counts."""
-    evaluated = papers.evaluate()
-    verdicts, counts = papers.shown(evaluated), papers.counts(evaluated)
-    return {"summaries": outputs.read_summaries(reports), "verdicts": verdicts, "counts": counts}
 
 
 def _render(template: str, **values: Any) -> str:
