@@ -137,9 +137,7 @@ CHOSEN = {
             MEASURED, {"p.csv": PROFILE.encode(), "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}
         ),
     ],
-    "timeline": [
-        Input(("timeline", "t.csv", "--out", "t.json"), {"t.csv": SPANS.encode()}),
-    ],
+    "timeline": [Input(("timeline", "t.csv", "--out", "t.json"), {"t.csv": SPANS.encode()})],
     "measure": [
         Input(("measure", "c.yml", "--dry-run", "--out", "there"), {"c.yml": YAML.encode()})
     ],

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
@@ -19,6 +20,9 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import Communication
 from ddlkit.model.advice import DEFAULT, WORTH, Advice, measured_gain
 from ddlkit.model.contention import Contention
+from ddlkit.run.jobs.rank import Rank
+from ddlkit.run.measure import models
+from ddlkit.run.nets.given import load
 from strategies import random_workload
 
 FILE = Path(__file__).with_name("given_models.py")
@@ -138,6 +142,11 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     again = ask(capsys, *words[:4], "--confirm-minutes", 1e-5)
     assert again["rounds"] == 6, "too little time for ten"
     assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, "kept"
+    cpu = torch.device("cpu")
+    training, me = load(str(words[1]), cpu, []), Rank(0, 2, 0, cpu, "gloo", 1, out)
+    assert models._there(me, training) == [1.0, 1.0, 1.0]
+    training.network += "-k2"  # as --accumulate 2 has it: nothing measured before is of that
+    assert models._there(me, training) == [0.0, 0.0, 0.0]
     page = tmp_path / "advice.html"
     of_tables = ask(
         capsys, "--profile", out / "layers.csv", "--collectives", out / "collectives.csv",

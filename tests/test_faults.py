@@ -369,9 +369,7 @@ def test_low_memory_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault(
-    fault="no root",
-    injected="another user's effective id",
-    holds="a lab is refused in one line",
+    fault="no root", injected="another user's effective id", holds="a lab is refused in one line"
 )
 @pytest.mark.lab
 def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> None:

@@ -36,9 +36,7 @@ def truth(link: str, ranks: int, values: Floats = TRUE, waking: float | None = N
 
 
 def made(
-    labs: Sequence[tuple[str, int]] = LABS,
-    values: Floats = TRUE,
-    waking: float | None = None,
+    labs: Sequence[tuple[str, int]] = LABS, values: Floats = TRUE, waking: float | None = None
 ) -> pd.DataFrame:
     """A collectives table of labs that follow the law."""
     frames = []

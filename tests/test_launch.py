@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+import apart_job
 import faulty_job
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -234,6 +235,12 @@ def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
     said = str(caught.value)
     assert "rank 0 gave up; its last line: " in said and "Timed out waiting 2000ms" in said
     assert "\n" not in said and not ranks_below(os.getpid())
+
+
+def test_gradients_that_differ_between_ranks_are_not_timed() -> None:
+    apart = apart_job.apart_job, faulty_job.FaultySettings()
+    with pytest.raises(UserError, match="not finite and the same on all ranks: not timed"):
+        launch.launch(*apart, ranks=2, place=Loopback())
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:

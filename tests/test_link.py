@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
+from ddlkit.core import iteration
 from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, jointly
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, undominated
 from ddlkit.core.workload import Workload
 from ddlkit.report.plots.style import look
 
@@ -189,3 +191,27 @@ def test_hidden_messages_get_few_resources_and_the_last_one_many() -> None:
     many = Resources("many", AlphaBeta(0.0, 0.04), slowdown=1.0)
     best = jointly(work, [few, many], planning.none(work))
     assert best.given == (few, few, many) and best.iteration_s == pytest.approx(30 + 4)
+
+
+def test_of_more_ways_than_are_kept_the_plan_is_hardly_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng, kept = np.random.default_rng(0), list[int]()
+    backward_s, sizes = (
+        rng.lognormal(0, 1, 30) * 0.01,
+        (rng.lognormal(0, 1.5, 30) * 1e6).astype(int),
+    )
+    work = Workload.from_arrays(0.1, backward_s, sizes)
+    way = [Resources("only", AlphaBeta(2e-4, 1e-9, workers=2), 0.5, 2.0)]
+    shortest_s = jointly(work, way).iteration_s
+    monkeypatch.setattr(iteration, "WAYS", 20)
+
+    def counted(*columns: Any) -> Any:
+        kept.append(len(found := undominated(*columns)))
+        return found
+
+    monkeypatch.setattr(iteration, "undominated", counted)
+    few = jointly(work, way)
+    assert max(kept) > 20 and few.plan.ends[-1] == work.n
+    assert shortest_s <= few.iteration_s <= jointly(work, way, planning.none(work)).iteration_s
+    assert few.iteration_s <= jointly(work, way, planning.single(work)).iteration_s

@@ -21,12 +21,7 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback
 from ddlkit.run.jobs.rank import Job, Rank
 from ddlkit.run.measure import nccl_one_gpu
-from ddlkit.run.measure.nccl_one_gpu import (
-    OneGpuSettings,
-    measure_on_one_gpu,
-    taken,
-    unavailable,
-)
+from ddlkit.run.measure.nccl_one_gpu import OneGpuSettings, measure_on_one_gpu, taken, unavailable
 from ddlkit.run.sessions import Unavailable
 
 CPU = torch.device("cpu")

@@ -67,9 +67,7 @@ def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_point_is_measured_and_its_tables_say_that_its_gpu_is_played(
-    rehearsed: Path,
-) -> None:
+def test_every_point_is_measured_and_its_tables_say_that_its_gpu_is_played(rehearsed: Path) -> None:
     """But for the two that need a second GPU, and NCCL itself: see test_nccl_one_gpu."""
     rows = store.load_table(rehearsed / "outcomes.csv", "outcomes")
     assert len(rows) >= 18

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, held_out_errors
-from ddlkit.core.sparse import (
-    SELECTION_FORMS,
-    Log,
-    Scan,
-    SelectionCost,
-    SelectionTimes,
-)
+from ddlkit.core.sparse import SELECTION_FORMS, Log, Scan, SelectionCost, SelectionTimes
 
 SIZES = np.geomspace(1e3, 1e8, 11).round()
 DENSITIES = np.array([1e-4, 1e-3, 1e-2])

@@ -159,11 +159,11 @@ def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
     monkeypatch.setitem(claims.CHECKS, "osf-tab2-vgg16-size", unknown)
     monkeypatch.setitem(claims.CHECKS, "dag-storage", lambda: store.network_named("no such"))
     monkeypatch.setattr(source, "recordings", lambda _: {})
-    papers._result.cache_clear()
+    papers._cells.cache_clear()
     raising = by_id["dag-storage"], odd, nowhere, by_id["osf-tab2-vgg16-size"], by_id["omgs-eq12"]
     listed = [*raising, example]
     judged = papers.evaluate(listed).set_index("id")
-    papers._result.cache_clear()
+    papers._cells.cache_clear()
     lines = capsys.readouterr().err.splitlines()
     assert judged["outcome"].to_dict() == dict.fromkeys(judged.index, "open") | {
         "osf-sf-example": "compatible"

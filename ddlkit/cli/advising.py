@@ -79,11 +79,11 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"what was measured is kept in {out}") from None
     advice, trials = read_advice(out), store.load_table(out / "trials.csv", "trials")
-    how: Any = {"index": "repeat", "columns": "policy", "values": "seconds", "aggfunc": "median"}
-    rounds = trials.pivot_table(**how)
+    rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
+    each = len(trials) // rounds.size
     tried = {name: measured_gain(rounds, name) for name in rounds}  # the default gains nothing
     result = {"network": trials["network"].iloc[0], "workers": ranks, "tables": str(out)}
-    result |= {**advice.to_dict(len(rounds)), "rounds": len(rounds)}
+    result |= {**advice.to_dict(len(rounds), each), "rounds": len(rounds), "iterations": each}
     result["predicted_advice"] = result["advice"]
     if found := tried.get(result["best"]):
         low, high = result["gain_interval"]

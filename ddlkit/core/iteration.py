@@ -290,6 +290,9 @@ class Shared:
         return float(ends_s.max()) + self.workload.update_s
 
 
+WAYS = 1000  # kept of a prefix, spread evenly; there can be more than memory holds
+
+
 class _Front(NamedTuple):
     """Ways to have sent a prefix, (m,), end and work rising; of the last message: first, way, choice."""
 
@@ -306,7 +309,8 @@ def jointly(
     """Return the shortest iteration of ``plan``, or of all, by the resources that each message could have.
 
     Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
-    last has arrived and how far computing has come by then. Ways that are better in one of both are kept.
+    last has arrived and how far computing has come by then. Ways that are better in one of both are kept,
+    WAYS of a prefix at most: the result is the shortest where there were never more.
     """
     n, ready_s = workload.n, workload.ready_s
     total = np.concatenate([[0], np.cumsum(workload.bytes)])
@@ -320,6 +324,7 @@ def jointly(
         before = {first: fronts[first] for first in firsts}
         ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
         kept = undominated(ways.end_s, -ways.work_s)
+        kept = kept[np.linspace(0, len(kept) - 1, min(WAYS, len(kept))).astype(int)]
         fronts[end] = _Front._make(column[kept] for column in ways)
     state = int(np.argmin(fronts[n].end_s))
     cuts, given, end = [], [], n

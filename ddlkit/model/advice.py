@@ -24,6 +24,7 @@ LISTS = ("exact", "mg_wfbp", "search")  # that only bucket_cap_mb_list can impos
 KEEP = "keep the default"
 WORTH = 0.02  # a gain whose interval begins below is not worth a change
 WIDE = 0.03  # half an interval of the gain: from here on another measurement would help
+MISSED = 0.03  # standard deviation of what predicted gains missed beyond noise in campaign-training
 HUGE = 0.5  # of all bytes: then one tensor decides, which no plan can split
 
 
@@ -96,18 +97,22 @@ class Advice:
         """Return all options, the shortest iteration first, and the default before its equals."""
         return sorted(self.options.values(), key=lambda option: option.seconds)
 
-    def gain(self, option: Option, rounds: int = 0) -> Gain:
-        """Return what an option gains; its interval also holds what ``rounds`` of both measure, if any."""
+    def gain(self, option: Option, rounds: int = 0, each: int = 1) -> Gain:
+        """Return what an option gains, by the draws of its costs alone.
+
+        rounds, each : of a measurement, if any, and iterations of both in a round: the interval then holds
+            what those would measure, with their noise and with what the model is wrong by
+        """
         default = self.options[DEFAULT]
         draws = 1 - option.settled_s / default.settled_s
         share = 1 - option.seconds / default.seconds
         if rounds and option is not default:
             both = option, default
             single = (np.quantile(o.beside_s / o.settled_s, (0.16, 0.84)) for o in both)
-            # A median of ten scatters 1.18 times as much as a mean: so 56 of 58 recorded gains were covered.
-            apart = 1.18 * math.hypot(*(np.ptp(ends) / 2 for ends in single)) / math.sqrt(rounds)
-            scattered = np.random.default_rng(3).standard_normal(len(draws))
-            draws = draws + (1 - draws) * apart * scattered
+            # Medians of normal noise, of a few and of many, scatter 1.18 and 1.25 times as much as means.
+            noise = 1.18 * math.hypot(*(np.ptp(ends) / 2 for ends in single)) / math.sqrt(rounds)
+            apart = np.hypot((1 - draws) * noise * min(1.0, 1.25 / math.sqrt(each)), MISSED)
+            draws = draws + apart * np.random.default_rng(3).standard_normal(len(draws))
         return Gain(float(share), interval(draws).tolist(), float((draws < 0).mean()))
 
     def limits(self) -> tuple[str, dict[str, float]]:
@@ -152,10 +157,10 @@ class Advice:
         unsure_s = np.std([cost(sizes) for cost in self.communication.draws], axis=0) * counts
         return int(sizes[np.argmax(unsure_s)])
 
-    def to_dict(self, rounds: int = 0) -> dict[str, Any]:
-        """Return all of it, JSON-ready; rounds : of a confirming measurement, which the interval holds."""
+    def to_dict(self, rounds: int = 0, each: int = 1) -> dict[str, Any]:
+        """Return all of it, JSON-ready; rounds, each : as `gain` takes them, for its interval."""
         best, gains = self.ranked[0], {option.name: self.gain(option) for option in self.ranked}
-        worth, said = gains[best.name].interval[0] >= WORTH, self.gain(best, rounds)
+        worth, said = gains[best.name].interval[0] >= WORTH, self.gain(best, rounds, each)
         limit, causes = self.limits()
         return {
             "advice": best.name if worth else KEEP,

@@ -209,9 +209,8 @@ def plan_beside(spec: str, workload: Workload, communication: Communication) -> 
     starts.append(jointly(workload, [Resources("all", cost, *middle)]).plan)
 
     def seconds(plan: FusionPlan) -> float:
-        return with_contention(
-            Iteration(workload, plan, cost, communication.link), beside
-        ).prediction.iteration_s
+        made = Iteration(workload, plan, cost, communication.link)
+        return with_contention(made, beside).prediction.iteration_s
 
     found = improved(min(starts, key=seconds), seconds)
     return FusionPlan(SEARCH, found.ends)

@@ -19,12 +19,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.sparse import (
-    ELEMENT_BYTES,
-    Log,
-    SparseGather,
-    sparse_iteration,
-)
+from ddlkit.core.sparse import ELEMENT_BYTES, Log, SparseGather, sparse_iteration
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import load
 from ddlkit.papers.omgs import PUBLISHED_GAMMA_S

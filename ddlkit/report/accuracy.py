@@ -301,9 +301,7 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     "above_line_medians": lambda cases: difference(cases, LINE)[2],
     "paired_median_error": lambda cases: cases["model_paired_error"].abs().median(),
     "paired_mean_error": lambda cases: abs(cases["model_paired_error"].mean()),
-    "half_width_share": lambda cases: (
-        ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
-    ),
+    "half_width_share": lambda of: of.eval("(upper_s - lower_s) / model_iteration_s").median() / 2,
     "much_exposed_error": lambda cases: STATISTICS["median_exposed_error"](much_exposed(cases)),
     "above_no_overlap_on_loopback": lambda cases: difference(
         cases[cases["link"] == "loopback"], "no_overlap"
@@ -318,7 +316,7 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
         for kind, (name, statistic) in product(("replay", TRAINING), _OF_LIVE.items())
     },
 }
-"""What a goal may ask of `labelled` cases, or of those of `live`."""
+"""What a goal may ask of `labelled` cases, or of those of `live`; else it is an expression of columns."""
 
 
 class Goal(NamedTuple):
@@ -332,7 +330,10 @@ class Goal(NamedTuple):
 
     def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
         """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
-        reached = float(STATISTICS[self.statistic](cases))
+        statistic = STATISTICS.get(self.statistic) or partial(
+            pd.DataFrame.eval, expr=self.statistic
+        )
+        reached = float(statistic(cases))
         least = self.at_least > -math.inf
         wanted = f"at least {self.at_least:g}" if least else f"at most {self.at_most:g}"
         holds = self.at_least <= reached <= self.at_most

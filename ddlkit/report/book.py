@@ -58,8 +58,6 @@ def build(
     machine's if it has one. ``reports`` is reports/, the published record, only with ``recorded``, else
     build/reports. ``only`` selects notebooks by number. Raises UserError.
     """
-    from ddlkit.report import site  # takes longer to import than to run a small notebook
-
     published = store.REPORTS if recorded else store.BUILD / "reports"
     reports = (reports or published).resolve()
     tables = default_recording().name if recorded else str(data.resolve()) if data else ""
@@ -67,11 +65,24 @@ def build(
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
     together = [path for path in reversed(chosen) if path not in alone]  # the long ones first
+    judging = threading.Thread(target=_judge, daemon=True)
     for group, at_once in ((alone, 1), (together, min(AT_ONCE, os.cpu_count() or 1))):
+        if group is together:
+            judging.start()
         if group:
             run(group, tables, executed=executed, reports=reports, inputs=inputs, at_once=at_once)
+    judging.join()
     copies = [executed / notebook.name for notebook in notebooks()]
+    from ddlkit.report import site  # takes longer to import than to run a small notebook
+
     return site.write([copy for copy in copies if copy.is_file()], store.BUILD / "site", reports)
+
+
+def _judge() -> None:
+    """Have the claims judged by the time that the site asks, beside notebooks, which wait at times."""
+    from ddlkit.report import papers
+
+    papers.evaluate()
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:

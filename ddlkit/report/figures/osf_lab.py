@@ -200,10 +200,7 @@ def fig09(trained: pd.DataFrame) -> pd.DataFrame:
 
 
 def fig10(
-    collectives: pd.DataFrame,
-    tensors: pd.DataFrame,
-    network: str,
-    models: Sequence[str] = MODELS,
+    collectives: pd.DataFrame, tensors: pd.DataFrame, network: str, models: Sequence[str] = MODELS
 ) -> pd.DataFrame:
     """Return the error of each of ``models`` at each size that the network's tensors have, over each link.
 

@@ -51,6 +51,7 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
     )
 
 
+@cache
 def _cells(claim: Claim) -> dict[str, Any]:
     """Return a claim's RESULT, outcome, note and notebook. Raises whatever its check does."""
     if claim.id not in claims.CHECKS:
@@ -58,7 +59,7 @@ def _cells(claim: Claim) -> dict[str, Any]:
             raise UserError("it has no check: write one, or why not into the paper's open.csv")
         notebook, why = claims.waiting().loc[claim.id, ["notebook", "why"]]
         return NOTHING | {"notebook": notebook, "note": why, "outcome": Outcome.OPEN}
-    result = _result(claim.id)
+    result = claims.CHECKS[claim.id]()
     verdict = _settled(claim, result)
     note = "; ".join(filter(None, [result.note, verdict.note]))
     cells = {name: getattr(result, name) for name in RESULT}
@@ -73,11 +74,6 @@ def _settled(claim: Claim, result: Result) -> Verdict:
         return verdict
     axes = ", ".join(f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples())
     return Verdict(Outcome.UNDECIDED, f"{verdict.outcome} on the grid, but {axes}: {verdict.note}")
-
-
-@cache
-def _result(claim: str) -> Result:
-    return claims.CHECKS[claim]()
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:

@@ -237,15 +237,14 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
 @check("omgs-fig04-lstm", LSTM, 0, 100)
 @check("omgs-fig04-vgg16", "VGG-16", 1, -1)
 def _less_exposed(network: str, start: float, scale: float) -> Result:
-    spans, note = (
-        [],
-        "what Table VI saves, less selecting, over TopK-SGD's sending at the code's costs",
-    )
+    note = "what Table VI saves, less selecting, over TopK-SGD's sending at the code's costs"
+    spans = []
     for units, gathers, sizes, parts_s, _ in unstated(network):
         spans += [np.sort(start + scale * less_exposed_s(network, sum(sizes)) / parts_s[1])]
         how = f"{units:,} units, " * (units > 0) + ("one gather" if gathers == 1 else "both")
         note += f"; {how} {spans[-1][0]:.3g} to {spans[-1][1]:.3g}"
-    return modelled(spans, note + "; others leave no time to compute" * (network == LSTM))
+    left = "; others, the code's 1,500 units and both gathers among them, leave no time to compute"
+    return modelled(spans, note + left * (network == LSTM))
 
 
 @check("omgs-fig04-selection")

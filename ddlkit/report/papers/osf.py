@@ -284,7 +284,7 @@ def _linear_over_piecewise(which: str) -> Result:
     listed = (f"{link} {', '.join(f'{x:.2g}' for x in row)}" for link, *row in ratios.itertuples())
     each = "; ".join(map("{} (runs {:.1%} apart)".format, listed, apart))
     note = f"medians; n links, lines by both ends, medians, relative error, least squares: {each}"
-    note += "; nan: two errors nearer than the runs, not judged"
+    note = note.replace(" nan", " -") + "; -: two errors nearer than the runs, not judged"
     return measured(ratios.stack().dropna(), note, "recorded", n=len(ratios))
 
 

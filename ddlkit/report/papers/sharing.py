@@ -227,13 +227,13 @@ def _left(text: str, part: str, which: str) -> Result:
         if key.startswith(text) and name in PARTS and name != part:
             sums += [PARTS[name], tuple(-np.array(PARTS[name]))]
             most_ms += [ms + 0.5, 0.5 - ms]
-            note += f", {name} {ms:.0f}"
+            note += f", {name} {ms:.0f}, half a ms either way"
     wanted = np.array(PARTS[part])
     ends = [sign * linprog(sign * wanted, sums, most_ms).fun for sign in (1, -1)]
     note += (
         ": one inequality judges every time of it"
         if sums[1:]
-        else ": all else that is printed of it"
+        else ": all else that is printed of it at this batch size"
     )
     return replace(own([ends], note), evidence=Evidence.BOUND)
 
@@ -270,7 +270,7 @@ def _intensity_order() -> Result:
     late = reached > np.minimum.accumulate(reached)
     rows = throughput().xs(32, level="batch").loc[least.index[late]]
     by = [f"{name}, by {x['1x64']:.0f} to {x.max():.0f} images/s" for name, x in rows.iterrows()]
-    note = f"from Table 2; later than one of lower intensity (at batch 32): {', '.join(by)}"
+    note = f"from Table 2; later than others of lower intensity (at batch 32): {', '.join(by)}"
     return own(int((~late).sum()), note)
 
 

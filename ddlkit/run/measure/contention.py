@@ -85,12 +85,7 @@ LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took 
 
 
 def in_turn(
-    name: str,
-    tiny: bool,
-    device: torch.device,
-    neighbour: Any,
-    ways: Sequence[Any],
-    budget: Budget,
+    name: str, tiny: bool, device: torch.device, neighbour: Any, ways: Sequence[Any], budget: Budget
 ) -> Iterator[pd.DataFrame]:
     """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
 

@@ -141,12 +141,7 @@ class _Block:
     """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
 
     def __init__(
-        self,
-        me: Rank,
-        settings: TrainingSettings,
-        network: nn.Module,
-        spec: str,
-        retries: Retries,
+        self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str, retries: Retries
     ) -> None:
         self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
         self.asked = settings.plans[spec]
