@@ -17,10 +17,14 @@ from given_models import Net, X
 
 @job(FaultySettings, "drift")
 def apart_job(me: Rank, settings: FaultySettings) -> Iterator[Tables]:
-    """Train by DDP, which is told to leave one tensor out, on other samples in each rank."""
-    model: Any = Net()
-    x = X * (1 + me.rank)
-    model._ddp_params_and_buffers_to_ignore = ["head.bias"]
+    """Train by DDP, which does not know of a tensor that is trained all the same, on each rank's samples."""
+    model, x = Net(), X * (1 + me.rank)
+    late = model.head.bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    imposed(Training("apart", model, lambda: model(x)["logits"].square().mean(), optimizer))
+
+    def loss() -> Any:
+        late.requires_grad_(True)
+        return model(x)["logits"].square().mean()
+
+    imposed(Training("apart", model, loss, optimizer))
     yield {"drift": pd.DataFrame()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import Communication
 from ddlkit.model.advice import DEFAULT, WORTH, Advice, measured_gain
 from ddlkit.model.contention import Contention
+from ddlkit.report import accuracy
 from ddlkit.run.jobs.rank import Rank
 from ddlkit.run.measure import models
 from ddlkit.run.nets.given import load
@@ -183,3 +185,49 @@ def test_a_model_or_tables_but_not_both_or_none(capsys: pytest.CaptureFixture[st
         assert "give --model" in capsys.readouterr().err
     with pytest.raises(UserError, match="a cost without draws"):
         Advice.of(LATE, Communication(AlphaBeta(1e-3, 1e-9)))
+
+
+ADVISED = store.DATA / "advised"
+NAMED = {"mobilenet-1gbit", "resnet18-1gbit", "decoder-300mbit", "decoder-1gbit"}
+NAMED |= {"squeezenet-300mbit", "squeezenet-1gbit"}
+
+
+def as_recorded(pair: str) -> dict[str, Any]:
+    """What was predicted of a recorded pair, and measured: a row of data/advised.csv."""
+    advice = models.read_advice(ADVISED, f"-{pair}")
+    trials = store.load_table(ADVISED / f"trials-{pair}.csv", "trials")
+    rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
+    tried = {name: measured_gain(rounds, name) for name in rounds}
+    best = next(o for o in advice.ranked if o.name != DEFAULT and o.name in tried)
+    said = advice.gain(best, len(rounds), len(trials) // rounds.size)
+    found = tried[best.name]
+    advised = best is advice.ranked[0] and advice.gain(best).interval[0] >= WORTH
+    most = max(gain.share for gain in tried.values())
+    follows = found.share if advised else 0.0
+    numbers = {
+        **{"gain": said.share, "low": said.interval[0], "high": said.interval[1]},
+        **{"measured": found.share, "measured_low": found.interval[0]},
+        **{"measured_high": found.interval[1], "most": most},
+        "regret": (1 - follows) / (1 - most) - 1,
+    }
+    of = {"pair": pair, **trials[["network", "link"]].iloc[0], "rounds": len(rounds)}
+    rounded = {name: float(f"{value:.6g}") for name, value in numbers.items()}
+    return {**of, "plan": best.name, **rounded, "advised": advised, "named": pair in NAMED}
+
+
+def test_recorded_advice_reaches_what_was_frozen(request: pytest.FixtureRequest) -> None:
+    """Twelve pairs of a network and a link: data/advised.csv by their tables, reports/goals.csv by it."""
+    names = {path.stem.partition("-")[2] for path in store.list_tables(ADVISED, "trials-*.csv")}
+    table = pd.DataFrame([as_recorded(name) for name in sorted(names)])
+    frozen = store.DATA / "advised.csv"
+    if request.config.getoption("--write"):
+        table.to_csv(frozen, index=False, lineterminator="\n")
+    kept = pd.read_csv(frozen)
+    pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
+    goals = pd.read_csv(store.ROOT / "reports" / "goals.csv", keep_default_na=False)
+    rows = goals[goals["campaign"] == "advised"].set_index("goal")
+    for goal in accuracy.goals("advise"):
+        now, row = goal.judged(kept), rows.loc[goal.goal]
+        assert float(row["reached"]) == pytest.approx(now["reached"], rel=1e-5)
+        assert (row["wanted"], row["held"]) == (now["wanted"], str(now["holds"]))
+    assert len(table) == 12 and set(table.loc[table["named"], "pair"]) == NAMED

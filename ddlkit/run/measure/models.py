@@ -262,14 +262,14 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
         raise UserError(f"--minutes {settings.measure_s / 60:g}: {said}: give {minutes:g} or more")
 
 
-def read_advice(out: Path) -> Advice:
-    """Return the advice by the tables that a job left in a directory."""
+def read_advice(out: Path, of: str = "") -> Advice:
+    """Return the advice by the tables that a job left in a directory; of : behind each name."""
     names = ("collectives", "slowdown", "samples")
-    rows, slowdown, samples = (store.load_table(out / f"{name}.csv", name) for name in names)
+    rows, slowdown, samples = (store.load_table(out / f"{name}{of}.csv", name) for name in names)
     at = str(rows["link"].iloc[0]), int(rows["ranks"].iloc[0])
     known = replace(Calibration.of(rows).between(*at), contention=Contention.of(slowdown))
     # Accumulated batches are in the profile: an iteration is what was measured.
-    work = store.read_profile(out / "layers.csv").workload()
+    work = store.read_profile(out / f"layers{of}.csv").workload()
     return Advice.of(work, known, scatter_of(samples), LISTS)
 
 
