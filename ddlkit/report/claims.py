@@ -126,7 +126,7 @@ def confident(
 ) -> Result:
     """Return the 95% bootstrap interval of a statistic of (n, ...) samples, drawn anew along n."""
     random, n = np.random.default_rng(0), len(samples)
-    drawn = [statistic(samples[random.integers(0, n, n)]) for _ in range(2000)]
+    drawn = [statistic(samples[random.integers(0, n, n)]) for _ in range(20_000)]
     result = _result(Evidence.MEASURED, [tuple(np.quantile(drawn, [0.025, 0.975]))], note, grade)
     return replace(result, interval=f"95% confidence interval, n = {n}")
 

@@ -134,6 +134,7 @@ def _best(cases: pd.DataFrame) -> pd.DataFrame:
 def _one_by_one() -> dict[str, pd.DataFrame]:
     """Return, by claim, the cases behind its mean where the most statements hold: a row a setting."""
     bars = pd.DataFrame(cluster.bars(figures.compatible()))
+    waits = pd.DataFrame(cluster.slower(figures.compatible(), "sending"))
     k80, v100 = (bars[3, name] for name in CLUSTERS)
     places = product(cluster.NETWORKS, CLUSTERS)
     ranks = {(name, of): cluster.rank(bars[3, of, name], "Caffe-MPI") for name, of in places}
@@ -141,6 +142,7 @@ def _one_by_one() -> dict[str, pd.DataFrame]:
         "dag-fig02-k80-over-v100": bars[2, "K80"] / bars[2, "V100"],
         "dag-fig03-k80-over-v100": k80 / v100,
         "dag-caffe-best": pd.DataFrame(ranks),
+        "dag-fig02-messages": waits.T.groupby(level=1, sort=False).min().T,
         "dag-finding3": _best(v100),
         "dag-fig03-poorly": _best(v100.drop(columns="Caffe-MPI", level=1)),
     }
@@ -158,7 +160,7 @@ def _by_model(statement: str, claim: str) -> Result:
         every = float(((low <= cases) & (cases <= high)).all(axis=1).mean())
         if outcome is Outcome.COMPATIBLE and every < 0.5:
             outcome = Outcome.UNDECIDED
-        return claims.Verdict(outcome, f"{note}; of every network in {every:.0%}")
+        return claims.Verdict(outcome, f"{note}; of each in {every:.0%}")
 
     in_general = "dag-fig03-k80-over-v100"  # as the paper says there: of the mean alone
     return mean if claim == in_general else replace(mean, judge=judge)
@@ -180,16 +182,16 @@ def _hiding_pays() -> Result:
     return measured(seconds["after"] / seconds["during"], note, "measured")
 
 
-@check("dag-fig04-alexnet-most", "AlexNet", 0.4)
-@check("dag-fig04-googlenet-most", "GoogleNet", 1.7)
-@check("dag-fig04-resnet50-most", "ResNet-50", 3.1)
-def _lab_error(network: str, first_percent: float) -> Result:
+@check("dag-fig04-alexnet-most", "AlexNet", "0.7% of 2")
+@check("dag-fig04-googlenet-most", "GoogleNet", "4.0% of 6, up to 6.3, which would differ")
+@check("dag-fig04-resnet50-most", "ResNet-50", "5.1% of 9, up to 8.1, which would differ")
+def _lab_error(network: str, first: str) -> Result:
     lab = figures.fig04_lab().query("network == @network")
     exposed = lab[~lab["limited"] & (lab["measured"] < 0.99 * lab["workers"])]
     errors = 100 * exposed["error"].abs().to_numpy()
     apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
     note = (
         f"mean of the {len(errors)} of {len(lab)} cases with exposed messages, {errors.max():.1f}% at worst; "
-        f"repeats up to {apart:.1f}% apart; a first, disturbed recording gave {first_percent}% over all"
+        f"repeats up to {apart:.1f}% apart; a first recording, disturbed by other work, gave {first}"
     )
     return claims.confident(errors, lambda drawn: float(drawn.mean()), note, "replayed")

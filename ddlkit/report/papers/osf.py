@@ -138,7 +138,7 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         each = (f"{name} {of.min():.3g} to {of.max():.3g}" for name, of in ends.items())
         outcomes = "contradicted", "undecided", "compatible"
         outcome = outcomes[int(shares.max() > 0) + int(shares.min() >= 0.5)]
-        note = "; ".join(map("{}, in {:.0%}".format, each, shares))
+        note = "; ".join(map("{}, reached in {:.0%}, itself not counted".format, each, shares))
         return claims.Verdict(claims.Outcome(outcome), note)
 
     settings = claims.over_compatible(osf_scaling.setting_search())
