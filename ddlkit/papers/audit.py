@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -83,15 +83,21 @@ class SettingSearch:
     """Which statements hold where: ``holds`` is (statements, *grid.shape).
 
     grid : its ``shape``, and the scanned numbers of its last axes by name, in order, ``free``
-    miss : (*grid.shape) the statements' distances from their intervals, in half-widths, summed
     values : of each statement's quantity, which broadcast to the grid's shape
     """
 
     grid: Any
     stated: tuple[Stated, ...]
     holds: NDArray[np.bool_]
-    miss: NDArray[np.float32]
     values: Mapping[str, Floats]
+
+    @cached_property
+    def miss(self) -> NDArray[np.float32]:
+        """Return the statements' distances from their intervals, in half-widths, summed, by setting."""
+        missed = np.zeros(self.grid.shape, dtype=np.float32)
+        for each in self.stated:
+            missed += each.miss(self.values[each.name])
+        return missed
 
     @cached_property
     def count(self) -> NDArray[np.int8]:
@@ -154,8 +160,9 @@ class SettingSearch:
 
     def dropping(self, *names: str) -> SettingSearch:
         """Return the search without these statements; their quantities stay."""
-        stated = [each for each in self.stated if each.name not in names]
-        return settle(stated, self.grid, self.values)
+        kept = [each.name not in names for each in self.stated]
+        stated = tuple(each for each, keep in zip(self.stated, kept, strict=True) if keep)
+        return replace(self, stated=stated, holds=self.holds[kept])
 
     def _number(self, name: str) -> int:
         return [statement.name for statement in self.stated].index(name)
@@ -201,12 +208,10 @@ def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) ->
     if unknown:
         raise UserError(f"no quantity {unknown[0]!r}: use one of {', '.join(values)}")
     holds = np.empty((len(stated), *grid.shape), dtype=bool)
-    miss = np.zeros(grid.shape, dtype=np.float32)
     for k, each in enumerate(stated):
         value = values[each.name]
         holds[k] = (value >= each.low) & (value <= each.high)
-        miss += each.miss(value)
-    return SettingSearch(grid, tuple(stated), holds, miss, values)
+    return SettingSearch(grid, tuple(stated), holds, values)
 
 
 OPTIMAL = 1e-9  # largest relative gap that still counts as optimal: rounding

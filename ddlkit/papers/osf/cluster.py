@@ -169,19 +169,21 @@ class Grid:
         return PaperSetting(**times_s, unit=UNITS[index[0]])
 
 
-def quantities(grid: Grid) -> dict[str, Floats]:
-    """Return what the paper states, computed for every setting; each array broadcasts to ``grid.shape``."""
-    slope = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    one = {network: _family(network, grid, slope) for network in (*FIVE, REPLACED)}
-    resnet, vgg = one["ResNet101"], one["VGG16"]
+def quantities(grid: Grid, of_fig4: int = WORKERS) -> dict[str, Floats]:
+    """Return what the paper states, computed for every setting; each array broadcasts to ``grid.shape``.
+
+    of_fig4 : workers of Fig 4a, which the paper does not state
+    """
+    one = {network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)}
+    resnet, vgg, fig4 = one["ResNet101"], one["VGG16"], _family("ResNet101", grid, of_fig4)
     errors = [one[network]["csf"] / one[network]["sf_0"] - 1 for network in FIVE]
     sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
-    against = [resnet["csf"] / resnet[f"sf_{size}"] - 1 for size in BUFFERS]
+    against = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
     return {
         "VGG-16: scaling factor": vgg["sf_0"],
         "VGG-16 replaced: scaling factor": one[REPLACED]["sf_0"],
         "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
-        "VGG-16: share of one layer": _largest_share(grid, slope),
+        "VGG-16: share of one layer": _largest_share(grid),
         "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
         "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
         "ResNet-101: gain at 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"] - 1,
@@ -197,10 +199,10 @@ def quantities(grid: Grid) -> dict[str, Floats]:
     }
 
 
-def _largest_share(grid: Grid, slope: float) -> Floats:
+def _largest_share(grid: Grid) -> Floats:
     """Return the share of VGG-16's largest layer in what all messages take (osf Eq 7), by grid setting."""
     layers = [layer.tensors for layer in networks.layers("VGG16")]
-    sent_s = slope * np.array([4.0 * sum(tensors) for tensors in layers])
+    sent_s = update_s(np.array([4.0 * sum(of) for of in layers]), WORKERS, NETWORK_BYTES_PER_S)
     shares = []
     for unit in UNITS:
         messages = np.array([len(tensors) if unit == "tensor" else 1 for tensors in layers])
@@ -209,11 +211,13 @@ def _largest_share(grid: Grid, slope: float) -> Floats:
     return np.array(shares)[:, None, :, None, None]
 
 
-def _family(network: str, grid: Grid, slope: float) -> dict[str, Floats]:
+@lru_cache(maxsize=8)
+def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     """Return SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other's axis."""
-    reference = _reference(network)
+    reference, slope = _reference(network), float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
     times = grid.free["vgg16_s" if reference == "VGG16" else "resnet101_s"]
-    timeouts_s, overheads_s = grid.free["timeout_s"], grid.free["overhead_s"]
+    timeouts_s = grid.free["timeout_s"]
+    overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     ratio = network_flops(network) / network_flops(reference)
     capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)

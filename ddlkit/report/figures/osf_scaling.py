@@ -57,11 +57,11 @@ def stated() -> tuple[Stated, ...]:
     return tuple(intervals)
 
 
-@lru_cache(maxsize=1)
-def setting_search() -> SettingSearch:
-    """Return all settings of the default grid against ``stated()``."""
+@lru_cache(maxsize=2)
+def setting_search(of_fig4: int = WORKERS) -> SettingSearch:
+    """Return all settings of the default grid against ``stated()``, Fig 4a read as of so many workers."""
     grid = cluster.Grid()
-    return settle(stated(), grid, cluster.quantities(grid))
+    return settle(stated(), grid, cluster.quantities(grid, of_fig4))
 
 
 @lru_cache(maxsize=1)

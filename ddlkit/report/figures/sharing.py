@@ -36,7 +36,6 @@ CELL = ["network", "batch", "plan", "link"]
 WHO = {
     "standin": "stand-in",
     "copy_engine": "copy engine",
-    "nccl_one_gpu": "two ranks of NCCL on one GPU",
 }
 COPY_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 SEEN = {  # where controls are read back

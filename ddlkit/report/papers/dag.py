@@ -66,9 +66,8 @@ def _least_backward(gpu: str) -> Result:
     least_s = flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
     printed = f"printed are {CLUSTERS[gpu].backward_s / least_s:.2g} times that"
     note = f"forward's {(first + sum(others)) / 1e9:.2f} GFLOP (stride in the 1x1) twice, none for images"
-    note += (
-        ", at the stated clock's peak (a V100's of Tensor Cores); algorithms of fewer could beat it"
-    )
+    peak = "the stated clock's peak" + " of Tensor Cores" * (gpu == "V100")
+    note += f", at {peak}; algorithms of fewer could beat it"
     return at_least(least_s, f"{note}; {printed}")
 
 

@@ -309,24 +309,24 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     """Return times of one iteration, as of `make_timeline`, and how cores were used while it sent."""
     awake_s, selected_s, posted_s = np.empty((3, len(script.ready_s)))
     spent_s = 0.0  # by the selections so far: all that follows is later by it
-    forward_end_s = _sleep_until(start_s + script.forward_s)
+    forward_end_s = sleep_until(start_s + script.forward_s)
     for group, planned_s in enumerate(script.ready_s):
         ready_s = start_s + planned_s + spent_s
-        awake_s[group] = selected_s[group] = _sleep_until(ready_s)
+        awake_s[group] = selected_s[group] = sleep_until(ready_s)
         if script.selection_s:
             spent_s += script.selection_s[group]
-            selected_s[group] = _sleep_until(ready_s + script.selection_s[group])
+            selected_s[group] = sleep_until(ready_s + script.selection_s[group])
         if group == 0:
             before = processor_times()
         posted_s[group] = messages.post(group)
     waited_s, done_s = messages.wait()
     sending = processor_usage(before, processor_times())
-    end_s = _sleep_until(waited_s + script.update_s)
+    end_s = sleep_until(waited_s + script.update_s)
     groups = (awake_s, selected_s, posted_s, done_s)
     return np.hstack([*groups, forward_end_s, waited_s, end_s]) - start_s, sending
 
 
-def _sleep_until(deadline_s: float) -> float:
+def sleep_until(deadline_s: float) -> float:
     """Sleep to an absolute time of the performance counter; returns the time on waking."""
     while (rest_s := deadline_s - time.perf_counter()) > 0:
         time.sleep(rest_s)
