@@ -75,7 +75,7 @@ def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
 def test_a_network_is_judged_when_every_method_has_three_seeds(
     short: dict[str, list[float]], judged: int
 ) -> None:
-    every = {name: [0.7, 0.8, 0.9] for name in omgs.LABELS}
+    every = {name: [0.7, 0.8, 0.9] for name in omgs.TITLES}
     warm = made_up({"omgs": [0.9, 0.9]}).assign(schedule="warm-up")
     both = pd.concat([made_up({**every, **short}), warm])
     kept = omgs.complete(omgs.fig03(both))

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ddlkit.cli.command import JSON, arg, command, show
-from ddlkit.cli.predicting import OPTIONAL, forecast_of
+from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, sharded
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
+SIZES = [f"size:{size}MB" for size in (2, 10, 50, 250)]
+"""Units that `advise` compares with what is asked."""
 _MODEL = """whose training is measured here: the function gives (model, loss) or (model, loss, optimizer); or
 torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in --ranks of this machine [2]"""
 
@@ -28,9 +30,12 @@ torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in 
     arg("--out", type=Path, help="directory for what is measured [build/advised/...]"),
     arg("--html", type=Path, metavar="FILE", help="a page that needs no network, too"),
     *OPTIONAL,
+    *STRATEGY,
     JSON,
 )
 def advise(arguments: argparse.Namespace) -> None:
+    if arguments.strategy == "fsdp":
+        return _units(arguments)
     if bool(arguments.model) == bool(arguments.profile):
         raise UserError("give --model, whose training is measured, or --profile and --collectives")
     result, advice = (_measured if arguments.model else _of_tables)(arguments)
@@ -41,6 +46,18 @@ def advise(arguments: argparse.Namespace) -> None:
             from ddlkit.report import site
 
             site.advice_page(advice, screen(result), arguments.html)
+
+
+def _units(arguments: argparse.Namespace) -> None:
+    """Print ways to make units of a profile, those of --units and some by size, the fastest first."""
+    from pandas import DataFrame
+
+    if arguments.model or not arguments.profile:
+        raise UserError("advise --strategy fsdp: give --profile and --collectives, no --model")
+    specs = [*filter(None, (arguments.units or "").split(";")), *SIZES]
+    rows = sorted(sharded(arguments, *specs), key=lambda row: float(row["iteration_s"]))
+    shown = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
+    show({"ranked": rows}, True) if arguments.json else print(shown.to_string(index=False))
 
 
 def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:

@@ -234,8 +234,6 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     given = {name: value for name in _EMULATED if (value := getattr(arguments, name)) is not None}
     emulated = arguments.engine == "emulated"
     if given and not emulated:
-        raise UserError(
-            f"--{[*given][0]} needs --engine emulated: links of tbf have a rate, no more"
-        )
+        raise UserError(f"--{[*given][0]} needs --engine emulated: links of tbf have a rate alone")
     rate = units.parse_bits_per_s(arguments.rate)
     return LabShape(arguments.ranks, rate, parse(given) if emulated else None)

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,7 @@ def _compare(
     show(said, arguments.json)
 
 
-_PLANS = (
-    "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40, exact or search; a wrong one lists all"
-)
+_PLANS = "none, single, ddp, buffer:25MB, mg_wfbp, cuts:3,40, exact, search; a wrong one lists all"
 _PLAN_HELP = f"as {_PLANS}; or a file of ddlkit plan --json, *.json"
 _INPUTS = (
     arg("--profile", type=Path, required=True, help="layer profile (CSV)"),
@@ -134,19 +133,29 @@ OPTIONAL = tuple(
 )
 
 
-def forecast_of(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any, Any]:
-    """Return the forecast under the plan ``spec``, what is doubtful (also warned of), profile, costs."""
-    from ddlkit import formats, store
-    from ddlkit.model import forecast
-    from ddlkit.model.predictor import plan_beside
-    from ddlkit.report.fits import doubts
+def _profile(arguments: argparse.Namespace) -> Any:
+    """Return the layer profile, in the numbers that travel; what of it is assumed is said."""
+    from ddlkit import store
 
     assumed: list[str] = []
     chosen = {name: getattr(arguments, name) for name in ("network", "batch", "forward_s")}
     chosen |= {"ranks": arguments.profile_ranks, "assumed": assumed}
     profile = store.read_profile(arguments.profile, **chosen)
-    if arguments.gradient_bytes is not None:
-        profile = profile.sent_as(arguments.gradient_bytes)
+    if assumed:
+        text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
+        print(f"ddlkit: {text}", file=sys.stderr)
+    n_bytes = arguments.gradient_bytes
+    return profile if n_bytes is None else profile.sent_as(n_bytes)
+
+
+def forecast_of(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str], Any, Any]:
+    """Return the forecast under the plan ``spec``, what is doubtful (also warned of), profile, costs."""
+    from ddlkit import formats
+    from ddlkit.model import forecast
+    from ddlkit.model.predictor import plan_beside
+    from ddlkit.report.fits import doubts
+
+    profile = _profile(arguments)
     workload = profile.workload().scaled(arguments.dilation).accumulated(arguments.accumulate)
     notes: list[str] = []
     communication, measured = _communication(arguments, notes)
@@ -157,11 +166,10 @@ def forecast_of(arguments: argparse.Namespace, spec: str) -> tuple[Any, list[str
     plan = written or plan_beside(spec, workload, communication)
     how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
     predicted = forecast(workload, plan, communication, **how)
-    if assumed:
-        text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
-        print(f"ddlkit: {text}", file=sys.stderr)
     n_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    doubtful = [*notes, *doubts(profile.device, cost, measured, n_bytes)]
+    if cost.collective != "all_reduce" and not cost.selects:
+        notes.append(f"the cost is of {cost.collective}, gradients go by all_reduce: fit that")
+    doubtful = [*notes, *doubts(profile.device, measured, n_bytes)]
     _warn(doubtful)
     return predicted, doubtful, profile, communication
 
@@ -279,16 +287,57 @@ def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, A
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
 
 
+STRATEGY = (
+    arg("--strategy", choices=("ddp", "fsdp"), default="ddp", help="fsdp: sharded, by FSDP2 [ddp]"),
+    arg("--units", metavar="SPEC", help="of fsdp: modules as blocks.*,head, or size:25MB"),
+    flag("--no-prefetch", "of fsdp: a unit is gathered when it is needed, not before"),
+    flag("--no-reshard", "of fsdp: units stay whole from forward to backward"),
+)
+_NOT_SHARDED = ("density", "selection", "slowdown", "copies", "cost")
+_TIMES_OF = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
+_SHOWN = (*_TIMES_OF, "scaling_factor")
+
+
+def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
+    """Return what sharded training takes by each way to make units, resharded after forward and not."""
+    from ddlkit.model.sharded import SENT, Sharding, bounds, forecast
+    from ddlkit.report.fits import doubts
+
+    given = [f"--{name}" for name in _NOT_SHARDED if getattr(arguments, name)]
+    if given or not specs[0]:
+        problem = f"takes no {given[0]}" if given else "needs --units, as blocks.* or size:25MB"
+        raise UserError(f"--strategy fsdp {problem}: messages are those of --collectives")
+    profile, notes, by, rows = _profile(arguments), list[str](), {}, []
+    for name in SENT:
+        of = argparse.Namespace(**{**vars(arguments), "collective": name})
+        by[name], measured = _communication(of, notes)
+    n_bytes = Sharding.of(profile, specs[0]).bytes
+    notes += doubts(profile.device, measured, [size for size in n_bytes if size])
+    for spec, reshard in product(specs, (True, False)):
+        whole = Sharding.of(profile, spec).scaled(arguments.dilation)
+        program = whole.program(prefetch=not arguments.no_prefetch, reshard=reshard)
+        said, interval_s = forecast(program, by, arguments.level)
+        row = {"units": spec, "reshard": reshard, **{n: getattr(said, n) for n in _SHOWN}}
+        row |= {"interval_s": interval_s, "level": arguments.level}
+        row |= dict(zip(("no_overlap_s", "perfect_overlap_s"), bounds(said), strict=True))
+        row |= {"messages": len(program.messages), "workers": by[SENT[0]].cost.workers}
+        rows.append({**row, "gathered_bytes": whole.gathered_bytes(reshard=reshard)})
+    _warn(notes)
+    return rows
+
+
 @command(
     "predict an iteration from a profile and measured collectives, or a cost",
     *_INPUTS,
     arg("--plan", default="ddp", help=f"{_PLAN_HELP} [ddp]"),
+    *STRATEGY,
 )
 def predict(arguments: argparse.Namespace) -> None:
+    if arguments.strategy == "fsdp":
+        return show(sharded(arguments, arguments.units)[arguments.no_reshard], arguments.json)
     predicted, doubtful, *_ = forecast_of(arguments, arguments.plan)
     iteration, interval_s = predicted.iteration, predicted.interval_s
-    names = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
-    result = {name: getattr(predicted.prediction, name) for name in (*names, "scaling_factor")}
+    result = {name: getattr(predicted.prediction, name) for name in _SHOWN}
     result |= {"interval_s": list(interval_s) if interval_s else None, "level": arguments.level}
     result |= {"plan": arguments.plan, "messages": len(iteration.plan.ends)}
     result["workers"] = iteration.cost.workers
@@ -356,14 +405,8 @@ def export(arguments: argparse.Namespace) -> None:
     print(texts.ddp(forecast_of(arguments, arguments.planner)[0].iteration, version))
 
 
-_NOT_IN_THE_GRAPH = {
-    "slowdown": None,
-    "copies": None,
-    "accumulate": 1,
-    "copy_s_per_byte": 0.0,
-    "in_flight": 1,
-    "density": None,
-}
+_NOT_IN_THE_GRAPH = dict.fromkeys(("slowdown", "copies", "density"))
+_NOT_IN_THE_GRAPH |= {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1}
 """Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
 
 

@@ -393,6 +393,4 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
             return cost, [*drawn.draws(cost, count)]
         return cost, [replace(cost, **draw) for draw in draws[:MOST_DRAWS]]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
-        raise UserError(
-            f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
-        ) from error
+        raise UserError(f"the cost's draws are none of ddlkit fit: fit again: {error}") from error

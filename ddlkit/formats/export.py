@@ -56,13 +56,10 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
 def ddp(iteration: Iteration, torch: str) -> str:
     """Return buckets in ready order, in MiB. Raises UserError unless messages are all-reduces."""
     if iteration.cost.collective != "all_reduce":
-        raise UserError(
-            f"a cost of {iteration.cost.collective}: DDP sends all_reduce: fit one of that"
-        )
+        raise UserError(f"a cost of {iteration.cost.collective}: DDP sends all_reduce: fit that")
     caps = bucket_caps_mb(iteration.group_bytes)
-    return json.dumps(
-        {"torch": torch, "planner": iteration.plan.planner, "bucket_cap_mb_list": caps}
-    )
+    of = {"torch": torch, "planner": iteration.plan.planner}
+    return json.dumps({**of, "bucket_cap_mb_list": caps})
 
 
 def _ranks(cost: MessageCost) -> int:

@@ -98,9 +98,8 @@ class Calibration:
                 others[UNFITTED] = _unfitted(rows)
             sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
             noise = Noise.of(*sampled.to_numpy(float).T)
-            communication = Communication(
-                fitted.cost, fitted.draws, shared_link(every), noise, others
-            )
+            shared = shared_link(every)
+            communication = Communication(fitted.cost, fitted.draws, shared, noise, others)
             known[str(link), int(ranks), str(collective)] = communication
         beside: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:

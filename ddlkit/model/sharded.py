@@ -12,6 +12,8 @@ import fnmatch
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -90,13 +92,11 @@ class Sharding:
         """
         owners = _by_size(profile, spec) if spec.startswith(SIZE) else _by_name(profile, spec)
         numbers = {owner: k for k, owner in enumerate(dict.fromkeys([(), *owners]))}
-        units = [numbers[owner] for owner in owners]
-        runs: list[tuple[int, float, float]] = []
-        for unit, forward_s, backward_s in zip(
-            units, profile.forward_s.tolist(), profile.backward_s.tolist(), strict=True
-        ):
-            before = runs.pop() if runs and runs[-1][0] == unit else (unit, 0.0, 0.0)
-            runs.append((unit, before[1] + forward_s, before[2] + backward_s))
+        units, runs = [numbers[owner] for owner in owners], []
+        rows = zip(units, profile.forward_s, profile.backward_s, strict=True)
+        for unit, neighbours in groupby(rows, key=itemgetter(0)):
+            _, forward_s, backward_s = np.sum([*neighbours], axis=0).tolist()
+            runs.append((unit, forward_s, backward_s))
         sizes = np.bincount(units, profile.gradient_bytes, len(numbers)).astype(int).tolist()
         return cls(tuple(numbers), tuple(sizes), tuple(runs), profile.update_s)
 
@@ -104,6 +104,11 @@ class Sharding:
         """Return it on a machine ``factor`` times slower (time dilation)."""
         runs = tuple((unit, factor * ahead, factor * back) for unit, ahead, back in self.runs)
         return replace(self, runs=runs, update_s=factor * self.update_s)
+
+    def gathered_bytes(self, *, reshard: bool = True) -> int:
+        """Return the most bytes of parameters that are whole at a time: the root, and two units."""
+        others = sorted(self.bytes[1:])
+        return self.bytes[0] + sum(others[-2:] if reshard else others)
 
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
@@ -164,9 +169,8 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
 
 
 def _matches(path: str, pattern: str) -> bool:
-    """Return whether a module's path has the pattern's parts; * is any name, not several."""
-    names, wanted = path.split("."), pattern.split(".")
-    return len(names) == len(wanted) and all(map(fnmatch.fnmatchcase, names, wanted))
+    """Return whether a module's path matches, part by part: * is any name, not several."""
+    return path.count(".") == pattern.count(".") and fnmatch.fnmatchcase(path, pattern)
 
 
 def _by_size(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
@@ -202,9 +206,7 @@ def forecast(
         mask = np.array([message.collective == name for message in program.messages])
         sizes, least = n_bytes[mask], ELEMENT_BYTES * (known.cost.workers or 1)
         costs = [known.cost, *known.draws[:draws]]
-        each_s = np.array(
-            [cost(sizes) - (0.0 if brief_s is None else cost(least)) for cost in costs]
-        )
+        each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
         noise = known.noise.factors(sizes, draws) if draws and known.noise else 1.0
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
     if brief_s is None:

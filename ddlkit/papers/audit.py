@@ -242,15 +242,8 @@ def random_audit(
 
 
 DENSE = (
-    "none",
-    "buffer:25MB",
-    "buffer:100MB",
-    "single",
-    "ddp",
-    "mg_wfbp",
-    "mg_wfbp:osf",
-    "adafusion",
-    "adafusion:repaired",
+    *("none", "buffer:25MB", "buffer:100MB", "single", "ddp"),
+    *("mg_wfbp", "mg_wfbp:osf", "adafusion", "adafusion:repaired"),
 )
 """Planners of messages that are not sparsified (osf)."""
 

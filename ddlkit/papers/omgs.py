@@ -117,9 +117,8 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     """
     starts = np.flatnonzero(~np.asarray(merged, bool))
     backward_s = np.add.reduceat(instance.backward_s, starts)
-    return replace(
-        instance, backward_s=backward_s, elements=np.add.reduceat(instance.elements, starts)
-    )
+    merged = np.add.reduceat(instance.elements, starts)
+    return replace(instance, backward_s=backward_s, elements=merged)
 
 
 def combinations(layers: int) -> Bools:
@@ -455,9 +454,8 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
 def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
     """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
     whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
-    apart_s = messages * float(
-        Log(published_code("omgs")["gamma"])(whole / ELEMENT_BYTES / messages, 1)
-    )
+    selecting = Log(published_code("omgs")["gamma"])
+    apart_s = messages * float(selecting(whole / ELEMENT_BYTES / messages, 1))
     return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()
 
 

@@ -118,9 +118,8 @@ def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
     Paired: a prediction less its own compute, and with what was measured around it instead, without exchange.
     """
-    took_s, exposed_s = (
-        cases[f"measured_{what}_s"] for what in ("iteration", "exposed_communication")
-    )
+    of = "iteration", "exposed_communication"
+    took_s, exposed_s = (cases[f"measured_{what}_s"] for what in of)
     errors = {}
     for name in names:
         apart_s = cases[f"{name}_exposed_s"] - exposed_s
@@ -207,16 +206,6 @@ def trained(campaign: Source) -> pd.DataFrame:
 
 
 # -- live runs of the suite quick ----------------------------------------------------------------
-
-
-def live_cases(run: Source) -> pd.DataFrame:
-    """Return a row per case of a live run, by its own tables: what was predicted, paired where it trains."""
-    cases = judge(run, run, marked=True)
-    paired_s = cases["measured_compute_s"] + cases["model_exposed_s"]
-    predicted_s = cases["model_iteration_s"].where(cases["kind"] != TRAINING, paired_s)
-    cases = cases.assign(predicted_s=predicted_s, measured_s=cases["measured_iteration_s"])
-    of_case = ["case", "kind", "network", "link", "plan"]
-    return cases[[*of_case, "predicted_s", *_ENDS, "measured_s", "marked"]]
 
 
 def live() -> pd.DataFrame:
@@ -330,10 +319,8 @@ class Goal(NamedTuple):
 
     def judged(self, cases: pd.DataFrame) -> dict[str, Any]:
         """Return goal, wanted (in words, as frozen in reports/goals.csv), reached, and if it holds."""
-        statistic = STATISTICS.get(self.statistic) or partial(
-            pd.DataFrame.eval, expr=self.statistic
-        )
-        reached = float(statistic(cases))
+        known = STATISTICS.get(self.statistic)
+        reached = float(known(cases) if known else cases.eval(self.statistic))
         least = self.at_least > -math.inf
         wanted = f"at least {self.at_least:g}" if least else f"at most {self.at_most:g}"
         holds = self.at_least <= reached <= self.at_most

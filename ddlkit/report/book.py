@@ -65,24 +65,13 @@ def build(
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
     together = [path for path in reversed(chosen) if path not in alone]  # the long ones first
-    judging = threading.Thread(target=_judge, daemon=True)
     for group, at_once in ((alone, 1), (together, min(AT_ONCE, os.cpu_count() or 1))):
-        if group is together:
-            judging.start()
         if group:
             run(group, tables, executed=executed, reports=reports, inputs=inputs, at_once=at_once)
-    judging.join()
     copies = [executed / notebook.name for notebook in notebooks()]
     from ddlkit.report import site  # takes longer to import than to run a small notebook
 
     return site.write([copy for copy in copies if copy.is_file()], store.BUILD / "site", reports)
-
-
-def _judge() -> None:
-    """Have the claims judged by the time that the site asks, beside notebooks, which wait at times."""
-    from ddlkit.report import papers
-
-    papers.evaluate()
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
@@ -224,9 +213,8 @@ def execute(notebook: str, data: str) -> str:
     # By TCP, ipykernel 7 writes a notice about encryption into the first cell. A kernel named python3
     # elsewhere on the search path may belong to another Python.
     how: dict[str, Any] = {"kernel_spec_manager": KernelSpecManager(kernel_dirs=[])}
-    kernel = AsyncKernelManager(
-        connection_file=os.path.abspath("kernel.json"), transport="ipc", **how
-    )
+    file = os.path.abspath("kernel.json")
+    kernel = AsyncKernelManager(connection_file=file, transport="ipc", **how)
     content, died = nbformat.read(notebook, as_version=4), ""
     given = {"data": data} if data and "data" in papermill.inspect_notebook(content) else None
     how = {"cwd": str(Path(notebook).parent), "kernel_name": "python3", "progress_bar": False}

@@ -80,9 +80,7 @@ class Measured(NamedTuple):
         given = cls(*(description.get("fit", {}).get(name) for name in cls._fields))
         are_sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
         if not are_sizes or not isinstance(given.between, str | None):
-            raise UserError(
-                f"the cost's fit says {shown(tuple(given))}: sizes and a name: fit again"
-            )
+            raise UserError(f"the cost's fit says {shown(tuple(given))}: sizes, a name: fit again")
         if given.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(between=given.between)
         return given
@@ -96,10 +94,8 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
         yield f"{far}: times of several kinds? Choose by --place, --table, --ranks or --collective"
 
 
-def doubts(device: str, cost: MessageCost, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
+def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
     """Yield where a profile's ``device``, a cost and messages of ``n_bytes`` (G,) do not fit together."""
-    if cost.collective != "all_reduce" and not cost.selects:
-        yield f"the cost is of {cost.collective}, gradients are sent by all_reduce: fit one of that"
     computed = "processors" if device == "cpu" else "GPUs"
     if device not in ("", "unknown") and measured.between not in (None, computed):
         yield (

@@ -280,9 +280,8 @@ def _one_server(bars: Bars) -> dict[str, Any]:
 
 def slower(setting: Setting, what: str) -> dict[tuple[str, str], Any]:
     """Return how much longer SMALL_BATCHES take on four V100 by reading, or by sending, by framework."""
-    cases = {
-        case: ("V100", *case, Gpus(1, PER_MACHINE)) for case in product(SMALL_BATCHES, STRATEGIES)
-    }
+    keys, gpus = [*product(SMALL_BATCHES, STRATEGIES)], Gpus(1, PER_MACHINE)
+    cases = {case: ("V100", *case, gpus) for case in keys}
     return {
         name: setting.iteration_s(*case) / setting.iteration_s(*case, without=what)
         for name, case in cases.items()

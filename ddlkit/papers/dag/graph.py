@@ -283,11 +283,8 @@ def s_sgd(
     rows, within, between, fetched = _one_iteration(times, strategy, ends, held, decode_s)
     lag, n = 1 + strategy.batches_ahead, len(rows)
     offsets = n * np.arange(iterations)[:, None, None]
-    edges = (
-        within + offsets,
-        between + [0, n] + offsets[:-1],
-        fetched + [0, lag * n] + offsets[:-lag],
-    )
+    ahead = fetched + [0, lag * n] + offsets[:-lag]
+    edges = within + offsets, between + [0, n] + offsets[:-1], ahead
     numbers = np.repeat(np.arange(iterations), n), np.concatenate([e.reshape(-1, 2) for e in edges])
     kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
     return TaskGraph(names, kind, resource, duration_s, rank, layer, *numbers)

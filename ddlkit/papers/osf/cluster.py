@@ -292,10 +292,8 @@ def gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
         family = 4 if _reference(network) == "VGG16" else 3
         keys, of_setting = np.unique(places[:, [0, 1, 2, family]], axis=0, return_inverse=True)
         ends = [(0, key[3]) if family == 4 else (key[3], 0) for key in keys]  # its own time
-        rows = [
-            gains(grid.setting((*key[:3], *end)), network)
-            for key, end in zip(keys, ends, strict=True)
-        ]
+        at = zip(keys, ends, strict=True)
+        rows = [gains(grid.setting((*key[:3], *end)), network) for key, end in at]
         gained = pd.DataFrame(rows).iloc[of_setting.ravel()].reset_index(drop=True)
         frames.append(gained.assign(network=network, setting=np.arange(len(places))))
     return pd.concat(frames, ignore_index=True)

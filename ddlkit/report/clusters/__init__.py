@@ -46,9 +46,7 @@ def pollux_iterations(path: Path) -> pd.DataFrame:
 def abci_iterations(path: Path) -> pd.DataFrame:
     """Return step, iteration_s (by the printed throughput), ranks, batch (of one GPU) and amp by step."""
     lines = (json.loads(line.removeprefix("DLLL ")) for line in read(path).splitlines())
-    (_, settings), *logged = [
-        (line["step"], line["data"]) for line in lines if line["type"] == "LOG"
-    ]
+    (_, settings), *logged = [(at["step"], at["data"]) for at in lines if at["type"] == "LOG"]
     ranks, batch = settings["world_size"], settings["batch_size"]
     rows = [
         (step[1], ranks * batch / data["train.total_ips"])

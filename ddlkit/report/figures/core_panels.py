@@ -219,9 +219,8 @@ def draw09(frame: pd.DataFrame) -> Figure:
                 ax.axhline(row.paper, label=f"paper, {row.network}: {row.paper_loss:g}", **shape)
             ax.set_ylabel("loss / ln(classes)")
             ax.label_outer()
-            ax.set_title(
-                {"running": "while training"}.get(images, images.replace("_", "-") + " images")
-            )
+            kind = images.replace("_", "-") + " images"
+            ax.set_title({"running": "while training"}.get(images, kind))
     return figure
 
 
@@ -274,9 +273,8 @@ def draw11(numbers: pd.DataFrame) -> Figure:
         network=lab["network"].map(network_title) + ", " + lab["over"].str[7:]
     )
     rule = rows_of(model, planner=ADAFUSION, over=CONSTANT)[["gain_high", "paper_gain_low"]].max()
-    said = "adaFusion gains {:.0%} over 100 MB at most; the paper prints {:.1%} at least".format(
-        *rule
-    )
+    said = "adaFusion gains {:.0%} over 100 MB at most; the paper prints {:.1%} at least"
+    said = said.format(*rule)
     with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
         for ax, (label, rows) in zip(axes.flat, panels.items(), strict=True):
             wide = rows.pivot(index="network", columns="planner").rename(index=network_title)

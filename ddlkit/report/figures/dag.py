@@ -378,26 +378,22 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
             wide = upper[upper["network"] == network].pivot(index="gpus", columns="cluster")
             wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
             drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
-            words = {
-                "xlabel": "GPUs",
-                "ylabel": "speedup over linear [%]",
-                "log": "x",
-                "legend": "",
-            }
-            plots.lines(above, drawn, ends=(low, high), **words)
+            by_gpus, linear = (
+                {"xlabel": "GPUs", "log": "x", "legend": ""},
+                "speedup over linear [%]",
+            )
+            plots.lines(above, drawn, ends=(low, high), ylabel=linear, **by_gpus)
             above.set_xticks(wide.index, wide.index)
             above.set(title=f"{network}, model", ylim=(0, 112))
             rows = lower[lower["network"] == network]
             wide = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
-            predicted, measured = (
-                100 * wide[name] / wide["workers"] for name in ("model", "measured")
-            )
+            predicted, measured = (100 * wide[k] / wide["workers"] for k in ("model", "measured"))
             measured, share = measured.mask(wide["limited"].astype(bool)), printed[network] / 100
             ranges = {
                 role: (times * (1 - share), times * (1 + share), measured[role])
                 for role, times in predicted.items()
             }
-            plots.intervals(below, wide.index, ranges, label=words["ylabel"], reference=100)
+            plots.intervals(below, wide.index, ranges, label=linear, reference=100)
             below.set_title(f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
         axes[1, 0].set_ylabel("lab: nodes x ranks of each")
     return figure

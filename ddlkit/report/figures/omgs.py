@@ -38,12 +38,8 @@ from ddlkit.report.source import Source
 TOLERANCE = 0.05  # within which a printed time agrees with a setting
 TIMES = ("topk_s", "mgs_s", "omgs_s")
 WORKERS = audit.WORKERS
-NETWORKS = {
-    "vgg16_cifar": "VGG-16",
-    "resnet50": "ResNet-50",
-    "inception_v4": "Inception-v4",
-    "lstm_ptb": "LSTM-PTB",
-}
+NETWORKS = {"vgg16_cifar": "VGG-16", "resnet50": "ResNet-50"}
+NETWORKS |= {"inception_v4": "Inception-v4", "lstm_ptb": "LSTM-PTB"}
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
 KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
@@ -55,9 +51,8 @@ def fig01() -> dict[str, Timeline]:
     sizes = ELEMENT_BYTES * np.array((4_000_000, 4_000_000, 500_000, 500_000))
     workload = Workload.from_arrays(0.03, [0.015] * 4, sizes)
     cost = replace(published_cost(WORKERS, audit.DENSITY), selecting=audit.SELECTION)
-    dense = AlphaBeta(
-        cost.gather.startup_s(), float(osf.update_s(1.0, WORKERS, 5e8)), workers=WORKERS
-    )
+    slope = float(osf.update_s(1.0, WORKERS, 5e8))
+    dense = AlphaBeta(cost.gather.startup_s(), slope, workers=WORKERS)
     specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
     lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
     for name, spec in specs.items():
@@ -249,13 +244,8 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-LABELS = {
-    "dense": "dense",
-    "topk": "TopK",
-    "lags": "LAGS",
-    "omgs": "OMGS",
-    "exact": "exact merging",
-}
+TITLES = {"dense": "dense", "topk": "TopK", "lags": "LAGS", "omgs": "OMGS"}
+TITLES["exact"] = "exact merging"
 TEXT = "lstm_sentences"
 LEARNED = {
     "vgg16_cifar_eighth": "VGG-16, an eighth as wide",
@@ -281,7 +271,7 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     if rows.empty:
         raise UserError("no sparsified training: run ddlkit measure convergence")
     constant, text = rows["schedule"] == "constant", rows["network"] == TEXT
-    names, steps = rows["method"].map(LABELS), rows["epoch"] * (rows["images"] // rows["batch"])
+    names, steps = rows["method"].map(TITLES), rows["epoch"] * (rows["images"] // rows["batch"])
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),
@@ -297,8 +287,8 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
         "sends": sends.where(constant),
     }
     frame = pd.DataFrame(columns)
-    schedules = sorted({*frame["method"]} - {*LABELS.values()})
-    order = [*LEARNED.values(), *LABELS.values(), *schedules].index
+    schedules = sorted({*frame["method"]} - {*TITLES.values()})
+    order = [*LEARNED.values(), *TITLES.values(), *schedules].index
     frame["places"] = [*zip(frame["network"].map(order), frame["method"].map(order), strict=True)]
     frame = frame.sort_values(["places", "machine", "seed", "epoch"], ignore_index=True)
     return frame.drop(columns="places")
@@ -307,8 +297,8 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
 def complete(frame: pd.DataFrame) -> pd.DataFrame:
     """Return of `fig03` the networks of which every method has SEEDS seeds, and those methods alone."""
     kept = frame[frame.groupby(["network", "method"])["seed"].transform("nunique") >= SEEDS]
-    constant = kept[kept["method"].isin(LABELS.values())].groupby("network")["method"].nunique()
-    whole = constant[constant == len(LABELS)].index
+    constant = kept[kept["method"].isin(TITLES.values())].groupby("network")["method"].nunique()
+    whole = constant[constant == len(TITLES)].index
     return kept[kept["network"].isin(whole)].reset_index(drop=True)
 
 

@@ -176,9 +176,8 @@ def gains_in_regime() -> pd.DataFrame:
 
 def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     """Return measured gains of planners over a buffer of 25 MB, with the 95% interval over the rounds."""
-    pairs = pd.concat(
-        [compare.paired(runs, rule).assign(planner=rule) for rule in (RIVAL, "exact")]
-    )
+    rules = RIVAL, "exact"
+    pairs = pd.concat([compare.paired(runs, rule).assign(planner=rule) for rule in rules])
     pairs = pairs.query("other == 'buffer:25MB'").rename(columns={"other": "over"})
     ends = {"gain": "ratio", "gain_low": "lower", "gain_high": "upper"}
     gains = pairs.assign(**{name: pairs[end] - 1 for name, end in ends.items()})

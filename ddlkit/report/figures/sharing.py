@@ -17,7 +17,6 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
-from ddlkit.report import compare
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import sharing_model
 from ddlkit.report.figures.sharing_model import PARTS, RESNET
@@ -33,10 +32,7 @@ OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processo
 SIMULATED = "V100S, simulated"
 ENDS = ["lower", "upper"]
 CELL = ["network", "batch", "plan", "link"]
-WHO = {
-    "standin": "stand-in",
-    "copy_engine": "copy engine",
-}
+WHO = {"standin": "stand-in", "copy_engine": "copy engine"}
 COPY_WAY = r"_(h2d|d2h|both)$"  # which way a copy engine copies, after its name
 SEEN = {  # where controls are read back
     "threads": ["taken_threads"],
@@ -381,13 +377,6 @@ def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
     words = [re.split(r", (?=default|best|starved)|: ", name) for name in group]
     names = [f"{shown(where)}, {role}: {shown(way)}" for where, role, way in words]
     return dict(zip(names, group.values(), strict=True))
-
-
-def training_shares(source: Source) -> pd.DataFrame:
-    """Return in % what training reaches of a GPU's fastest matrix product, by network and precision."""
-    rows = compare.steps(source).query("device == 'cuda' and ranks == 1").dropna(subset="c")
-    largest = rows[rows["batch"] == rows.groupby("network")["batch"].transform("max")]
-    return 100 * largest.pivot_table("c", largest["network"].map(store.network_title), "precision")
 
 
 def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:

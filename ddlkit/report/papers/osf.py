@@ -101,13 +101,10 @@ def _of_fig4(quantity: str, scale: float, offset: float = 0) -> Result:
 
     def judge(low: float, high: float) -> claims.Verdict:
         by = {workers: one.judge(low, high) for workers, one in read.items() if one.judge}
-        note = "; ".join(
-            f"{workers} GPUs, {one.outcome}: {one.note}" for workers, one in by.items()
-        )
+        note = "; ".join(f"{gpus} GPUs, {one.outcome}: {one.note}" for gpus, one in by.items())
         outcomes = {one.outcome for one in by.values()}
-        return claims.Verdict(
-            outcomes.pop() if len(outcomes) == 1 else claims.Outcome.UNDECIDED, note
-        )
+        alike = len(outcomes) == 1
+        return claims.Verdict(outcomes.pop() if alike else claims.Outcome.UNDECIDED, note)
 
     spans = np.concatenate([one.spans for one in read.values()])
     return replace(modelled(spans, ""), judge=judge)
@@ -233,14 +230,8 @@ def _too_long_a_wait() -> Result:
     return measured(ratios, f"{note}; {LAB}", "replayed")
 
 
-CAMPAIGNS = (
-    "campaign",
-    osf_lab.LAB,
-    source.REGIMES,
-    source.REGIMES_VGG,
-    "campaign-dag",
-    "cpu-2x-amd-epyc",
-)
+EPYC = "cpu-2x-amd-epyc"
+CAMPAIGNS = "campaign", osf_lab.LAB, source.REGIMES, source.REGIMES_VGG, "campaign-dag", EPYC
 
 
 @check("osf-fig03-osf-most", "osf", "<=")

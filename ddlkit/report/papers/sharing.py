@@ -230,11 +230,8 @@ def _left(text: str, part: str, which: str) -> Result:
             note += f", {name} {ms:.0f}, half a ms either way"
     wanted = np.array(PARTS[part])
     ends = [sign * linprog(sign * wanted, sums, most_ms).fun for sign in (1, -1)]
-    note += (
-        ": one inequality judges every time of it"
-        if sums[1:]
-        else ": all else that is printed of it at this batch size"
-    )
+    alone = ": all else that is printed of it at this batch size"
+    note += ": one inequality judges every time of it" if sums[1:] else alone
     return replace(own([ends], note), evidence=Evidence.BOUND)
 
 

@@ -55,9 +55,7 @@ FAMILIES = {family: {k: _style(**v) for k, v in looks.items()} for family, looks
 FAMILIES["spans"] |= {
     name: Style(kind.label, kind.color, hatch=kind.hatch) for name, kind in COLLECTIVES.items()
 }
-FAMILIES["plans"] = {
-    name: Style(planner.label, *planner.look) for name, planner in planners().items()
-}
+FAMILIES["plans"] = {name: Style(each.label, *each.look) for name, each in planners().items()}
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
 
 
@@ -152,8 +150,7 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
 def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     """Name groups of bars, aslant where the names together are longer than the axis."""
     long = 0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi  # inches
-    side: dict[str, Any] = (
-        {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    )
+    leant: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    side = leant if long else {}
     ax.set_xticks(places, names, **side)
     ax.tick_params(axis="x", length=0)

@@ -132,16 +132,12 @@ def _render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
         loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {
-        "number": outputs.format_number,
-        "percent": "{:.1%}".format,
-        "duration": format_minutes,
-    }
+    forms = {"number": outputs.format_number, "percent": "{:.1%}".format}
+    environment.filters |= {**forms, "duration": format_minutes}
     for function in (accuracy.frozen, accuracy.outcome, recorded_for):
         environment.filters[function.__name__] = function
-    return environment.get_template(template).render(
-        {"before": None, "after": None, "body": "", **values}
-    )
+    blank = {"before": None, "after": None, "body": ""}
+    return environment.get_template(template).render({**blank, **values})
 
 
 def format_minutes(minutes: int) -> str:

@@ -113,9 +113,7 @@ class Lab(Place):
             state = _states().get(self.label)
             pid, *_ = owner = state["needs"][0] if state and state["owned"] else (0, None)
             if pid != os.getpid() and _runs(owner):
-                raise UserError(
-                    f"lab {self.label} belongs to running process {pid}: end that first"
-                )
+                raise UserError(f"lab {self.label} belongs to running process {pid}: end it first")
             _remove(self.label)
             if self._link:
                 self._link.wait()

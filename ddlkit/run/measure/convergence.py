@@ -182,11 +182,8 @@ class _Training:
             if not all(math.isfinite(loss) for loss, _ in scores.values()):
                 raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
             rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
-            say(
-                "{}, epoch {}: held out {:.3f}, {:.0%} right".format(
-                    what, epoch, *scores["held_out"]
-                )
-            )
+            off, right = scores["held_out"]
+            say(f"{what}, epoch {epoch}: held out {off:.3f}, {right:.0%} right")
         table = pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
         device = self.held_out[0].device.type
         return table.assign(
@@ -236,9 +233,8 @@ def workload(network: str) -> Workload:
     whole = sizes.groupby(layers).transform("sum").to_numpy()
     shares = np.array([flops.get(layer, 0) for layer in layers]) / whole * sizes.to_numpy()
     backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
-    return Workload.from_arrays(
-        PLANNED_BACKWARD_S / 2, backward_s, ELEMENT_BYTES * sizes.to_numpy()
-    )
+    n_bytes = ELEMENT_BYTES * sizes.to_numpy()
+    return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
 
 
 @cache

@@ -195,9 +195,7 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse(training, settings)
         if training.precision != "fp32":
-            notes.append(
-                "messages are timed as fp32 of as many bytes; sums of others may take longer"
-            )
+            notes.append("messages are timed as fp32 of as many bytes; other sums may take longer")
         whole = training.gradient_bytes
         sizes = [size for size in SIZES if size < whole] + [whole_size(whole, me.world_size)]
         for what, there in zip(MEASURED, everyones(_there(me, training))[0], strict=True):
@@ -316,9 +314,7 @@ def trial(
             seconds[name] = slowest(clock.measure(training.iterate, each, **how))
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        me.say(
-            f"round {repeat + 1} of {ROUNDS}, {count} iterations of each of {len(wrapped)} plans"
-        )
+        me.say(f"round {repeat + 1} of {ROUNDS}, {count} iterations each of {len(wrapped)} plans")
         of = {"network": training.network, "ranks": me.world_size, "link": me.link}
         yield {"trials": clock.rows_by("policy", seconds, of | {"repeat": repeat})}
         repeat += 1

@@ -271,11 +271,8 @@ def sharing_settings(brief: bool) -> list[Setting]:
     """Return equal footprints, the last with more, and more ranks; ``brief``: few."""
     least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
     equal = itertools.product(RATES, GRID[: 1 if brief else None])
-    return [
-        *(Setting(Footprint(*shape, rate)) for rate, shape in equal),
-        *map(Setting, least, most),
-        Setting(least[-1], ranks=8),
-    ]
+    alike = (Setting(Footprint(*shape, rate)) for rate, shape in equal)
+    return [*alike, *map(Setting, least, most), Setting(least[-1], ranks=8)]
 
 
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:

@@ -86,9 +86,8 @@ def measure(
     make = partial(points, **wanted, networks=networks, predict=predict)
     if suite.file == read("full").file:
         how["remark"] = LONG
-        stamps = {
-            path: store.load_stamp(path) for path in store.list_tables(out) if is_stamped(path)
-        }
+        stamped = filter(is_stamped, store.list_tables(out))
+        stamps = {path: store.load_stamp(path) for path in stamped}
         if short := [
             path.name for path, stamp in stamps.items() if LONG not in stamp.get("remark", "")
         ]:

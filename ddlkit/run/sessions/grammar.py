@@ -144,7 +144,6 @@ KEYS: dict[str, Check | Many] = {
     **dict.fromkeys(("size", "sizes"), sizes),
     "networks": Many(network_of),
     "seeds": Many(whole(0)),
-    "units": Many(text("modules as blocks.*, or size:25MB", str)),
     "plans": Many(_plan),
     "precisions": Many(one_of(PRECISIONS)),
     "collectives": Many(one_of(tuple(COLLECTIVES))),

@@ -16,26 +16,16 @@ import torch
 from ddlkit import machine, store
 from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.units import KIB
-from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.model.sharded import SENT, Sharding
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
 from ddlkit.run.lab import Conditions, replay
 from ddlkit.run.lab import network as lab
-from ddlkit.run.lab import sharded as sharded_lab
 from ddlkit.run.measure import collectives as messages_alone
-from ddlkit.run.measure import (
-    contention,
-    convergence,
-    estimators,
-    selection,
-    slowdown,
-    speed,
-    training,
-)
+from ddlkit.run.measure import contention, convergence, selection, slowdown, speed, training
+from ddlkit.run.measure import estimators as cost_models
 from ddlkit.run.measure import layers as layer_times
-from ddlkit.run.measure import sharded as sharded_training
 from ddlkit.run.nets import registry
 from ddlkit.run.sessions import CAMPAIGN, Point, Tables, Unavailable, say, table_path
 from ddlkit.run.sessions.campaigns import Grid, lacking, table_cost
@@ -167,7 +157,7 @@ def input_alone(
 def cost_models_of_torch(here: Here) -> Iterator[Point]:
     """What the installed PyTorch's own cost models say, by its version."""
     name = f"torch-{torch.__version__.partition('+')[0]}"
-    yield Point("estimators", name, estimators.measure_estimators)
+    yield Point("estimators", name, cost_models.measure_estimators)
 
 
 @kind("selection")
@@ -412,55 +402,3 @@ def replays(
         members, lab_name = ranks_in_lab(count, bits)
         name, run = f"replay-{lab_name.removeprefix('lab-')}", partial(measure, members, lab_name)
         yield Point("replay", name, run, estimate_s, ["runs", "timeline"])
-
-
-@kind("sharded")
-def sharded(
-    here: Here,
-    networks: Networks,
-    units: Sequence[str],
-    ranks: Sequence[int],
-    repeats: int,
-    rate: Sequence[float] = (0.0,),
-    delay: Sequence[float] = (0.0,),
-    iterations: int = 0,
-) -> Iterator[Point]:
-    """FSDP2 in training, by each way to make units; without ``iterations`` its replay, with prefetch or not.
-
-    Of replays time is dilated so that an iteration computes as long as its messages take.
-    """
-
-    def scripts(at: Mapping[str, Any], name: str, profile: LayerProfile) -> list[Any]:
-        """Return what is played."""
-        rows, played = store.load_table(recorded(here.out, "collectives", name)), []
-        costs = {of: table_cost(rows[rows["collective"] == of], at["ranks"]) for of in SENT}
-        for spec in units:
-            whole = Sharding.of(profile, spec)
-            program = whole.program()
-            sent_s = sum(float(costs[each.collective](each.bytes)) for each in program.messages)
-            dilation = float(f"{sent_s / program.compute_s:.4g}")
-            for ahead in (True, False):
-                slow = whole.scaled(dilation).program(prefetch=ahead)
-                how = {"units": spec, "prefetch": ahead, "dilation": dilation}
-                played.append(sharded_lab.Script.of(slow, {**at, **how}))
-        return played
-
-    def measure(members: Ranks, lab_name: str, network: str, batch: int) -> Tables:
-        at: dict[str, Any] = {"network": network, "batch": batch, "device": here.device}
-        profile = store.read_profile(recorded(here.out, "layers", f"{network}-b{batch}-r1"))
-        at |= {"ranks": members.count, "backend": "nccl" if here.on_gpu else "gloo"}
-        at |= {"profile_sha256": profile.sha256, "reshard": True}
-        if not iterations:
-            played = sharded_lab.ShardedReplay(scripts(at, lab_name, profile), repeats, TRIES)
-            return members.run(sharded_lab.sharded_replay_job, played, estimate_s)
-        modules = {spec: Sharding.of(profile, spec).modules[1:] for spec in units}
-        at |= {"prefetch": False, "dilation": 1.0}
-        trained = sharded_training.ShardedTraining(network, batch, modules, at, repeats, iterations)
-        return members.run(sharded_training.sharded_training_job, trained, estimate_s)
-
-    estimate_s = LAUNCH_S + len(units) * repeats * EXPOSED_S * (2 + iterations)
-    for count, bits, delay_s, (network, batch) in product(ranks, rate, delay, networks):
-        members, place = place_of(here, count, bits, delay_s)
-        key = f"{network}-b{batch}-{place}" if iterations else f"replay-{network}-b{batch}-{place}"
-        run = partial(measure, members, f"lab-{place}", network, batch)
-        yield on_gpus(count * (here.on_gpu and not bits), Point("sharded", key, run, estimate_s))

@@ -53,9 +53,8 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
 
     named = {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}
     how: dict[str, Any] = {"estimate_s": EXPECTED_S, "left": lambda: ["all of it"]}
-    return PointList(
-        [Point("check", n, partial(passed, n, each), **how) for n, each in named.items()]
-    )
+    points = [Point("check", n, partial(passed, n, each), **how) for n, each in named.items()]
+    return PointList(points)
 
 
 def environment(device: str) -> str:
