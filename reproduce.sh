@@ -167,7 +167,8 @@ make_venv() {  # BASE KEY: .venv from nothing, sealed with KEY once it is whole
   own_temporary
   rm -f .venv/ready
   "$1" -m venv --clear .venv
-  .venv/bin/python -m pip install pip==26.3 # one that came with Python takes 20 s longer
+  # The one that came with Python takes 20 s longer; where this cannot be had, it does.
+  .venv/bin/python -m pip install pip==26.3 || echo "pip stays what it is"
   # Compiling every module now takes as long as the rest; Python compiles those it imports anyway.
   .venv/bin/python -m pip install --no-compile --requirement requirements.txt
   install_ddlkit .venv/bin

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ddlkit import cli, store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
+from ddlkit.core.iteration import Prediction
 from ddlkit.core.workload import LayerProfile
 from ddlkit.model import Calibration, Communication
 from ddlkit.model.sharded import (
@@ -27,7 +28,6 @@ from ddlkit.model.sharded import (
     SENT,
     WAIT,
     Sharding,
-    bounds,
     forecast,
 )
 from ddlkit.report import accuracy
@@ -36,14 +36,22 @@ from order_job import OrderSettings
 from order_job import order_job as ordered
 
 RECORDED = store.DATA / "sharded"
+
+
+def bounds(said: Prediction) -> tuple[float, float]:
+    """Seconds of the iteration without overlap, and with a perfect one."""
+    return said.compute_s + said.communication_s, max(said.compute_s, said.communication_s)
+
+
 CASE = ["origin", "network", "batch", "ranks", "link", "units", "prefetch"]
 KNOWN = ["predicted_s", "lower_s", "upper_s", "none_s", "perfect_s", "compute_s"]
 
 
 def drawn(seed: int, layers: int) -> LayerProfile:
-    """A network of blocks.0, blocks.1, ... with two tensors each, between two layers of the root."""
+    """A network of blocks.0, blocks.1, ... with two tensors each; the root ends it, and may begin it."""
     rng = np.random.default_rng(seed)
-    names = ["words", *(f"blocks.{k}.linear" for k in range(layers) for _ in range(2)), "head"]
+    names = [f"blocks.{k}.linear" for k in range(layers) for _ in range(2)]
+    names = ["words"] * (seed % 2) + [*names, "head"]
     elements, n = rng.integers(1, 10**6, len(names)), len(names)
     times = rng.uniform(0, 1, (2, n)) * (rng.uniform(size=(2, n)) < 0.8)
     tensors = tuple(f"{name}.{k}" for k, name in enumerate(names))
@@ -83,7 +91,10 @@ def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: dict[str, 
     program, units = whole.program(**how), range(len(whole.bytes))
     gathers = [m.unit for m in program.messages if m.collective == GATHER]
     scatters = [m.unit for m in program.messages if m.collective == SCATTER]
-    assert scatters == [*reversed(units)] and gathers[: len(units)] == [*units]
+    ends = (
+        [1, 0] if whole.runs[0][0] == 0 else [0, 1]
+    )  # the input of the first layer has no gradient
+    assert scatters == [*reversed(units[2:]), *ends] and gathers[: len(units)] == [*units]
     assert [gathers.count(unit) for unit in units] == [1] + [1 + how["reshard"]] * (len(units) - 1)
     posted, awaited = set[float](), set[float]()
     runs = iter([unit for unit, *_ in (*whole.runs, *whole.runs[::-1])])
@@ -128,23 +139,30 @@ def test_units_by_size_are_layers_in_a_row() -> None:
     assert whole.bytes[0] == 0 and min(whole.bytes[1:-1]) >= 3e6 > 0
 
 
-def order_of(spec: str, **how: bool) -> OrderSettings:
-    """How to train ResNet-18, whose four units differ in size, and what that sends."""
-    whole = Sharding.of(profile("resnet18", 4), spec)
-    labels = {"network": "resnet18", "batch": 1, "reshard": how.get("reshard", True)}
+def order_of(network: str, spec: str, **how: bool) -> OrderSettings:
+    """How to train a network, and what that sends."""
+    whole = Sharding.of(profile(network, 4), spec)
+    labels = {"network": network, "batch": 1, "reshard": how.get("reshard", True)}
     messages = [(each.collective, each.bytes) for each in whole.program(**how).messages]
     return OrderSettings(sharded.Settings(labels, units={spec: whole.modules[1:]}), messages)
 
 
-@pytest.mark.parametrize("reshard", [True, False])
-def test_the_order_is_that_of_fsdp2(reshard: bool) -> None:
+@pytest.mark.parametrize(
+    ("network", "spec", "reshard"),
+    [
+        ("resnet18", "layer*", True),
+        ("resnet18", "layer*", False),
+        ("squeezenet1_1", "features.*", True),
+    ],
+)
+def test_the_order_is_that_of_fsdp2(network: str, spec: str, reshard: bool) -> None:
     """Of the installed torch, on real ranks, whose messages its hooks see."""
-    settings = order_of("layer*", reshard=reshard)
+    settings = order_of(network, spec, reshard=reshard)
     launch(ordered, settings, ranks=2, place=Loopback(), join={"backend": "gloo"}, timeout_s=120)
 
 
 def test_another_order_would_be_noticed() -> None:
-    settings = order_of("layer*", prefetch=False)
+    settings = order_of("resnet18", "layer*", prefetch=False)
     with pytest.raises(UserError, match="FSDP2 sent"):
         launch(
             ordered, settings, ranks=2, place=Loopback(), join={"backend": "gloo"}, timeout_s=120
@@ -204,7 +222,7 @@ def test_the_command_says_what_the_model_does(
     cost.write_text(json.dumps(AlphaBeta(1e-3, 1e-9, workers=2).to_dict()))
     for wrong, line in (
         (["predict", *words], "needs --units"),
-        (["predict", *words, "--units", "layers.*"], "units 'layers.*': match none"),
+        (["predict", *words, "--units", "layers.*"], "units 'layers.*': match no module"),
         (["predict", *words, "--units", "x", "--copies", "y"], "takes no --copies"),
         (
             ["predict", *words[:2], *words[4:], "--units", "x", "--cost", str(cost)],

@@ -300,7 +300,7 @@ _SHOWN = (*_TIMES_OF, "scaling_factor")
 
 def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     """Return what sharded training takes by each way to make units, resharded after forward and not."""
-    from ddlkit.model.sharded import SENT, Sharding, bounds, forecast
+    from ddlkit.model.sharded import SENT, Sharding, forecast
     from ddlkit.report.fits import doubts
 
     given = [f"--{name}" for name in _NOT_SHARDED if getattr(arguments, name)]
@@ -311,18 +311,19 @@ def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     for name in SENT:
         of = argparse.Namespace(**{**vars(arguments), "collective": name})
         by[name], measured = _communication(of, notes)
-    n_bytes = Sharding.of(profile, specs[0]).bytes
-    notes += doubts(profile.device, measured, [size for size in n_bytes if size])
+        sizes = [size for spec in specs for size in Sharding.of(profile, spec).bytes if size]
+        notes += doubts(profile.device, measured, sizes)
     for spec, reshard in product(specs, (True, False)):
         whole = Sharding.of(profile, spec).scaled(arguments.dilation)
         program = whole.program(prefetch=not arguments.no_prefetch, reshard=reshard)
         said, interval_s = forecast(program, by, arguments.level)
         row = {"units": spec, "reshard": reshard, **{n: getattr(said, n) for n in _SHOWN}}
         row |= {"interval_s": interval_s, "level": arguments.level}
-        row |= dict(zip(("no_overlap_s", "perfect_overlap_s"), bounds(said), strict=True))
+        both = said.compute_s, said.communication_s
+        row |= {"no_overlap_s": sum(both), "perfect_overlap_s": max(both)}
         row |= {"messages": len(program.messages), "workers": by[SENT[0]].cost.workers}
         rows.append({**row, "gathered_bytes": whole.gathered_bytes(reshard=reshard)})
-    _warn(notes)
+    _warn(dict.fromkeys(notes))
     return rows
 
 

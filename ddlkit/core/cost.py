@@ -393,4 +393,5 @@ def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[Mess
             return cost, [*drawn.draws(cost, count)]
         return cost, [replace(cost, **draw) for draw in draws[:MOST_DRAWS]]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
-        raise UserError(f"the cost's draws are none of ddlkit fit: fit again: {error}") from error
+        problem = "the cost's draws are not what ddlkit fit writes: fit again"
+        raise UserError(f"{problem}: {error}") from error

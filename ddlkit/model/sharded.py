@@ -2,8 +2,10 @@
 
 Each rank keeps a shard of the parameters, which are gathered unit by unit: before forward and, if they were
 sharded again, before backward, after which gradients are scattered. The root, unit 0, has what no other unit
-has: it is gathered first, stays whole, and its gradients leave last. What is not covered: mixed sharding
-(HSDP), activation checkpointing, tensor parallelism, and forward prefetch of more than the next unit.
+has: it is gathered first, stays whole, and its gradients leave when backward has ended, those of a unit that
+takes the input after them. Units are gathered one ahead; where a processor is ahead of its GPU, FSDP2's
+forward may be two ahead, and gather the last unit anew while it still computes. What is not covered: mixed
+sharding (HSDP), activation checkpointing, tensor parallelism.
 """
 
 from __future__ import annotations
@@ -106,9 +108,11 @@ class Sharding:
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
     def gathered_bytes(self, *, reshard: bool = True) -> int:
-        """Return the most bytes of parameters that are whole at a time: the root, and two units."""
-        others = sorted(self.bytes[1:])
-        return self.bytes[0] + sum(others[-2:] if reshard else others)
+        """Return the most bytes of parameters that are whole at a time: the root, and two neighbours."""
+        units = [unit for unit, *_ in self.runs if unit]
+        pairs = ({0, *two} for two in zip(units, units[1:], strict=False))
+        most = max(sum(self.bytes[unit] for unit in pair) for pair in [*pairs, {0, *units[:1]}])
+        return most if reshard else sum(self.bytes)
 
     def program(
         self, *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
@@ -120,7 +124,7 @@ class Sharding:
         """
         steps: list[Step] = []
         messages: list[Message] = []
-        whole: dict[int, int] = {0: -1} if not self.bytes[0] else {}  # gather of units, by unit
+        whole, scattered = dict[int, int](), list[int]()  # gathers by unit, scatters
 
         def post(collective: str, unit: int) -> int:
             messages.append(Message(collective, unit, self.bytes[unit]))
@@ -129,26 +133,33 @@ class Sharding:
                 steps.append(Step(WAIT, len(messages) - 1))
             return len(messages) - 1
 
-        scattered = -1
+        def need(unit: int) -> None:
+            if unit not in whole:
+                whole[unit] = post(GATHER, unit)
+            steps.append(Step(WAIT, whole[unit]))
+
+        def scatter(unit: int) -> None:
+            steps.extend(Step(WAIT, before) for before in scattered[-1:])
+            scattered.append(post(SCATTER, unit))
+
+        first, root = self.runs[0][0], [0] * (self.bytes[0] > 0)
+        for unit in root:
+            need(unit)
         for backward, runs in ((False, self.runs), (True, self.runs[::-1])):
             for k, (unit, *seconds) in enumerate(runs):
                 rest = [later for later, *_ in runs[k + 1 :]]
-                if unit not in whole:
-                    whole[unit] = post(GATHER, unit)
-                if whole[unit] >= 0:
-                    steps.append(Step(WAIT, whole[unit]))
+                need(unit)
                 following = next((later for later in rest if later not in whole), None)
                 if prefetch and following is not None:
                     whole[following] = post(GATHER, following)
                 steps.append(Step(COMPUTE, seconds[backward]))
-                if unit in rest or not self.bytes[unit]:
-                    continue
-                if not backward and unit and reshard:
+                if unit and unit not in rest and not backward and reshard:
                     del whole[unit]
-                if backward:
-                    steps += [Step(WAIT, scattered)] if scattered >= 0 else []
-                    scattered = post(SCATTER, unit)
-        steps += [Step(WAIT, scattered), Step(COMPUTE, self.update_s)]
+                if unit not in (0, first, *rest) and backward:
+                    scatter(unit)
+        for unit in [*root, *[first] * (first > 0)]:  # the first unit's input has no gradient
+            scatter(unit)
+        steps += [Step(WAIT, scattered[-1]), Step(COMPUTE, self.update_s)]
         return Program(tuple(steps), tuple(messages))
 
 
@@ -159,18 +170,17 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     for layer in profile.layer:
         parts = layer.split(".")
         paths = [".".join(parts[: n + 1]) for n in range(len(parts))]
-        hits = [(path, each) for path in paths for each in patterns if _matches(path, each)]
-        matched |= {each for _, each in hits}
+        deep = {path.count("."): path for path in paths}  # * is any name, not several
+        hits = [(deep.get(each.count("."), ""), each) for each in patterns]
+        hits = sorted((path, each) for path, each in hits if fnmatch.fnmatchcase(path, each))
+        matched |= {each for _, each in hits[:1]}
         owners.append((hits[0][0],) if hits else ())
     if missed := [each for each in patterns if each not in matched]:
         some = ", ".join(dict.fromkeys(profile.layer[:3]))
-        raise UserError(f"units {shown(missed[0])}: match none of the profile's modules, as {some}")
+        raise UserError(
+            f"units {shown(missed[0])}: match no module of the profile outside of other units, as {some}"
+        )
     return owners
-
-
-def _matches(path: str, pattern: str) -> bool:
-    """Return whether a module's path matches, part by part: * is any name, not several."""
-    return path.count(".") == pattern.count(".") and fnmatch.fnmatchcase(path, pattern)
 
 
 def _by_size(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
@@ -220,8 +230,3 @@ def forecast(
         return said, None
     lower_s, upper_s = interval(iterations_s[1:], level)
     return said, (float(lower_s), float(upper_s))
-
-
-def bounds(said: Prediction) -> tuple[float, float]:
-    """Return seconds of the iteration without overlap, and with a perfect one."""
-    return said.compute_s + said.communication_s, max(said.compute_s, said.communication_s)

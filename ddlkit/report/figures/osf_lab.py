@@ -116,9 +116,9 @@ def unfused(labs: Sequence[Lab], line: str = EQ7) -> pd.DataFrame:
 
 
 def fused(lab: Lab) -> pd.DataFrame:
-    """Return factors measured against the buffer, four workers; of cases run both ways, not negotiated."""
+    """Return factors measured against the buffer, four workers; of cases run both ways, negotiated."""
     rows = {}
-    for case in (*lab.cases(negotiated=True, plain=True), *lab.cases(plain=True)):
+    for case in (*lab.cases(plain=True), *lab.cases(negotiated=True, plain=True)):
         if case.workers == 4 and (place := _buffer(case)):
             factors = lab.rounds(case)["factor"]
             rows[place] = {"measured": factors.mean(), "repeatability": np.ptp(factors)}

@@ -269,7 +269,7 @@ def _selection_share() -> Result:
 def _identity(shorter: bool) -> Result:
     """TopK-SGD's iteration is computing, selecting and what is exposed (Eq 4), each at both its ends."""
     stated, less_s = figures.printed().loc[RESNET], less_exposed_s(RESNET)
-    ends, (selected_s, sent_s) = np.array([-1, 1]), topk_parts(RESNET, 2)
+    ends, selected_s = np.array([-1, 1]), topk_parts(RESNET, 2)[0]
     printed_s = (stated[name] + HALF_S * ends for name in ("topk_s", "omgs_s"))
     given_s = claims.claimed("omgs-computing") + 0.005 * ends, [0, np.ptp(less_s) - 4 * HALF_S]
     topk_s, omgs_s, compute_s, more_s = np.meshgrid(*printed_s, *given_s)
@@ -277,11 +277,14 @@ def _identity(shorter: bool) -> Result:
     about = claims.claimed("omgs-fig04-deep") * (1 + 0.2 * ends[:, None, None, None, None])
     computed_s = topk_s - selected_s - saved_s * about / (about - 1)
     least, most = (f"{np.min(x):.3f} to {np.max(x):.3f} s" for x in (exposed_s, less_s))
+    left = [
+        (stated["topk_s"] - sum(topk_parts(RESNET, n)), topk_parts(RESNET, n)[1]) for n in (2, 1)
+    ]
+    both, one = (f"{compute:.2f} s of computing leave {sent:.3f} s" for compute, sent in left)
     note = (
         f"{RESNET}: exposed {least}, less by {most}; one identity with "
         f"omgs-{'computing' if shorter else 'fig04-deep, within 20%'}, by the code's gamma; at its start-up "
-        f"and rate {stated['topk_s'] - selected_s - sent_s:.2f} s of computing leave {sent_s:.3f} s exposed "
-        f"({topk_parts(RESNET, 1)[1]:.3f} with one gather), less than is saved: there neither holds"
+        f"and rate {both} exposed (with one gather {one}), less than is saved: there neither holds"
     )
     values = exposed_s / (exposed_s - saved_s) if shorter else computed_s
     return own([np.array([values.min(), values.max()])], note)

@@ -112,12 +112,15 @@ def _of_fig4(quantity: str, scale: float, offset: float = 0) -> Result:
 
 def _replayed(network: str, buffer: str, fitted: str) -> str:
     """Return what a buffer gains over no fusion in two replays, which start-ups decide."""
-    gains, places = [], {osf_lab.LAB: "at 1 Gbit/s", fitted: "with start-ups set from a fit"}
+    gains, places = (
+        [],
+        {osf_lab.LAB: "negotiated", fitted: "with start-ups set from a fit, not negotiated"},
+    )
     for campaign, where in places.items():
         factor = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
         gain = factor[network, parse_bytes(buffer)] / factor[network, 0] - 1
         gains.append(f"{100 * gain:+.2g}% {where}")
-    each = f"replayed by 4 workers {', '.join(gains)}"
+    each = f"replayed by 4 workers at 1 Gbit/s {', '.join(gains)}"
     return f"it hangs on start-ups, which only such a fit can tell: {each}"
 
 

@@ -49,11 +49,8 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
             atomic_write(folder / "figures" / source.name, source.read_bytes())
     citation = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     evaluated = papers.evaluate()
-    outcomes = {
-        "summaries": outputs.read_summaries(reports),
-        "verdicts": papers.shown(evaluated),
-        "counts": papers.counts(evaluated),
-    }
+    outcomes = {"verdicts": papers.shown(evaluated), "counts": papers.counts(evaluated)}
+    outcomes["summaries"] = outputs.read_summaries(reports)
     store.atomic_write_text(reports / "REPRODUCTION.md", _reproduction(reports, outcomes))
     values = outcomes | {
         "pages": pages,

@@ -229,11 +229,8 @@ class CudaFunction:
         grid, block, stream = (blocks, 1, 1), (threads, 1, 1), torch.cuda.current_stream()
         given = attributes, len(attributes) if cluster > 1 else 0
         how = _Launch(grid, block, self._shared_bytes, stream.cuda_stream, *given)
-        kinds: dict[type, Any] = {
-            int: c_uint64,
-            float: c_double,
-            torch.Tensor: lambda x: c_void_p(x.data_ptr()),
-        }
+        kinds: dict[type, Any] = {int: c_uint64, float: c_double}
+        kinds[torch.Tensor] = lambda x: c_void_p(x.data_ptr())
         values = [kinds[type(argument)](argument) for argument in arguments]
         places = (c_void_p * len(values))(*map(ctypes.addressof, values))
         _driver("cuLaunchKernelEx", byref(how), self._function, places, None)
