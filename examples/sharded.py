@@ -6,7 +6,8 @@
 Replays play the program of an iteration with real collectives in labs and wait out its compute, dilated to
 what its messages take; every value that comes is checked. Real training is FSDP2's own; and in brief: its
 collectives send one element a rank, and copy the rest. That takes compute, copies into and out of messages,
-allocation and waiting for the slowest: all but bytes. Where there are GPUs it trains on all of them, by NCCL.
+allocation and waiting for the slowest: all but bytes. Where there are GPUs it trains on all of them by NCCL,
+and the first command is not needed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.workload import LayerProfile
 from ddlkit.model.sharded import COMPUTE, ELEMENT_BYTES, GATHER, POST, SENT, Sharding
 from ddlkit.run import clock
 from ddlkit.run.jobs import rank as peers
@@ -215,10 +217,17 @@ TRAININGS = {
 RATES = (200e6, 500e6, 1e9)
 
 
+def layers_of(out: Path, network: str, batch: str) -> LayerProfile:
+    """Return the profile in a folder, or the recorded one, whose modules are the same on any machine."""
+    name = f"layers-{network}-b{batch}-r1.csv"
+    every = (store.list_tables(folder, name) for folder in (out, store.DATA / "sharded"))
+    return store.read_profile(next(path for paths in every for path in paths))
+
+
 def replays(out: Path, network: str, members: Ranks, lab: str) -> Settings:
     """Return what to play of a network in a lab, with prefetch and without."""
     name, _, batch = network.partition(":")
-    profile = store.read_profile(out / f"layers-{name}-b{batch}-r1.csv")
+    profile = layers_of(out, name, batch)
     rows = store.load_table(out / f"collectives-{lab}.csv")
     costs = {of: table_cost(rows[rows["collective"] == of], members.count) for of in SENT}
     scripts, of = [], {"network": name, "batch": int(batch), "profile_sha256": profile.sha256}
@@ -236,7 +245,7 @@ def replays(out: Path, network: str, members: Ranks, lab: str) -> Settings:
 def training(out: Path, network: str) -> Settings:
     """Return how to train a network, by its modules in the layers that were measured."""
     name, _, batch = network.partition(":")
-    profile = store.read_profile(out / f"layers-{name}-b{batch}-r1.csv")
+    profile = layers_of(out, name, batch)
     of = {"network": name, "batch": int(batch), "profile_sha256": profile.sha256}
     labels = {**of, "prefetch": False, "dilation": 1.0, "reshard": True}
     units = {spec: Sharding.of(profile, spec).modules[1:] for spec in TRAININGS[network]}
