@@ -297,7 +297,9 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
         "none": case["none_s"] / measured_s - 1,
         "perfect": case["perfect_s"] / measured_s - 1,
         "serial": case["none_s"] / measured_s - 1,
-        "added": case["predicted_s"] / (measured_s - np.median(brief_s)) - 1 if len(brief_s) else np.nan,
+        "added": case["predicted_s"] / (measured_s - np.median(brief_s)) - 1
+        if len(brief_s)
+        else np.nan,
         "apart": case["none_s"] / case["perfect_s"] - 1,
         "exposed": (predicted_s - case["compute_s"]) / exposed_s - 1,
         "inside": float(low_s <= measured_s <= high_s),
