@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
 from ddlkit.papers import dag, networks, osf
@@ -198,4 +199,4 @@ def _lab_error(network: str, first: str) -> Result:
         f"repeats up to {apart:.1f}% apart, none limited by the processor; a first recording, whose messages "
         f"alone took longer than in its runs, gave {first}"
     )
-    return claims.confident(errors, lambda drawn: float(drawn.mean()), note, "replayed")
+    return claims.confident(errors, np.mean, note, "replayed")
