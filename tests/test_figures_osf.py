@@ -71,9 +71,10 @@ def test_a_measurement_made_by_the_model_has_its_phases() -> None:
     assert set(alone["buffer_bytes"]) == {0} and len(alone) == len(PHASES)
 
 
-def test_of_a_case_run_both_ways_that_without_a_negotiation_counts() -> None:
+def test_of_a_case_run_both_ways_the_negotiated_one_counts_as_of_buffers() -> None:
     lab = made()
-    lab.runs.loc[~lab.runs["negotiated"], "iteration_s"] *= [1.0, 2.0]
+    both = lab.runs["negotiated"] & (lab.runs["plan"] == "none")
+    lab.runs.loc[both, "iteration_s"] *= [1.0, 2.0]
     factors = osf_lab.fused(lab).set_index("buffer_bytes")
     alone = predict(WORKLOAD.scaled(3.0), none(WORKLOAD), COST).scaling_factor
     assert factors.loc[0, "measured"] == pytest.approx(0.75 * alone)
