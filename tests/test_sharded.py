@@ -229,6 +229,8 @@ def test_the_command_says_what_the_model_does(
             "takes no --cost",
         ),
         (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "no --model"),
+        (["predict", *words, "--units", "x", "--accumulate", "2"], "takes no --accumulate"),
+        (["predict", *words[:4], "--units", "x"], "are of --strategy fsdp"),
     ):
         assert cli.main(wrong) == 2
         assert line in (said_so := capsys.readouterr().err) and said_so.count("error") == 1

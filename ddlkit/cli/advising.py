@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddlkit.cli.command import JSON, arg, command, show
-from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, sharded
+from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, is_sharded, sharded
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 
-SIZES = [f"size:{size}MB" for size in (2, 10, 50, 250)]
-"""Units that `advise` compares with what is asked."""
+SIZES = [f"size:{size}MB" for size in (2, 10, 50, 250)]  # compared with what is asked
 _MODEL = """whose training is measured here: the function gives (model, loss) or (model, loss, optimizer); or
 torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in --ranks of this machine [2]"""
 
@@ -34,7 +33,7 @@ torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in 
     JSON,
 )
 def advise(arguments: argparse.Namespace) -> None:
-    if arguments.strategy == "fsdp":
+    if is_sharded(arguments):
         return _units(arguments)
     if bool(arguments.model) == bool(arguments.profile):
         raise UserError("give --model, whose training is measured, or --profile and --collectives")

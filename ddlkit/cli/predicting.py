@@ -293,9 +293,20 @@ STRATEGY = (
     flag("--no-prefetch", "of fsdp: a unit is gathered when it is needed, not before"),
     flag("--no-reshard", "of fsdp: units stay whole from forward to backward"),
 )
-_NOT_SHARDED = ("density", "selection", "slowdown", "copies", "cost")
-_TIMES_OF = ("iteration_s", "compute_s", "communication_s", "exposed_communication_s")
-_SHOWN = (*_TIMES_OF, "scaling_factor")
+_NOT_IN_THE_GRAPH = dict.fromkeys(("slowdown", "copies", "density"))
+_NOT_IN_THE_GRAPH |= {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1}
+"""Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
+_NOT_SHARDED = {**_NOT_IN_THE_GRAPH, "selection": None, "cost": None, "plan": "ddp", "html": None}
+_SENT_S = ("communication_s", "exposed_communication_s")
+_SHOWN = ("iteration_s", "compute_s", *_SENT_S, "scaling_factor")
+
+
+def is_sharded(arguments: argparse.Namespace) -> bool:
+    """Return whether sharded training is asked for. Raises UserError for its options without that."""
+    options = arguments.units, arguments.no_prefetch, arguments.no_reshard
+    if arguments.strategy != "fsdp" and any(options):
+        raise UserError("--units, --no-prefetch and --no-reshard are of --strategy fsdp: give that")
+    return bool(arguments.strategy == "fsdp")
 
 
 def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
@@ -303,7 +314,8 @@ def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     from ddlkit.model.sharded import SENT, Sharding, forecast
     from ddlkit.report.fits import doubts
 
-    given = [f"--{name}" for name in _NOT_SHARDED if getattr(arguments, name)]
+    said = ((name, usual, getattr(arguments, name, usual)) for name, usual in _NOT_SHARDED.items())
+    given = [f"--{name.replace('_', '-')}" for name, usual, value in said if value != usual]
     if given or not specs[0]:
         problem = f"takes no {given[0]}" if given else "needs --units, as blocks.* or size:25MB"
         raise UserError(f"--strategy fsdp {problem}: messages are those of --collectives")
@@ -316,10 +328,10 @@ def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     for spec, reshard in product(specs, (True, False)):
         whole = Sharding.of(profile, spec).scaled(arguments.dilation)
         program = whole.program(prefetch=not arguments.no_prefetch, reshard=reshard)
-        said, interval_s = forecast(program, by, arguments.level)
-        row = {"units": spec, "reshard": reshard, **{n: getattr(said, n) for n in _SHOWN}}
+        told, interval_s = forecast(program, by, arguments.level)
+        row = {"units": spec, "reshard": reshard, **{n: getattr(told, n) for n in _SHOWN}}
         row |= {"interval_s": interval_s, "level": arguments.level}
-        both = said.compute_s, said.communication_s
+        both = told.compute_s, told.communication_s
         row |= {"no_overlap_s": sum(both), "perfect_overlap_s": max(both)}
         row |= {"messages": len(program.messages), "workers": by[SENT[0]].cost.workers}
         rows.append({**row, "gathered_bytes": whole.gathered_bytes(reshard=reshard)})
@@ -334,7 +346,7 @@ def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     *STRATEGY,
 )
 def predict(arguments: argparse.Namespace) -> None:
-    if arguments.strategy == "fsdp":
+    if is_sharded(arguments):
         return show(sharded(arguments, arguments.units)[arguments.no_reshard], arguments.json)
     predicted, doubtful, *_ = forecast_of(arguments, arguments.plan)
     iteration, interval_s = predicted.iteration, predicted.interval_s
@@ -404,11 +416,6 @@ def export(arguments: argparse.Namespace) -> None:
     if arguments.profile is None:
         raise UserError("--to ddp: give --profile, the layers whose gradients are sent")
     print(texts.ddp(forecast_of(arguments, arguments.planner)[0].iteration, version))
-
-
-_NOT_IN_THE_GRAPH = dict.fromkeys(("slowdown", "copies", "density"))
-_NOT_IN_THE_GRAPH |= {"accumulate": 1, "copy_s_per_byte": 0.0, "in_flight": 1}
-"""Inputs of a forecast that training's graph does not know, and what they are where nothing is said."""
 
 
 @command(

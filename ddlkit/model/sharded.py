@@ -169,17 +169,14 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     owners: list[tuple[str, ...]] = []
     for layer in profile.layer:
         parts = layer.split(".")
-        paths = [".".join(parts[: n + 1]) for n in range(len(parts))]
-        deep = {path.count("."): path for path in paths}  # * is any name, not several
+        deep = {n: ".".join(parts[: n + 1]) for n in range(len(parts))}  # * is one name
         hits = [(deep.get(each.count("."), ""), each) for each in patterns]
         hits = sorted((path, each) for path, each in hits if fnmatch.fnmatchcase(path, each))
         matched |= {each for _, each in hits[:1]}
         owners.append((hits[0][0],) if hits else ())
     if missed := [each for each in patterns if each not in matched]:
         some = ", ".join(dict.fromkeys(profile.layer[:3]))
-        raise UserError(
-            f"units {shown(missed[0])}: match no module of the profile outside of other units, as {some}"
-        )
+        raise UserError(f"units {shown(missed[0])}: match no module outside of others, as {some}")
     return owners
 
 

@@ -112,10 +112,8 @@ def _of_fig4(quantity: str, scale: float, offset: float = 0) -> Result:
 
 def _replayed(network: str, buffer: str, fitted: str) -> str:
     """Return what a buffer gains over no fusion in two replays, which start-ups decide."""
-    gains, places = (
-        [],
-        {osf_lab.LAB: "negotiated", fitted: "with start-ups set from a fit, not negotiated"},
-    )
+    places = {osf_lab.LAB: "negotiated", fitted: "with start-ups set from a fit, not negotiated"}
+    gains = list[str]()
     for campaign, where in places.items():
         factor = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
         gain = factor[network, parse_bytes(buffer)] / factor[network, 0] - 1
