@@ -40,8 +40,7 @@ def name(device: str = "") -> str:
     """Return a name for directories, as "8x-nvidia-h200"; of "cpu" as "cpu-2x-intel-xeon-8488c"."""
     gpus = _gpus()
     if gpus and device != "cpu":
-        count = f"{len(gpus)}x-" if len(gpus) > 1 else ""
-        return count + _slug(gpus[0]["model"])
+        return (f"{len(gpus)}x-" if len(gpus) > 1 else "") + _slug(gpus[0]["model"])
     return f"cpu-{cores()}x-{_slug(_cpu_model())}"
 
 

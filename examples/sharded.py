@@ -8,6 +8,11 @@ what its messages take; every value that comes is checked. Real training is FSDP
 collectives send one element a rank, and copy the rest. That takes compute, copies into and out of messages,
 allocation and waiting for the slowest: all but bytes. Where there are GPUs it trains on all of them by NCCL,
 and the first command is not needed.
+
+Ranks of replays post apart, as those of training do. It matters: gloo receives when both sides have posted,
+and the word that a rank has posted waits behind its own bytes that are under way. So a gather between two
+ranks takes its bytes' time if they post together, and 1.5 times that if one posts late, for as long as they
+do not meet: ranks that wait for the very same moment are now in this state, now in that (data/sharded).
 """
 
 from __future__ import annotations
@@ -30,17 +35,18 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.model.sharded import COMPUTE, ELEMENT_BYTES, GATHER, POST, SENT, Sharding
+from ddlkit.model.sharded import COMPUTE, ELEMENT_BYTES, GATHER, POST, SENT, Program, Sharding, Step
 from ddlkit.run import clock
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Rank, Tables, job
-from ddlkit.run.lab.replay import HEAD_START_S, sleep_until
+from ddlkit.run.lab.replay import HEAD_START_S
 from ddlkit.run.nets.given import known
 from ddlkit.run.sessions.campaigns import table_cost
 from ddlkit.run.sessions.kinds import Ranks, ranks_in_lab
 from ddlkit.run.vitals import TRIES, Retries, Usage, Watch
 
 WARMUP, LIMIT_S = 2, 900.0
+APART_S = 5e-3  # more than a message of a few bytes takes in any of the labs below
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,7 @@ class Settings:
     scripts: Sequence[Script] = ()
     units: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     iterations: int = 4
+    apart_s: float = 0.0  # each rank posts every message so much after the one before it
 
 
 @job(Settings, "sharded")
@@ -73,7 +80,7 @@ def sharded_job(me: Rank, settings: Settings) -> Iterator[Tables]:
     for repeat in range(settings.repeats):
         for script in settings.scripts:
             for left in reversed(range(TRIES)):
-                seconds, used = play(me, script)
+                seconds, used = play(me, script, settings.apart_s)
                 if not (left and retries.again(used)):
                     break
             columns = {**at, **script.labels, "origin": "replayed", "quantity": "iteration"}
@@ -96,7 +103,7 @@ def _rows(columns: dict[str, Any], repeat: int, seconds: peers.Floats, used: Usa
     return {"sharded": clock.sample_rows(columns, seconds)}
 
 
-def play(me: Rank, script: Script) -> tuple[float, Usage]:
+def play(me: Rank, script: Script, apart_s: float = 0.0) -> tuple[float, Usage]:
     """Return seconds of an iteration that all ranks start at once, and how the machine fared."""
     n, mine = me.world_size, me.rank + 1.0
     pairs = []  # what comes, and what is sent
@@ -106,13 +113,15 @@ def play(me: Rank, script: Script) -> tuple[float, Usage]:
         pairs.append((whole, own) if collective == GATHER else (own, whole))
     watch, works = Watch(me.rank), dict[int, dist.Work]()
     start_s = now_s = float(peers.slowest([time.perf_counter()])[0]) + HEAD_START_S
-    sleep_until(start_s)
+    clock.sleep_until(start_s)
     for do, what in script.steps:
         k = int(what)
         if do == COMPUTE:
             now_s += what
-            sleep_until(now_s)
+            clock.sleep_until(now_s)
         elif do == POST:
+            now_s += me.rank * apart_s
+            clock.sleep_until(now_s)
             gathers = script.messages[k][0] == GATHER
             post = peers.gather_single if gathers else peers.scatter_single
             works[k] = post(*pairs[k], async_op=True)
@@ -239,7 +248,14 @@ def replays(out: Path, network: str, members: Ranks, lab: str) -> Settings:
         labels = {"units": units, "prefetch": ahead, "dilation": dilation, "reshard": True}
         messages = [(each.collective, each.bytes) for each in program.messages]
         scripts.append(Script({**of, **labels}, program.steps, messages))
-    return Settings({}, scripts=scripts)
+    return Settings({}, scripts=scripts, apart_s=APART_S)
+
+
+def of_last(program: Program, ranks: int) -> Program:
+    """Return what the last rank does, which posts every message later than the first."""
+    late = Step(COMPUTE, (ranks - 1) * APART_S)
+    steps = ((late, step) if step.do == POST else (step,) for step in program.steps)
+    return program._replace(steps=tuple(step for each in steps for step in each))
 
 
 def training(out: Path, network: str) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from ddlkit.run.jobs.launch import Loopback, launch
 from order_job import OrderSettings
 from order_job import order_job as ordered
 
-RECORDED = store.DATA / "sharded"
+STARTS = {"together": store.DATA / "sharded", "apart": store.DATA / "sharded_apart"}
+RECORDED = STARTS["together"]
 
 
 def bounds(said: Prediction) -> tuple[float, float]:
@@ -43,7 +45,15 @@ def bounds(said: Prediction) -> tuple[float, float]:
     return said.compute_s + said.communication_s, max(said.compute_s, said.communication_s)
 
 
-CASE = ["origin", "network", "batch", "ranks", "link", "units", "prefetch"]
+CASE = [
+    "origin",
+    "network",
+    "batch",
+    "ranks",
+    "link",
+    "units",
+    "prefetch",
+]  # in a campaign of STARTS
 KNOWN = ["predicted_s", "lower_s", "upper_s", "none_s", "perfect_s", "compute_s"]
 
 
@@ -243,26 +253,33 @@ def test_no_draws_no_interval() -> None:
 
 
 @cache
-def calibration() -> Calibration:
-    paths = store.list_tables(RECORDED, "collectives*.csv*")
+def calibration(start: str = "together") -> Calibration:
+    paths = store.list_tables(STARTS[start], "collectives*.csv*")
     return Calibration.of(pd.concat([store.load_table(path) for path in paths]))
 
 
 @cache
-def profile(network: str, batch: int) -> LayerProfile:
-    (path,) = store.list_tables(RECORDED, f"layers-{network}-b{batch}-r1.csv*")
+def profile(network: str, batch: int, start: str = "together") -> LayerProfile:
+    (path,) = store.list_tables(STARTS[start], f"layers-{network}-b{batch}-r1.csv*")
     return store.read_profile(path)
 
 
 def said(
-    origin: str, network: str, batch: int, ranks: int, link: str, units: str, prefetch: bool
+    start: str,
+    origin: str,
+    network: str,
+    batch: int,
+    ranks: int,
+    link: str,
+    units: str,
+    prefetch: bool,
 ) -> dict[str, float]:
     """What was said of a case before it ran; of real training of what messages add to it in brief."""
-    by = {name: calibration().between(link, ranks, name) for name in SENT}
-    whole = Sharding.of(profile(network, batch), units)
+    by = {name: calibration(start).between(link, ranks, name) for name in SENT}
+    whole = Sharding.of(profile(network, batch, start), units)
     if origin == "measured":
         program = whole.program(blocking=True)
-        added, interval_s = forecast(program, by, brief_s=np.zeros(1))
+        added, interval_s = forecast(program, by, brief_s=np.zeros(1), single=start == "together")
         assert interval_s
         serial_s = program.compute_s + float(forecast(program, by)[0].communication_s)
         numbers = added.iteration_s, *interval_s, serial_s, np.nan, program.compute_s
@@ -272,6 +289,8 @@ def said(
     program = whole.scaled(float(f"{sent_s / whole.program().compute_s:.4g}")).program(
         prefetch=prefetch
     )
+    if start == "apart":
+        program = sharded.of_last(program, ranks)
     found, interval_s = forecast(program, by)
     assert interval_s
     numbers = found.iteration_s, *interval_s, *bounds(found), found.compute_s
@@ -284,11 +303,12 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
     brief_s = rows.loc[rows["quantity"] == "brief", "seconds"].to_numpy()
     predicted_s, low_s, high_s = (case[name] for name in KNOWN[:3])
     if len(brief_s):
-        by = {name: calibration().between(case["link"], case["ranks"], name) for name in SENT}
-        program = Sharding.of(profile(case["network"], case["batch"]), case["units"]).program(
-            blocking=True
-        )
-        found, interval_s = forecast(program, by, brief_s=brief_s)
+        start = case["start"]
+        known = calibration(start)
+        by = {name: known.between(case["link"], case["ranks"], name) for name in SENT}
+        whole = Sharding.of(profile(case["network"], case["batch"], start), case["units"])
+        how: dict[str, Any] = {"brief_s": brief_s, "single": start == "together"}
+        found, interval_s = forecast(whole.program(blocking=True), by, **how)
         assert interval_s
         predicted_s, low_s, high_s = found.iteration_s, *interval_s
     exposed_s = measured_s - case["compute_s"]
@@ -313,12 +333,13 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
 
 def as_recorded() -> pd.DataFrame:
     """Every case of data/sharded.csv as it was said before, and as it came."""
-    paths = store.list_tables(RECORDED, "sharded-*.csv*")
-    rows = pd.concat([store.load_table(path) for path in paths])
-    cases = []
-    for case in pd.read_csv(store.DATA / "sharded.csv")[CASE].to_dict("records"):
+    paths = [path for each in STARTS.values() for path in store.list_tables(each, "sharded-*.csv*")]
+    starts = {path: "apart" if STARTS["apart"] in path.parents else "together" for path in paths}
+    rows = pd.concat([store.load_table(path).assign(start=starts[path]) for path in paths])
+    cases, key = [], ["start", *CASE]
+    for case in pd.read_csv(store.DATA / "sharded.csv")[key].to_dict("records"):
         whole = {**case, **said(*case.values())}
-        of_case = rows[(rows[CASE] == pd.Series(case)).all(axis=1)]
+        of_case = rows[(rows[key] == pd.Series(case)).all(axis=1)]
         cases.append({**whole, **came(whole, of_case)})
     table = pd.DataFrame(cases)
     numbers = table.select_dtypes("float").columns
@@ -327,17 +348,21 @@ def as_recorded() -> pd.DataFrame:
 
 
 def test_recorded_cases_reach_what_was_frozen(request: pytest.FixtureRequest) -> None:
-    """Sixty cases: data/sharded.csv by the tables of data/sharded, reports/goals.csv by it."""
+    """Twice sixty cases: data/sharded.csv by the recorded tables, reports/goals.csv by it."""
     table, frozen = as_recorded(), store.DATA / "sharded.csv"
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
     kept = pd.read_csv(frozen)
     pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
     goals = pd.read_csv(store.ROOT / "reports" / "goals.csv", keep_default_na=False)
-    for campaign, origin in (("sharded_replayed", "replayed"), ("sharded_trained", "measured")):
+    campaigns = {"sharded": "together", "sharded_apart": "apart"}
+    origins = {"replayed": "replayed", "trained": "measured"}
+    for (named, start), (way, origin) in product(campaigns.items(), origins.items()):
+        campaign = f"{named}_{way}"
         rows = goals[goals["campaign"] == campaign.replace("_", "-")].set_index("goal")
         assert len(rows) == len(accuracy.goals(campaign))
         for goal in accuracy.goals(campaign):
-            now, row = goal.judged(kept[kept["origin"] == origin]), rows.loc[goal.goal]
+            of = kept[(kept["origin"] == origin) & (kept["start"] == start)]
+            now, row = goal.judged(of), rows.loc[goal.goal]
             assert float(row["reached"]) == pytest.approx(now["reached"], rel=1e-5)
             assert (row["wanted"], row["held"]) == (now["wanted"], str(now["holds"]))

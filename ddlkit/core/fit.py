@@ -287,8 +287,7 @@ def unseen_errors(
     """Return sizes of ``others``, and the relative error at each of a cost made of ``rows`` without it."""
     sizes, errors = np.unique(others[0]), []
     for size in sizes.tolist():
-        kept = rows[0] != size
-        cost = make(*(column[kept] for column in rows))
+        cost = make(*(column[rows[0] != size] for column in rows))
         errors.append(cost(size) / np.median(others[1][others[0] == size]) - 1)
     return sizes, np.array(errors)
 

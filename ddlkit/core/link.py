@@ -71,8 +71,7 @@ class Link:
             software_s = np.minimum(startup_s, taken_s)
             return Parts(software_s, taken_s - software_s)
         # Behind a bucket, what was measured is the link's time where the bytes take longer than the start.
-        sent_bytes = cost.sent_bytes(n_bytes)
-        wire_s = self.wire_s_per_byte * sent_bytes
+        wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         by_link = wire_s > startup_s
         wire_s_per_byte = self.wire_s_per_byte * float(cost.sent_bytes(LARGE)) / LARGE
         software_s = np.minimum(taken_s, cost(startup_s / wire_s_per_byte))

@@ -166,8 +166,7 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     cuts = [n]
     while start[cuts[-1]] > 0:
         cuts.append(int(start[cuts[-1]]))
-    least_s = float(earliest[n]) + workload.update_s
-    return FusionPlan("exact", tuple(reversed(cuts)), least_s)
+    return FusionPlan("exact", tuple(reversed(cuts)), float(earliest[n]) + workload.update_s)
 
 
 def _exact_selected(workload: Workload, cost: MessageCost) -> FusionPlan:

@@ -144,5 +144,4 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     reach = np.maximum.accumulate(ordered[:, 1])
     first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
-    last = np.concatenate([first[1:], [True]])
-    return np.column_stack([ordered[first, 0], reach[last]])
+    return np.column_stack([ordered[first, 0], reach[np.concatenate([first[1:], [True]])]])

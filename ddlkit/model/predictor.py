@@ -212,8 +212,7 @@ def plan_beside(spec: str, workload: Workload, communication: Communication) -> 
         made = Iteration(workload, plan, cost, communication.link)
         return with_contention(made, beside).prediction.iteration_s
 
-    found = improved(min(starts, key=seconds), seconds)
-    return FusionPlan(SEARCH, found.ends)
+    return FusionPlan(SEARCH, improved(min(starts, key=seconds), seconds).ends)
 
 
 OWN = ""

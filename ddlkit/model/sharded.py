@@ -199,8 +199,9 @@ def forecast(
     by: Mapping[str, Communication],
     level: float = LEVEL,
     brief_s: Floats | None = None,
+    single: bool = True,
 ) -> tuple[Prediction, tuple[float, float] | None]:
-    """Return a prediction, and the interval of single iterations; None without bootstrap draws.
+    """Return a prediction, and the interval of single iterations or of their median; None without draws.
 
     by : what is known of GATHER and of SCATTER
     brief_s : (n,) measured iterations whose messages have one element a rank: then those of a program that
@@ -214,14 +215,15 @@ def forecast(
         sizes, least = n_bytes[mask], ELEMENT_BYTES * (known.cost.workers or 1)
         costs = [known.cost, *known.draws[:draws]]
         each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
-        noise = known.noise.factors(sizes, draws) if draws and known.noise else 1.0
+        noise = known.noise.factors(sizes, draws, scatter=single) if draws and known.noise else 1.0
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
     if brief_s is None:
         alone_s, iterations_s = program.compute_s, program.play(np.vstack([taken_s, drawn_s]))
     else:
         alone_s = float(np.median(brief_s))
-        others_s = np.random.default_rng(0).choice(brief_s, draws)
-        iterations_s = np.append(alone_s, others_s) + np.vstack([taken_s, drawn_s]).sum(axis=1)
+        chosen_s = np.random.default_rng(0).choice(brief_s, (draws, 1 if single else len(brief_s)))
+        others_s = np.append(alone_s, np.median(chosen_s, axis=1))
+        iterations_s = others_s + np.vstack([taken_s, drawn_s]).sum(axis=1)
     said = Prediction(float(iterations_s[0]), alone_s, float(taken_s.sum()))
     if not draws:
         return said, None

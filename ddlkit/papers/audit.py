@@ -191,8 +191,7 @@ class SettingSearch:
             (name, scanned[at].min(), scanned[at].max(), scanned.min(), scanned.max())
             for (name, scanned), at in zip(self.grid.free.items(), places, strict=True)
         ]
-        columns = ["free", "low", "high", "scanned_low", "scanned_high"]
-        return _frame(rows, columns)
+        return _frame(rows, ["free", "low", "high", "scanned_low", "scanned_high"])
 
 
 def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,6 +146,13 @@ def measure(action: Action, budget: Budget, **how: Any) -> Floats:
 def measure_on(device: torch.device, action: Action, budget: Budget, **how: Any) -> Floats:
     """Return raw seconds of one action by the device's own clock."""
     return measure(timed(action, device), budget, synchronize=synchronizer(device), **how)
+
+
+def sleep_until(deadline_s: float) -> float:
+    """Sleep to an absolute time of the performance counter; returns the time on waking."""
+    while (rest_s := deadline_s - perf_counter()) > 0:
+        sleep(rest_s)
+    return perf_counter()
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:

@@ -84,8 +84,7 @@ def communication_start_s(times: IterationTimes) -> Floats:
 
 def exposed_communication_s(times: IterationTimes) -> float:
     """t_c^no of dag Eq 5: communication that backward does not hide."""
-    end = communication_start_s(times)[0] + times.communication_s[0]
-    return float(end) - times.gpu_s
+    return float(communication_start_s(times)[0] + times.communication_s[0]) - times.gpu_s
 
 
 def wait_free_iteration_s(times: IterationTimes) -> float:

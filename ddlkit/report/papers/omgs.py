@@ -300,8 +300,7 @@ def _best_of_all() -> Result:
     ratios = (took.drop(columns="omgs").min(axis=1) / took["omgs"]).dropna()
     ahead = (ratios > 1.002).groupby("link", sort=False).agg(["sum", "size"])
     each = ", ".join(f"{n} of {of} in {link}" for link, n, of in ahead.itertuples())
-    clean = wide["processor_limited"].eq(False).all(axis=1)
-    free = ratios[clean[ratios.index]]
+    free = ratios[wide["processor_limited"].eq(False).all(axis=1)[ratios.index]]
     note = (
         f"16 ranks; ahead by over 0.2%, as repeats differ, on {each}, of which the first has, scaled, the "
         f"start-up of the authors' code, one gather; behind by at most {1 - ratios.min():.2%}; in the first "

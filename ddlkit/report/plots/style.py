@@ -151,6 +151,5 @@ def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     """Name groups of bars, aslant where the names together are longer than the axis."""
     long = 0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi  # inches
     leant: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
-    side = leant if long else {}
-    ax.set_xticks(places, names, **side)
+    ax.set_xticks(places, names, **(leant if long else {}))
     ax.tick_params(axis="x", length=0)

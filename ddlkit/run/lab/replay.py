@@ -34,6 +34,7 @@ from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile, Workload
+from ddlkit.run.clock import sleep_until
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.launch import Place, launch, workspace
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job
@@ -324,13 +325,6 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     end_s = sleep_until(waited_s + script.update_s)
     groups = (awake_s, selected_s, posted_s, done_s)
     return np.hstack([*groups, forward_end_s, waited_s, end_s]) - start_s, sending
-
-
-def sleep_until(deadline_s: float) -> float:
-    """Sleep to an absolute time of the performance counter; returns the time on waking."""
-    while (rest_s := deadline_s - time.perf_counter()) > 0:
-        time.sleep(rest_s)
-    return time.perf_counter()
 
 
 # -- what comes back -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.clock import Budget, Marks, measure, sample_rows, synchronizer, timed
+from ddlkit.run.clock import Budget, Marks, measure, sample_rows, sleep_until, synchronizer, timed
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
 from ddlkit.run.vitals import Retries, Watch
@@ -37,6 +38,7 @@ class CollectivesSettings:
 
     sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
     messages_per_sample : posted at once, as training does, SAMPLE_BYTES at most; a sample is their mean
+    apart_s : each rank starts so much after the one before it, as in training; times are from the last start
     tries : how often a size is measured, at most, while the machine's host disturbs it
     """
 
@@ -45,6 +47,7 @@ class CollectivesSettings:
     budget: Budget = BUDGET
     messages_per_sample: int = 1
     tries: int = 1
+    apart_s: float = 0.0
 
     def __post_init__(self) -> None:
         for collective in self.collectives:
@@ -65,6 +68,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
         "in_flight": 1,
+        "apart_s": settings.apart_s,
         # NCCL's messages are a device's own work, gloo's that of threads.
         "clock": "device" if nccl else "wall",
     }
@@ -78,7 +82,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             for left in reversed(range(settings.tries)):
                 watch = Watch(me.rank)
                 checked = CheckedCollective(me, collective, size, seed, count)
-                seconds = _seconds(me, checked, settings.budget)
+                seconds = _seconds(me, checked, settings)
                 used = peers.usage_of_all(watch.usage())
                 if not (left and retries.again(used)):
                     break
@@ -101,7 +105,7 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
-def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
+def _seconds(me: Rank, checked: CheckedCollective, settings: CollectivesSettings) -> Floats:
     """Return seconds of a message by sample, of the slowest rank; the last sample's values are checked."""
     synchronize = synchronizer(me.device)
 
@@ -109,15 +113,17 @@ def _seconds(me: Rank, checked: CheckedCollective, budget: Budget) -> Floats:
         checked.reset()
         synchronize()
         dist.barrier()  # NCCL's is a kernel; `measure` waits for its end, too, before it starts a sample
+        sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     def held() -> Marks:
         torch.cuda._sleep(HOLD_CYCLES)
         return timed(checked.run, me.device)()
 
     how: Any = {"synchronize": synchronize, "setup": together, "agree": peers.agree_all}
-    seconds = measure(held if me.backend == "nccl" else checked.run, budget, **how)
+    seconds = measure(held if me.backend == "nccl" else checked.run, settings.budget, **how)
     checked.check()
-    return slowest(seconds) / len(checked.buffers)
+    ahead_s = (me.world_size - 1 - me.rank) * settings.apart_s
+    return slowest(seconds - ahead_s) / len(checked.buffers)
 
 
 class CheckedCollective:

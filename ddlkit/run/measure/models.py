@@ -117,8 +117,7 @@ def loaded_together(given: str, accumulate: int, me: Rank, notes: list[str]) -> 
 def wrap_alone(training: Training) -> None:
     """Wrap as `Training.wrap`, for a process alone: nothing is sent."""
     only_me: Any = {"backend": "gloo", "use_local_synchronization": True}
-    alone = dist.new_group([dist.get_rank()], **only_me)
-    ddp = training.wrap(process_group=alone)
+    ddp = training.wrap(process_group=dist.new_group([dist.get_rank()], **only_me))
     ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
 
 

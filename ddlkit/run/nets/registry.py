@@ -121,8 +121,7 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
-        return torch.relu(inner + padded)
+        return torch.relu(inner + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding)))
 
 
 def resnet20_half(classes: int) -> nn.Module:

@@ -188,8 +188,7 @@ class Point:
                 origin.save(self.path(out, schema), frame, schema, append=append)
         except UserError as error:
             outcome, reason = FAILED, one_line(str(error))
-        seconds = time.monotonic() - start_s
-        return replace(row, outcome=outcome, reason=reason, seconds=seconds)
+        return replace(row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s)
 
     def _measured(self) -> tuple[str, str, Tables]:
         """Return outcome, reason, and what there is of its tables."""

@@ -151,6 +151,7 @@ KEYS: dict[str, Check | Many] = {
     # of labs, and of the cases of a campaign
     **dict.fromkeys(("rate", "rates"), _rates),
     **dict.fromkeys(("delay", "delays"), _times),
+    "apart": text("a time with its unit, as 2ms", parse_seconds),
     "losses": _shares,
     "calibration": one_of(EXTENTS),
     "engines": Many(one_of(ENGINES)),

@@ -251,10 +251,12 @@ def collectives(
     delay: Sequence[float] = (0.0,),
     messages: int = 16,
     tries: int = 1,
+    apart: float = 0.0,
 ) -> Iterator[Point]:
-    """In labs, by one of _LINKS, or as devices are joined, what is lacking; messages : of a lab's sample."""
+    """In labs, by one of _LINKS, or as devices are joined, what is lacking; apart : starts of ranks [s]."""
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    how: dict[str, Any] = {"messages_per_sample": messages, "tries": tries} if rate else {}
+    in_lab = {"messages_per_sample": messages, "tries": tries} if rate else {}
+    how: dict[str, Any] = {"apart_s": apart, **in_lab}
 
     def left(name: str, members: Ranks) -> dict[tuple[int, ...], list[str]]:
         """Return collectives by the sizes that they still lack."""
