@@ -24,8 +24,7 @@ def describe() -> dict[str, Any]:
     """Return what the machine is, no host name or address; ``cpu.quota_cores``: of a container, 0: none."""
     limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
-    release = content(Path("/etc/os-release"))
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
+    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', content(Path("/etc/os-release")), re.MULTILINE)
     return {
         "name": name(),
         "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": quota_cores},

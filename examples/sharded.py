@@ -216,7 +216,10 @@ REPLAYS = {
     "squeezenet1_1:4": ["features.*"],
     "resnet18:4": ["layer*.*"],
 }
-PLACES = ((2, 200e6, 0.5e-3), (4, 200e6, 0.5e-3), (2, 300e6, 1e-3))
+PLACES = (
+    *((2, 200e6, 0.5e-3), (4, 200e6, 0.5e-3), (2, 300e6, 1e-3)),
+    *((2, 400e6, 0.5e-3), (4, 150e6, 0.5e-3), (2, 150e6, 1e-3)),  # of the last campaign
+)
 TRAININGS = {
     "gpt_small:8": ["blocks.layers.*", "blocks"],
     "mobilenet_v3_small:4": ["features.*", "features"],
@@ -269,15 +272,23 @@ def training(out: Path, network: str) -> Settings:
 
 
 def main(folder: str) -> None:
-    """Measure all cases that a folder lacks."""
+    """Measure all cases that a folder lacks, in the labs whose messages it has."""
     out, gpus = Path(folder), torch.cuda.device_count()
+
+    def known_lab(lab: str) -> bool:
+        return store.has_table(out / f"collectives-{lab}.csv")
+
     wanted: list[tuple[str, Ranks, Settings]] = []
     for (count, rate, delay_s), network in product(() if gpus else PLACES, REPLAYS):
         members, lab = ranks_in_lab(count, rate, delay_s)
+        if not known_lab(lab):
+            continue
         key = f"replay-{network.replace(':', '-b')}-{lab.removeprefix('lab-')}"
         wanted.append((key, members, replays(out, network, members, lab)))
     for rate, network in product((0.0,) if gpus else RATES, TRAININGS):
         members, lab = ranks_in_lab(2, rate) if rate else (Ranks.of(gpus, "cuda"), f"nccl-p{gpus}")
+        if not (gpus or known_lab(lab)):
+            continue
         key = f"{network.replace(':', '-b')}-{lab.removeprefix('lab-')}"
         wanted.append((key, members, training(out, network)))
     for key, members, settings in wanted:

@@ -24,6 +24,7 @@ from ddlkit.model import Calibration, Communication
 from ddlkit.model.sharded import (
     COMPUTE,
     GATHER,
+    MISSED,
     POST,
     SCATTER,
     SENT,
@@ -36,7 +37,11 @@ from ddlkit.run.jobs.launch import Loopback, launch
 from order_job import OrderSettings
 from order_job import order_job as ordered
 
-STARTS = {"together": store.DATA / "sharded", "apart": store.DATA / "sharded_apart"}
+STARTS = {
+    "together": store.DATA / "sharded",
+    "apart": store.DATA / "sharded_apart",
+    "again": store.DATA / "sharded_again",
+}
 RECORDED = STARTS["together"]
 
 
@@ -289,9 +294,9 @@ def said(
     program = whole.scaled(float(f"{sent_s / whole.program().compute_s:.4g}")).program(
         prefetch=prefetch
     )
-    if start == "apart":
+    if start != "together":
         program = sharded.of_last(program, ranks)
-    found, interval_s = forecast(program, by)
+    found, interval_s = forecast(program, by, missed=MISSED if start == "again" else 0.0)
     assert interval_s
     numbers = found.iteration_s, *interval_s, *bounds(found), found.compute_s
     return dict(zip(KNOWN, numbers, strict=True))
@@ -307,7 +312,7 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
         known = calibration(start)
         by = {name: known.between(case["link"], case["ranks"], name) for name in SENT}
         whole = Sharding.of(profile(case["network"], case["batch"], start), case["units"])
-        how: dict[str, Any] = {"brief_s": brief_s, "single": start == "together"}
+        how: dict[str, Any] = {"single": start == "together", "missed": 0.0, "brief_s": brief_s}
         found, interval_s = forecast(whole.program(blocking=True), by, **how)
         assert interval_s
         predicted_s, low_s, high_s = found.iteration_s, *interval_s
@@ -333,9 +338,10 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
 
 def as_recorded() -> pd.DataFrame:
     """Every case of data/sharded.csv as it was said before, and as it came."""
-    paths = [path for each in STARTS.values() for path in store.list_tables(each, "sharded-*.csv*")]
-    starts = {path: "apart" if STARTS["apart"] in path.parents else "together" for path in paths}
-    rows = pd.concat([store.load_table(path).assign(start=starts[path]) for path in paths])
+    paths = [
+        (k, path) for k, at in STARTS.items() for path in store.list_tables(at, "sharded-*.csv*")
+    ]
+    rows = pd.concat([store.load_table(path).assign(start=start) for start, path in paths])
     cases, key = [], ["start", *CASE]
     for case in pd.read_csv(store.DATA / "sharded.csv")[key].to_dict("records"):
         whole = {**case, **said(*case.values())}
@@ -348,17 +354,16 @@ def as_recorded() -> pd.DataFrame:
 
 
 def test_recorded_cases_reach_what_was_frozen(request: pytest.FixtureRequest) -> None:
-    """Twice sixty cases: data/sharded.csv by the recorded tables, reports/goals.csv by it."""
+    """All cases: data/sharded.csv by the recorded tables, reports/goals.csv by it."""
     table, frozen = as_recorded(), store.DATA / "sharded.csv"
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
     kept = pd.read_csv(frozen)
     pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
     goals = pd.read_csv(store.ROOT / "reports" / "goals.csv", keep_default_na=False)
-    campaigns = {"sharded": "together", "sharded_apart": "apart"}
     origins = {"replayed": "replayed", "trained": "measured"}
-    for (named, start), (way, origin) in product(campaigns.items(), origins.items()):
-        campaign = f"{named}_{way}"
+    for (start, at), (way, origin) in product(STARTS.items(), origins.items()):
+        campaign = f"{at.name}_{way}"
         rows = goals[goals["campaign"] == campaign.replace("_", "-")].set_index("goal")
         assert len(rows) == len(accuracy.goals(campaign))
         for goal in accuracy.goals(campaign):

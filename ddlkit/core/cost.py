@@ -191,8 +191,7 @@ class MessageCost(Form):
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         steps = (workers - 1) / (self.workers - 1)
         slope = self.beta_s_per_byte * steps * self.workers / workers
-        alpha_s = self.alpha_s * steps
-        return replace(self, alpha_s=alpha_s, beta_s_per_byte=slope, workers=workers)
+        return replace(self, alpha_s=self.alpha_s * steps, beta_s_per_byte=slope, workers=workers)
 
 
 @dataclass(frozen=True, eq=False)

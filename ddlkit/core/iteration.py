@@ -112,8 +112,7 @@ class Iteration:
     def prediction(self) -> Prediction:
         """Return its times; what copies take counts as exposed communication."""
         iteration_s = float(self._unpacked_s(self.played_s[1])) + self.workload.update_s
-        sent_s = float(self.communication_s.sum())
-        return Prediction(iteration_s, self.workload.compute_s, sent_s)
+        return Prediction(iteration_s, self.workload.compute_s, float(self.communication_s.sum()))
 
     def draws(
         self,

@@ -177,8 +177,7 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return as many pieces as the sizes can carry, at most PIECES; they need not join."""
-    pieces = max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
-    designs = (straight,) * pieces
+    designs = (straight,) * max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
     breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
     values = apart(designs, breaks, sizes, seconds)
     return dict(zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True))

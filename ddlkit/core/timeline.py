@@ -52,8 +52,7 @@ class Timeline:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
         """Return a timeline of mappings; rank, iteration and bytes default to 0, group to -1."""
-        default = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
-        listed = [{**default, **row} for row in rows]
+        listed = [{**{"rank": 0, "iteration": 0, "bytes": 0, "group": -1}, **row} for row in rows]
         return cls(**{name: np.array([row[name] for row in listed]) for name in COLUMNS})
 
     @property

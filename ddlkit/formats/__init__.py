@@ -108,13 +108,11 @@ def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     layers = trace.parse_trace(text, source)
     profile = layers.profile("", with_input=not options.without_input)
     count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
-    findings = (Finding("iterations", (), count), *trace.check_trace(layers))
-    return Imported("", profile, findings)
+    return Imported("", profile, (Finding("iterations", (), count), *trace.check_trace(layers)))
 
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
-    traced = kineto.parse_kineto(text, source)
-    profile, findings = kineto.layer_profile(traced, options.iterations)
+    profile, findings = kineto.layer_profile(kineto.parse_kineto(text, source), options.iterations)
     cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
     findings.append(Finding("profiler", (), cost))
     if not profile.update_s:

@@ -103,8 +103,7 @@ class LayerTrace:
             backward_s=backward_s[first:],
             communication_s=communication_s[self.learnable],
         )
-        ends = len(self.name) - self.learnable[::-1]
-        return times, FusionPlan("none", tuple(ends.tolist()))
+        return times, FusionPlan("none", tuple((len(self.name) - self.learnable[::-1]).tolist()))
 
 
 def looks_like_one(text: str) -> bool:

@@ -184,5 +184,4 @@ def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) ->
     It is the median of pairs, its interval that of order statistics; slower : in how many rounds it was.
     """
     shares = 1 - np.asarray(seconds[plan]) / np.asarray(seconds[DEFAULT])
-    found = median_interval(shares), float((shares < 0).mean())
-    return Gain(float(np.median(shares)), *found)
+    return Gain(float(np.median(shares)), median_interval(shares), float((shares < 0).mean()))

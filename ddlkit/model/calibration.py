@@ -109,8 +109,7 @@ class Calibration:
 
     def without_burst_tokens(self) -> Calibration:
         """Return the same for links that save nothing while they rest."""
-        items = self.known.items()
-        bare = {k: replace(c, link=Link(software=c.link.software)) for k, c in items}
+        bare = {k: replace(c, link=Link(software=c.link.software)) for k, c in self.known.items()}
         return replace(self, known=bare)
 
     def between(

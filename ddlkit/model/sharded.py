@@ -30,6 +30,7 @@ from ddlkit.model.calibration import Communication
 SENT = GATHER, SCATTER = "all_gather", "reduce_scatter"
 ELEMENT_BYTES, SIZE = 4, "size:"
 COMPUTE, POST, WAIT = "compute", "post", "wait"
+MISSED = 0.02  # standard deviation of what messages of two ranks missed beyond noise in data/sharded_apart
 
 
 class Step(NamedTuple):
@@ -200,10 +201,11 @@ def forecast(
     level: float = LEVEL,
     brief_s: Floats | None = None,
     single: bool = True,
+    missed: float = MISSED,
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return a prediction, and the interval of single iterations or of their median; None without draws.
 
-    by : what is known of GATHER and of SCATTER
+    by : what is known of GATHER and of SCATTER; missed : of all messages' time together, in a draw
     brief_s : (n,) measured iterations whose messages have one element a rank: then those of a program that
         blocks take as much longer as its messages do than such ones, and count all as exposed
     """
@@ -217,6 +219,7 @@ def forecast(
         each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
         noise = known.noise.factors(sizes, draws, scatter=single) if draws and known.noise else 1.0
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
+    drawn_s *= np.exp(missed * np.random.default_rng(1).standard_normal((draws, 1)))
     if brief_s is None:
         alone_s, iterations_s = program.compute_s, program.play(np.vstack([taken_s, drawn_s]))
     else:

@@ -150,8 +150,7 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
     sent_s = instance.communication_s(instance.elements)
     begun = backward_start_s(instance.forward_s, instance.backward_s, selecting)
     computed = selection_start_s(begun, instance.backward_s)
-    sending = communication_start_s(computed + selecting, sent_s)
-    return begun, computed, sending, sent_s
+    return begun, computed, communication_start_s(computed + selecting, sent_s), sent_s
 
 
 def exposed_s(instance: Instance, *, literal: bool = False) -> float:

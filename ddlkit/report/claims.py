@@ -259,8 +259,7 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
 
 def waiting() -> pd.DataFrame:
     """Return the open claims, by id: ``notebook`` that will decide it ("" if none can), and ``why``."""
-    rows = pd.concat([paper_table(paper, "open") for paper in PAPERS])
-    return rows.set_index("claim").fillna("")
+    return pd.concat([paper_table(paper, "open") for paper in PAPERS]).set_index("claim").fillna("")
 
 
 @cache

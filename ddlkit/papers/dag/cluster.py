@@ -121,8 +121,7 @@ class Setting:
             (ready - 1) * backward_s + (len(left) - k) * start_s + left[k] * per_byte
             for k, ready in enumerate(np.cumsum(shares))
         )
-        whole_s = len(left) * start_s + left[0] * per_byte
-        return whole_s, reduce(np.maximum, ways)
+        return len(left) * start_s + left[0] * per_byte, reduce(np.maximum, ways)
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
         """Return seconds until all machines have read an iteration's batches, which they do side by side."""

@@ -369,8 +369,7 @@ def of_iteration(
     """
     iteration.edges()  # refuses what no graph says
     times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
-    sent_s = iteration.communication_s[::-1]
-    times = replace(times, communication_s=sent_s, forward_s=forward_s)
+    times = replace(times, communication_s=iteration.communication_s[::-1], forward_s=forward_s)
     count, plan = iterations, iteration.plan
     return s_sgd(times, strategy, gpus, iterations=count, plan=plan, decode_s=decode_s)
 

@@ -169,10 +169,12 @@ class Grid:
         return PaperSetting(**times_s, unit=UNITS[index[0]])
 
 
-def quantities(grid: Grid, of_fig4: int = WORKERS) -> dict[str, Floats]:
+def quantities(
+    grid: Grid, of_fig4: int = WORKERS, of_fig8: Sequence[int] = (0, 0)
+) -> dict[str, Floats]:
     """Return what the paper states, computed for every setting; each array broadcasts to ``grid.shape``.
 
-    of_fig4 : workers of Fig 4a, which the paper does not state
+    of_fig4 : workers of Fig 4a; of_fig8 : buffers of Fig 8, of VGG-16 and replaced: both are not stated
     """
     one = {network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)}
     resnet, vgg, fig4 = one["ResNet101"], one["VGG16"], _family("ResNet101", grid, of_fig4)
@@ -180,8 +182,8 @@ def quantities(grid: Grid, of_fig4: int = WORKERS) -> dict[str, Floats]:
     sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
     against = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
     return {
-        "VGG-16: scaling factor": vgg["sf_0"],
-        "VGG-16 replaced: scaling factor": one[REPLACED]["sf_0"],
+        "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
+        "VGG-16 replaced: scaling factor": one[REPLACED][f"sf_{of_fig8[1]}"],
         "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
         "VGG-16: share of one layer": _largest_share(grid),
         "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
@@ -219,7 +221,8 @@ def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     timeouts_s = grid.free["timeout_s"]
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     ratio = network_flops(network) / network_flops(reference)
-    capacities = (0, *BUFFERS) if network in ("ResNet101", "VGG16") else (0,)
+    buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
+    capacities = 0, *buffered.get(network, ())
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)
     names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
     found = {name: np.empty(shape) for name in (*names, "csf")}

@@ -166,8 +166,7 @@ class Parts:
         """Return the mean seconds between updates of a case's schedule, one disk for all ranks."""
         loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0, "decodes_on_cpu": True}
         strategy = Strategy(**loads, sends_during_backward=sends == "during", batches_ahead=ahead)
-        decoding = "own" if self.cores >= 2 * self.ranks else "trains"
-        gpus = Gpus(1, self.ranks, decoding=decoding)
+        gpus = Gpus(1, self.ranks, decoding="own" if self.cores >= 2 * self.ranks else "trains")
         decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
         graph = s_sgd(times, strategy, gpus, iterations=ITERATIONS, decode_s=decode_s)
         ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]  # loaders get ahead, and run out
@@ -240,8 +239,7 @@ def _speedups(case: Sequence[str], gpus: Gpus, over: Gpus) -> tuple[float, float
     settings = compatible()
     cluster, network, framework = case
     each_s = [settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)]
-    ratios = each_s[0] / each_s[1]
-    each = np.ravel(gpus.n / over.n * ratios)
+    each = np.ravel(gpus.n / over.n * (each_s[0] / each_s[1]))
     return float(each[0]), float(each.min()), float(each.max())
 
 

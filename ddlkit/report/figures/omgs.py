@@ -221,8 +221,7 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     table = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
     table["less_exposed"] = networks.map(exposed)
     rows = pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
-    keys = ["where", "network", "algorithm"]
-    return both.join(rows.set_index("algorithm", append=True), on=keys)
+    return both.join(rows.set_index("algorithm", append=True), on=["where", "network", "algorithm"])
 
 
 def draw_fig04(frame: pd.DataFrame) -> Figure:

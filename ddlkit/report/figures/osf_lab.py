@@ -189,8 +189,7 @@ def fig09(trained: pd.DataFrame) -> pd.DataFrame:
     trained = trained[trained["epochs"] == trained["epochs"].max()]
     frame = trained[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
     names = {"": "published", "_replaced": "replaced", "_no_dropout": "published, no dropout"}
-    variants = trained["network"].str.removeprefix("vgg16_eighth").map(names)
-    frame.insert(0, "network", variants)
+    frame.insert(0, "network", trained["network"].str.removeprefix("vgg16_eighth").map(names))
     frame["share_of_guess"] = frame["loss"] / np.log(trained["classes"])
     printed = {"published": claimed("osf-fig09-before"), "replaced": claimed("osf-fig09-after")}
     last = (frame["epoch"] == trained["epochs"]) & (frame["measured_on"] == "running")

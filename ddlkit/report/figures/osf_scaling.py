@@ -58,10 +58,10 @@ def stated() -> tuple[Stated, ...]:
 
 
 @lru_cache(maxsize=2)
-def setting_search(of_fig4: int = WORKERS) -> SettingSearch:
-    """Return all settings of the default grid against ``stated()``, Fig 4a read as of so many workers."""
+def setting_search(of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)) -> SettingSearch:
+    """Return all settings of the default grid against ``stated()``, by a reading of Figs 4a and 8."""
     grid = cluster.Grid()
-    return settle(stated(), grid, cluster.quantities(grid, of_fig4))
+    return settle(stated(), grid, cluster.quantities(grid, of_fig4, of_fig8))
 
 
 @lru_cache(maxsize=1)
@@ -249,8 +249,7 @@ def fig07(setting: PaperSetting) -> pd.DataFrame:
 def _shares(of: Callable[..., dict[str, float]], case: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
     """Return seconds of each phase in each case, and as ``model`` its share of all communication."""
     frame = _tidy(of, case, "phase", "seconds")
-    whole_s = frame.groupby([*case])["seconds"].transform("sum")
-    return frame.assign(model=frame["seconds"] / whole_s)
+    return frame.assign(model=frame["seconds"] / frame.groupby([*case])["seconds"].transform("sum"))
 
 
 def _phases(

@@ -90,8 +90,7 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
     """Return iterations or gains under DDP's own plan, of one computing thread a rank."""
-    several = rows["configuration"].str.contains("-omp", regex=False)
-    return rows[(rows["plan"] == "ddp") & ~several]
+    return rows[(rows["plan"] == "ddp") & ~rows["configuration"].str.contains("-omp", regex=False)]
 
 
 def one_group(rows: pd.DataFrame) -> pd.DataFrame:

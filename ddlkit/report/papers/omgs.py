@@ -256,8 +256,8 @@ def _selection_share() -> Result:
     each = ", ".join(f"{name} {min(x):.2f} to {max(x):.2f}" for name, x in ends.items())
     stated = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
     note = (
-        f"over {LEFT} with one gather or both: {each}; the code's 1,500 units and both leave no time; "
-        f"{RESNET} {stated:.2f} at Section I's computing time"
+        f"over {LEFT} with one gather or both: {each}; 1,500 units, the code's, or 1,750 and both leave "
+        f"no time; {RESNET} {stated:.2f} at Section I's computing time"
     )
     others = max((ends[name] for name in list(NETWORKS)[:3]), key=max)
     of_lstm = [x for name, x in ends.items() if name.startswith(LSTM)]
@@ -338,10 +338,10 @@ def _merged_message() -> Result:
     alike, every, loopback = doubled(lab, as_many_bytes=True), doubled(lab), doubled(looped)
     *_, links, _, sizes = alike.index.levels
     note = (
-        f"{', '.join(links)}, 2 or 4 ranks of two machines, halves of {sizes.min() / MIB:.0f} to "
-        f"{sizes.max() / MIB:.0f} MiB; by Eq 11 always above 1, here {(alike < 1).sum()} below; not judged: "
-        f"of unlike bytes, as the shaper lets the first through ({every.min():.2f} to {every.max():.2g}), "
-        f"and loopback ({loopback.min():.2f} to {loopback.max():.2g})"
+        f"{', '.join(links)}, 2 or 4 ranks on one machine, two recorded, halves of {sizes.min() / MIB:.0f} "
+        f"to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above 1, here {(alike < 1).sum()} below; not "
+        f"judged: samples of unlike bytes, as the shaper lets the first through ({every.min():.2f} to "
+        f"{every.max():.2g}), and loopback ({loopback.min():.2f} to {loopback.max():.2g})"
     )
     return measured(alike, note, "recorded")
 

@@ -230,8 +230,8 @@ def _left(text: str, part: str, which: str) -> Result:
             note += f", {name} {ms:.0f}, half a ms either way"
     wanted = np.array(PARTS[part])
     ends = [sign * linprog(sign * wanted, sums, most_ms).fun for sign in (1, -1)]
-    alone = ": all else that is printed of it at this batch size"
-    note += ": one inequality judges every time of it" if sums[1:] else alone
+    alone = ", which is all else that is printed of this configuration"
+    note += ": all printed times of it rest on this one inequality" if sums[1:] else alone
     return replace(own([ends], note), evidence=Evidence.BOUND)
 
 
@@ -254,7 +254,7 @@ def _best_threads() -> pd.DataFrame:
 def _threads_fall() -> Result:
     steps = _best_threads().diff(axis=1).iloc[:, 1:]
     stay = ", ".join(steps.index[(steps == 0).all(axis=1)])
-    note = f"from Table 2: all fall but {stay}; VGG-19 at batch 32 takes the tie that Table 2 names"
+    note = f"from Table 2: all fall but {stay}; of VGG-19's ties at batch 32 Table 2's own is taken"
     return own((steps <= 0).all(axis=1).sum(), note)
 
 

@@ -157,8 +157,7 @@ class CheckedCollective:
     def _post(self, buffer: torch.Tensor) -> dist.Work:
         if self.collective == "all_reduce":
             return dist.all_reduce(buffer, async_op=True)
-        scatters = self.collective == "reduce_scatter"
-        post = peers.scatter_single if scatters else peers.gather_single
+        post = peers.scatter_single if self.collective == "reduce_scatter" else peers.gather_single
         return post(buffer, self.mine, async_op=True)
 
     def check(self) -> None:
