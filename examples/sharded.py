@@ -9,10 +9,11 @@ collectives send one element a rank, and copy the rest. That takes compute, copi
 allocation and waiting for the slowest: all but bytes. Where there are GPUs it trains on all of them by NCCL,
 and the first command is not needed.
 
-Ranks of replays post apart, as those of training do. It matters: gloo receives when both sides have posted,
-and the word that a rank has posted waits behind its own bytes that are under way. So a gather between two
-ranks takes its bytes' time if they post together, and 1.5 times that if one posts late, for as long as they
-do not meet: ranks that wait for the very same moment are now in this state, now in that (data/sharded).
+Ranks of replays post apart, as those of training do. It matters: gloo sends when the other side has said
+that it receives, and posts each half of a gather to be sent before it says so (gloo/allgather.cc,
+gloo/transport/tcp/pair.cc). A rank that is late sends at once, and its word waits behind its own bytes. So
+a gather between two ranks takes its bytes' time if they post together, 1.5 times that if one is late, and
+ranks that wait for the very same moment are now in this state, now in that (data/sharded).
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ REPLAYS = {
 }
 PLACES = (
     *((2, 200e6, 0.5e-3), (4, 200e6, 0.5e-3), (2, 300e6, 1e-3)),
-    *((2, 400e6, 0.5e-3), (4, 150e6, 0.5e-3), (2, 150e6, 1e-3)),  # of the last campaign
+    *((2, 400e6, 0.5e-3), (4, 150e6, 0.5e-3), (2, 150e6, 1e-3)),  # sharded_again
+    *((2, 300e6, 0.5e-3), (4, 250e6, 0.5e-3), (2, 500e6, 0.5e-3)),  # sharded_last
 )
 TRAININGS = {
     "gpt_small:8": ["blocks.layers.*", "blocks"],

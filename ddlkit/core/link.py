@@ -99,8 +99,7 @@ class Link:
         """Return (n,) when computing has come as far as ``work_s`` (n,), beside messages (G,)."""
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
-        slower = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
-        pace = 1 / (1 + slower)
+        pace = 1 / (1 + np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0))
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])

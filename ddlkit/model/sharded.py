@@ -201,14 +201,16 @@ def forecast(
     level: float = LEVEL,
     brief_s: Floats | None = None,
     single: bool = True,
-    missed: float = MISSED,
+    missed: float | Floats = MISSED,
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return a prediction, and the interval of single iterations or of their median; None without draws.
 
-    by : what is known of GATHER and of SCATTER; missed : of all messages' time together, in a draw
+    by : what is known of GATHER and of SCATTER; missed : of all messages' time: (draws, 1), or how far
     brief_s : (n,) measured iterations whose messages have one element a rank: then those of a program that
         blocks take as much longer as its messages do than such ones, and count all as exposed
     """
+    from scipy.stats import norm
+
     n_bytes = np.array([message.bytes for message in program.messages])
     taken_s, draws = np.zeros(len(n_bytes)), min(len(each.draws) for each in by.values())
     drawn_s = np.zeros((draws, len(n_bytes)))
@@ -219,7 +221,13 @@ def forecast(
         each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
         noise = known.noise.factors(sizes, draws, scatter=single) if draws and known.noise else 1.0
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
-    drawn_s *= np.exp(missed * np.random.default_rng(1).standard_normal((draws, 1)))
+    if (
+        np.ndim(missed) == 0 and draws
+    ):  # all of a normal distribution: few draws of it are too narrow
+        missed = (
+            missed * norm.ppf((np.random.default_rng(1).permutation(draws) + 0.5) / draws)[:, None]
+        )
+    drawn_s *= np.exp(missed)
     if brief_s is None:
         alone_s, iterations_s = program.compute_s, program.play(np.vstack([taken_s, drawn_s]))
     else:

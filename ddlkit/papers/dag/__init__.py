@@ -91,8 +91,7 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
     """dag Eq 4: gradients travel during backward: t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1)."""
     start = communication_start_s(times)
     first_to_last = float(start[0] - start[-1] + times.communication_s[0])
-    gpu = float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last
-    return max(times.fetch_s, gpu)
+    return max(times.fetch_s, float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last)
 
 
 @dataclass(frozen=True)

@@ -189,8 +189,7 @@ def schedule(graph: TaskGraph) -> Schedule:
 def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
     """Return (n + 1,) and (m,): the tasks after task i are the second's from first[i] to first[i + 1]."""
     order = np.argsort(edges[:, 0], kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(edges[:, 0], minlength=n))])
-    return first, edges[order, 1]
+    return np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n))), edges[order, 1]
 
 
 def _run(duration_s: Floats, edges: Ints, resource: Ints) -> tuple[Floats, Ints]:

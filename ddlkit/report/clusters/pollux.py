@@ -109,8 +109,7 @@ def pipedream_workload(network: str) -> Workload:
     layers = (node for node in nodes if node[1][:5] != "Input")
     numbers = sorted((int(node[0]), *map(float, node[2:])) for node in layers)
     _, forward_ms, backward_ms, sizes = np.array(numbers).T
-    owner = np.maximum(np.cumsum(sizes > 0) - 1, 0)
-    backward_s = np.bincount(owner, backward_ms)[::-1] / 1e3
+    backward_s = np.bincount(np.maximum(np.cumsum(sizes > 0) - 1, 0), backward_ms)[::-1] / 1e3
     return Workload.from_arrays(forward_ms.sum() / 1e3, backward_s, sizes[sizes > 0][::-1])
 
 

@@ -337,8 +337,7 @@ def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
 
 def fig08() -> pd.DataFrame:
     """Return factors of VGG-16 as published and replaced, beside what two places of the text print."""
-    labs = _in_labs(replaced, REGIMES_VGG)
-    frame = graded(osf_scaling.fig08(osf_scaling.setting()), *labs)
+    frame = graded(osf_scaling.fig08(osf_scaling.setting()), *_in_labs(replaced, REGIMES_VGG))
     stated = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
     return frame.assign(paper_section_1=stated.where(frame["paper"].notna()))
 

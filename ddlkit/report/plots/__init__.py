@@ -326,8 +326,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     collective = getattr(first.cost, "collective", "")
     set_log(ax, "by" if collective else "xy")
     what = collective.replace("_", "-") or "selection"
-    xlabel = "message size" if collective else "elements"
-    ax.set(xlabel=xlabel, ylabel=f"{what} time [{unit}]")
+    ax.set(xlabel="message size" if collective else "elements", ylabel=f"{what} time [{unit}]")
     add_legend(ax, "inside")
 
 

@@ -96,8 +96,7 @@ def _put(
     waves, (first, second) = random.uniform(9, 16), random.uniform(0, 2 * np.pi, 2)
     bright = list(TEXTURES.values())[texture](waves * p + first, waves * q + second)
     colour = random.uniform(0.5, 1, (3, 1, 1))
-    filled = np.where(bright, colour, colour * random.uniform(0, 0.4))
-    np.copyto(image, filled, where=inside)
+    np.copyto(image, np.where(bright, colour, colour * random.uniform(0, 0.4)), where=inside)
 
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:

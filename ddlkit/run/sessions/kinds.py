@@ -147,8 +147,7 @@ def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
     """Reading and decoding, each with nothing else going on."""
-    what = ((width, height), batch, side, budget)
-    measure = partial(speed.measure_inputs, here.out, *what)
+    measure = partial(speed.measure_inputs, here.out, (width, height), batch, side, budget)
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
