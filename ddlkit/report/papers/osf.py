@@ -314,7 +314,7 @@ def _linear_over_piecewise(which: str) -> Result:
     each = "; ".join(map("{} (runs up to {:.1%} apart)".format, listed, apart))
     note = f"medians; n links, lines by both ends, medians, relative error, least squares: {each}"
     note = note.replace(" nan", " -") + "; -: errors nearer than the runs at some size, not judged"
-    return measured(ratios.stack().dropna(), note, "recorded", n=len(ratios))
+    return measured(ratios.stack().dropna(), note, "recorded", n=int(told.any(axis=1).sum()))
 
 
 @cache
