@@ -125,7 +125,7 @@ def confident(samples: Floats, statistic: Callable[..., Any], note: str, grade: 
     """Return the 95% BCa bootstrap interval of a statistic along an axis, of (n,) samples."""
     from scipy.stats import bootstrap  # takes as long to import as pandas
 
-    ends = bootstrap((samples,), statistic, n_resamples=20_000, rng=0).confidence_interval
+    ends = bootstrap((samples,), statistic, n_resamples=500_000, rng=0).confidence_interval
     result = _result(Evidence.MEASURED, [(ends.low, ends.high)], note, grade)
     return replace(result, interval=f"95% confidence interval, n = {len(samples)}")
 
