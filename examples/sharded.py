@@ -9,7 +9,7 @@ collectives send one element a rank, and copy the rest. That takes compute, copi
 allocation and waiting for the slowest: all but bytes. Where there are GPUs it trains on all of them by NCCL,
 and the first command is not needed.
 
-Ranks of replays post apart, as those of training do. It matters: gloo sends when the other side has said
+Ranks of replays post 5 ms after one another. It matters: gloo sends when the other side has said
 that it receives, and posts each half of a gather to be sent before it says so (gloo/allgather.cc,
 gloo/transport/tcp/pair.cc). A rank that is late sends at once, and its word waits behind its own bytes. So
 a gather between two ranks takes its bytes' time if they post together, 1.5 times that if one is late, and

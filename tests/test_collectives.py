@@ -76,6 +76,14 @@ def test_two_real_ranks(tmp_path: Path) -> None:
             CollectivesSettings(*arguments)
 
 
+def test_ranks_that_start_apart_are_timed_from_the_last_start() -> None:
+    budget = Budget(warmup=0, min_repeats=3, max_repeats=3, max_s=9.0)
+    settings = CollectivesSettings(["all_gather"], [1024], budget, apart_s=0.5)
+    rows = launch(collectives_job, settings, ranks=2, place=Loopback(), join={})["collectives"]
+    assert (rows["apart_s"] == 0.5).all() and (rows["seconds"] > 0).all()
+    assert rows["seconds"].median() < 0.5, "nothing of what the first rank waited for the last"
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment of the only rank of a job."""
