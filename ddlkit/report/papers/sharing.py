@@ -230,7 +230,7 @@ def _left(text: str, part: str, which: str) -> Result:
             note += f", {name} {ms:.0f}, half a ms either way"
     wanted = np.array(PARTS[part])
     ends = [linprog(sign * wanted, sums, most_ms) for sign in (1, -1)]
-    bound = ": its parts cannot outlast it" if sums[1:] else ", all else that bounds it"
+    bound = ": its parts cannot outlast it" if sums[1:] else "; nothing else bounds it"
     free = ": what overlaps is no longer than either; Fig 8's iteration does not bind"
     note += bound if any(end.ineqlin.marginals[0] for end in ends) else free
     return replace(own([[ends[0].fun, -ends[1].fun]], note), evidence=Evidence.BOUND)
