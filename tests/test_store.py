@@ -38,7 +38,14 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
         **{"collective": "all_reduce", "backend": "gloo", "algorithm": "", "link": "lab:1gbit"},
         **{"link_bits_per_s": 1e9, "ranks": 4, "messages_per_sample": 1, "bytes": 4096},
         **{"session": 0, "sample": np.arange(n), "seconds": 0.1 + np.arange(n) / 3},
-        **{"stolen": 0.0, "late": 0.0, "in_flight": 1, "clock": "wall", "others": 0.0},
+        **{
+            "stolen": 0.0,
+            "late": 0.0,
+            "in_flight": 1,
+            "clock": "wall",
+            "others": 0.0,
+            "apart_s": 0.0,
+        },
     }
     return pd.DataFrame({**columns, **changed})
 
@@ -325,7 +332,7 @@ def test_columns_that_came_later_may_be_left_out_and_read_as_before(tmp_path: Pa
     [
         (lambda data: b"", "empty"),
         (lambda data: data[: data.index(b"\n")], "no rows"),
-        (lambda data: data[: data.rindex(b",")], "line 4, column others"),
+        (lambda data: data[: data.rindex(b",")], "line 4, column apart_s"),
         (lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1), "line 2"),
         (lambda data: data + b'"all_reduce,', "not CSV"),
     ],
