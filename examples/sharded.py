@@ -47,7 +47,7 @@ from ddlkit.run.sessions.kinds import Ranks, ranks_in_lab
 from ddlkit.run.vitals import TRIES, Retries, Usage, Watch
 
 WARMUP, LIMIT_S = 2, 900.0
-APART_S = 5e-3  # more than a message of a few bytes takes in any of the labs below
+APART_S = 5e-3  # more than a word takes from rank to rank in any of the labs below
 
 
 @dataclass(frozen=True)

@@ -221,12 +221,9 @@ def forecast(
         each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
         noise = known.noise.factors(sizes, draws, scatter=single) if draws and known.noise else 1.0
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
-    if (
-        np.ndim(missed) == 0 and draws
-    ):  # all of a normal distribution: few draws of it are too narrow
-        missed = (
-            missed * norm.ppf((np.random.default_rng(1).permutation(draws) + 0.5) / draws)[:, None]
-        )
+    if draws and np.ndim(missed) == 0:
+        scores = norm.ppf((np.random.default_rng(1).permutation(draws) + 0.5) / draws)
+        missed = missed * scores[:, None]  # so few drawn at random may be too narrow
     drawn_s *= np.exp(missed)
     if brief_s is None:
         alone_s, iterations_s = program.compute_s, program.play(np.vstack([taken_s, drawn_s]))

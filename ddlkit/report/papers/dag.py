@@ -187,7 +187,7 @@ def _hiding_pays() -> Result:
 @check("dag-fig04-googlenet-most", "GoogleNet", (2.11, 6.7), "4.0% of 6, 8.5 at worst, limited 9.9")
 @check("dag-fig04-resnet50-most", "ResNet-50", (2.72, 8.5), "5.1% of 9, 13.6 at worst, limited 1.9")
 def _lab_error(network: str, before: tuple[float, float], what: str) -> Result:
-    """Of what is recorded, and of a first recording (commit dedfe3f3), its 95% interval and mean."""
+    """Of what is recorded, and of a first recording (before commit 4243f239), its 95% interval and mean."""
     lab = figures.fig04_lab().query("network == @network")
     exposed = lab[~lab["limited"] & (lab["measured"] < 0.99 * lab["workers"])]
     errors = 100 * exposed["error"].abs().to_numpy()
