@@ -157,9 +157,9 @@ def by_model(
         left = search.without(quantity, *((end - offset) / scale for end in (low, high)))
         least, most = (offset + scale * end for end in left.ends)
         text = (
-            f"of {left.others} others at most {left.most} hold together, {left.with_it} with it; counted, it "
-            f"holds in {left.counted:.0%} of the {left.settings:,} settings that meet the most "
-            f"({least:.4g} to {most:.4g}), else in {left.uncounted:.0%}"
+            f"of {left.others} other statements at most {left.most} hold together, {left.with_it} with it; it"
+            f" holds in {left.counted:.0%} of the {left.settings:,} settings that meet the most, itself"
+            f" counted ({least:.4g} to {most:.4g}), in {left.uncounted:.0%} of those with the most others"
         )
         few = {name: values for name, values in left.only.items() if len(values) <= FEW}
         for name, values in few.items():

@@ -36,7 +36,7 @@ from ddlkit.report.figures.osf_scaling import CONSTANT, RIVAL, TWO, csf_of, prin
 from ddlkit.report.source import REGIMES, REGIMES_VGG, Source, open_campaign, open_source
 
 EQ7 = "alpha_beta:ends"  # osf Eq 7: a line, its delta measured on the smallest message
-MEDIANS = "alpha_beta:medians"  # another, which no single size decides
+OTHER_LINES = "alpha_beta:medians", "alpha_beta", "alpha_beta:least_squares"
 LAB = "campaign-osf"  # the campaign at 1 Gbit/s
 BUFFERED = ["network", "buffer_bytes"]
 KEYS = ["network", "workers", "buffer_bytes", "slowest"]
@@ -69,7 +69,7 @@ class Lab:
         whole = (store.RECORDED / campaign).is_dir()
         opened = open_source(campaign) if whole else open_campaign(name=campaign)
         alone = opened.alone
-        calibration = Calibration.of(alone.table("collectives"), also=(EQ7, MEDIANS))
+        calibration = Calibration.of(alone.table("collectives"), also=(EQ7, *OTHER_LINES))
         return cls(alone.table("runs"), alone.table("timeline"), opened.workloads(), calibration)
 
     def cases(self, *, negotiated: bool = False, plain: bool = False) -> list[Case]:

@@ -93,7 +93,7 @@ def _complexity() -> Result:
 
 def _speedup(network: str, other: str) -> Result:
     slow_s, fast_s = (float(figures.printed().loc[network, name]) for name in (other, "omgs_s"))
-    note = f"{network}: {slow_s} s over {fast_s} s, as rounded"
+    note = f"{slow_s} s over {fast_s} s as printed, {slow_s / fast_s:.4f}; each was rounded"
     return own([speedup_range(slow_s, fast_s)], note)
 
 
@@ -227,7 +227,7 @@ def _messages_of_omgs(network: str) -> Result:
 
 
 def less_exposed_s(network: str, elements: float = 0) -> Floats:
-    """Return ends of what Table VI saves, less selecting, at least from equal messages (gamma d log2 n)."""
+    """Return ends of what Table VI saves, less what selecting saves: none, to equal messages' (d log2 n)."""
     stated, gamma = figures.printed().loc[network], published_code("omgs")["gamma"]
     saved_s = stated["topk_s"] - stated["omgs_s"] + np.array([-2, 2]) * HALF_S
     selecting_s = gamma * (elements or sum(tensors(network))) * math.log2(stated["messages"])
@@ -237,7 +237,7 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
 @check("omgs-fig04-lstm", LSTM, 0, 100)
 @check("omgs-fig04-vgg16", "VGG-16", 1, -1)
 def _less_exposed(network: str, start: float, scale: float) -> Result:
-    note = "what Table VI saves, less selecting, over TopK-SGD's sending at the code's costs"
+    note = "what Table VI saves, less what selecting may, over TopK-SGD's sending by the code"
     spans = []
     for units, gathers, sizes, parts_s, _ in unstated(network):
         spans += [np.sort(start + scale * less_exposed_s(network, sum(sizes)) / parts_s[1])]
@@ -283,8 +283,9 @@ def _identity(shorter: bool) -> Result:
     both, one = (f"{compute:.2f} s of computing leave {sent:.3f} s" for compute, sent in left)
     note = (
         f"{RESNET}: exposed {least}, less by {most}; one identity with "
-        f"omgs-{'computing' if shorter else 'fig04-deep, within 20%'}, by the code's gamma; at its start-up "
-        f"and rate {both} exposed (with one gather {one}), less than is saved: there neither holds"
+        f"omgs-{'computing' if shorter else 'fig04-deep, within 20%'}, by the code's gamma without Eq 10's "
+        f"density (with it neither holds); at the code's start-up and rate {both} exposed (with one gather "
+        f"{one}), less than is saved: there neither holds"
     )
     values = exposed_s / (exposed_s - saved_s) if shorter else computed_s
     return own([np.array([values.min(), values.max()])], note)
@@ -338,7 +339,7 @@ def _merged_message() -> Result:
     alike, every, loopback = doubled(lab, as_many_bytes=True), doubled(lab), doubled(looped)
     *_, links, _, sizes = alike.index.levels
     note = (
-        f"{', '.join(links)}, 2 or 4 ranks on one machine, two recorded, halves of {sizes.min() / MIB:.0f} "
+        f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of {sizes.min() / MIB:.0f} "
         f"to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above 1, here {(alike < 1).sum()} below; not "
         f"judged: samples of unlike bytes, as the shaper lets the first through ({every.min():.2f} to "
         f"{every.max():.2g}), and loopback ({loopback.min():.2f} to {loopback.max():.2g})"

@@ -192,7 +192,8 @@ def _saved_time() -> Result:
         off += [*(profiled_ms / _iteration_ms("AlexNet", 64, which))]
     factor = np.array([min(off), max(off)])
     saved = " to ".join(f"{each:.2f}" for each in default - best[::-1])
-    note = f"from Fig 8 ({saved} ms), each iteration {factor[0]:.3f} to {factor[1]:.3f} of it, as AlexNet's"
+    ends = " to ".join(f"{each:.3f}" for each in factor)
+    note = f"from Fig 8 ({saved} ms), each iteration {ends} of it, as AlexNet's at batch 64"
     return own([default * factor - (best * factor)[::-1]], note)
 
 
@@ -202,7 +203,7 @@ def _same_communication(other: str, sign: int) -> Result:
     default, best = (_iteration_ms("VGG-19", 64, which) for which in ("default", "best"))
     least, most = default - best[::-1] + [-0.5, 0.5]
     other_ms = claims.prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
-    note = f"one identity of both: communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations"
+    note = f"communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations, one identity of both"
     return own([(other_ms + sign * least, other_ms + sign * most)], note)
 
 
@@ -221,18 +222,19 @@ def _left(text: str, part: str, which: str) -> Result:
     from scipy.optimize import linprog
 
     sums, most_ms = [(1, 1, 1)], [_iteration_ms(*TIMED[text][:2], which)[1]]
-    note = f"Fig 8's iteration, {most_ms[0]:.1f} ms at most"
+    given = list[str]()
     for key, ms in claims.prose("sharing").items():
         name = key.removeprefix(f"{text}-").removesuffix(f"-{which}")
         if key.startswith(text) and name in PARTS and name != part:
             sums += [PARTS[name], tuple(-np.array(PARTS[name]))]
             most_ms += [ms + 0.5, 0.5 - ms]
-            note += f", {name} {ms:.0f}, half a ms either way"
+            given += [f"{ms:.0f} ms of {name}"]
     wanted = np.array(PARTS[part])
     ends = [linprog(sign * wanted, sums, most_ms) for sign in (1, -1)]
-    bound = ": its parts cannot outlast it" if sums[1:] else "; nothing else bounds it"
-    free = ": what overlaps is no longer than either; Fig 8's iteration does not bind"
-    note += bound if any(end.ineqlin.marginals[0] for end in ends) else free
+    beside = f", with {' and '.join(given)}, half a ms either way" if given else ""
+    note = f"what fits into an iteration of at most {most_ms[0]:.1f} ms (Fig 8){beside}"
+    if not any(end.ineqlin.marginals[0] for end in ends):
+        note += "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
     return replace(own([[ends[0].fun, -ends[1].fun]], note), evidence=Evidence.BOUND)
 
 
@@ -255,7 +257,7 @@ def _best_threads() -> pd.DataFrame:
 def _threads_fall() -> Result:
     steps = _best_threads().diff(axis=1).iloc[:, 1:]
     stay = ", ".join(steps.index[(steps == 0).all(axis=1)])
-    note = f"from Table 2: all fall but {stay}; of VGG-19's ties at batch 32 Table 2's own is taken"
+    note = f"from Table 2: all fall but {stay}; by two of three ties of VGG-19 at batch 32 it would be 6"
     return own((steps <= 0).all(axis=1).sum(), note)
 
 
@@ -268,14 +270,14 @@ def _intensity_order() -> Result:
     late = reached > np.minimum.accumulate(reached)
     rows = throughput().xs(32, level="batch").loc[least.index[late]]
     by = [f"{name}, {x['1x64']:.0f} against {x.max():.0f} images/s" for name, x in rows.iterrows()]
-    note = f"from Table 2; later than others of lower intensity (at batch 32): {', '.join(by)}"
+    note = f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {', '.join(by)}"
     return own(int((~late).sum()), note)
 
 
 CHECKS |= {
     "sharing-tab2-vit-flops": lambda: counted(
         sharing.vit_flops() / 1e9,
-        "all matrix products at 224 x 224 pixels, not stated; printed is 5/3 of it, as no size gives",
+        "all matrix products at 224 x 224 pixels, not stated; no square gives what is printed, 5/3 of it",
     ),
     "sharing-fig02-slowest": lambda: own([100 * (_relative_time("4x512") - 1)], "from Fig 2"),
     "sharing-fig02-1x64": lambda: own(
