@@ -95,6 +95,9 @@ def test_two_scaling_factors_for_one_replacement() -> None:
     overlapped = osf_scaling.setting_search().without("VGG-16 replaced: scaling factor")
     assert overlapped.ends == pytest.approx((0.754, 0.975), abs=5e-4)
     assert overlapped.counted == pytest.approx(0.375, abs=5e-4)
+    fused = osf_scaling.setting_search(cluster.WORKERS, (0, 100 * MB))
+    ends = fused.range_of("VGG-16 replaced: scaling factor")
+    assert ends == pytest.approx((0.69, 0.694), abs=5e-4)
 
 
 def test_losses_say_nothing_of_accuracy() -> None:

@@ -215,7 +215,7 @@ def _listed(cases: pd.DataFrame) -> str:
 def _messages_of_omgs(network: str) -> Result:
     cases = message_counts(network)
     note = (
-        f"layers recorded {len(recorded_shares(network))} x on CPUs, backward 1/2 to 3/4 of {LEFT} with "
+        f"profiles from CPUs: {len(recorded_shares(network))}, backward 1/2, 2/3 or 3/4 of {LEFT} with "
         f"one gather or, as in the code, both; messages (of {len(cases)} cases): {_listed(cases)}"
     )
     if network == LSTM:
@@ -303,8 +303,8 @@ def _best_of_all() -> Result:
     each = ", ".join(f"{n} of {of} in {link}" for link, n, of in ahead.itertuples())
     free = ratios[wide["processor_limited"].eq(False).all(axis=1)[ratios.index]]
     note = (
-        f"16 ranks; ahead by over 0.2%, as repeats differ, on {each}, of which the first has, scaled, the "
-        f"start-up of the authors' code, one gather; behind by at most {1 - ratios.min():.2%}; in the first "
+        f"16 ranks; ahead by over 0.2%, as repeats mostly differ, on {each}, of which the first has, scaled, "
+        f"the authors' code's start-up of one gather; behind by {1 - ratios.min():.2%} or less; in the first "
         f"{len(took) - len(ratios)} more, ResNet-50, has TopK's plan, a tie by construction; the processor "
         f"limited {three['processor_limited'].sum()} of {len(three)} cases; {free.size} comparisons without "
         f"any have {free.min():.4g} to {free.max():.4g}"
@@ -326,7 +326,7 @@ def _merged_selection() -> Result:
     below = ", ".join(f"{count} at {n:,}" for n, count in (ratios < 1).sum().items())
     note = (
         f"top-k of four layers, 10^4 to 10^8 elements, {len(ratios)} kinds of density, values, order: "
-        f"below 1 {below} (CPU of {', '.join(machines)}); under Eq 10 always above 1"
+        f"below 1: {below} (CPU of {', '.join(machines)}); under Eq 10 always above 1"
     )
     return measured(ratios.to_numpy().ravel(), note, "recorded")
 
