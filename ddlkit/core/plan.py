@@ -150,7 +150,7 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
     Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
     minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
-    hurts, so keeping the best is enough. O(n**2) time, O(n) memory; of equal ones the smallest j.
+    hurts, so keeping the best is enough. O(n**2) time, O(n) memory; of ties, to rounding, the smallest j.
     """
     if cost.selects:
         return _exact_selected(workload, cost)
@@ -161,8 +161,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         price = _of_groups(workload, cost, cost.form, range(first, min(first + rows, n)))
         for i, row in enumerate(price, start=first + 1):
             ends = np.maximum(earliest[:i], ready_s[i - 1]) + row[:i]
-            start[i] = np.argmin(ends)
-            earliest[i] = ends[start[i]]
+            earliest[i] = ends.min()
+            start[i] = np.argmax(ends <= earliest[i] * (1 + ROUNDING))
     cuts = [n]
     while start[cuts[-1]] > 0:
         cuts.append(int(start[cuts[-1]]))

@@ -157,7 +157,7 @@ def _by_model(statement: str, claim: str) -> Result:
         every = float(((low <= cases) & (cases <= high)).all(axis=1).mean())
         if outcome is Outcome.COMPATIBLE and every < 0.5:
             outcome = Outcome.UNDECIDED
-        return claims.Verdict(outcome, f"{note}; of each in {every:.0%}")
+        return claims.Verdict(outcome, f"{note}; of each in {every:.0%} of the {len(cases)}")
 
     in_general = "dag-fig03-k80-over-v100"  # as the paper says there: of the mean alone
     return mean if claim == in_general else replace(mean, judge=judge)
