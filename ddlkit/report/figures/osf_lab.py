@@ -102,9 +102,10 @@ def _buffer(case: Case) -> tuple[str, int] | None:
     return osf_name(case.network), parse_bytes(size) if size else 0
 
 
-def unfused(labs: Sequence[Lab], line: str = EQ7) -> pd.DataFrame:
+@lru_cache(maxsize=4)
+def unfused(campaigns: tuple[str, ...], line: str = EQ7) -> pd.DataFrame:
     """Return scaling factors measured without fusion, and errors of FORMULAS with a line against them."""
-    rows = []
+    rows, labs = [], map(Lab.load, campaigns)
     for lab, case in [(each, case) for each in labs for case in each.cases(plain=True)]:
         if case.plan == "none":
             measured, cost = lab.rounds(case)["factor"].mean(), lab.calibration.of_case(case).others
@@ -291,8 +292,8 @@ def printed_errors() -> dict[str, tuple[float, float]]:
 def fig03() -> pd.DataFrame:
     """Return factors without fusion on the cluster and errors in the lab, beside the printed ranges."""
     model = osf_scaling.over(osf_scaling.fig03, ["network", "quantity"], ["model", "error"])
-    plain = unfused([Lab.load("campaign"), Lab.load(LAB)])
-    regime = unfused([Lab.load(REGIMES)])
+    plain = unfused(("campaign", LAB))
+    regime = unfused((REGIMES,))
     frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
     first = {"network": "VGG16", "quantity": "simulated"}
     frame["paper"] = printed_at(frame, claimed("osf-fig08-before"), **first)

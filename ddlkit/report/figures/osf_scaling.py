@@ -57,7 +57,7 @@ def stated() -> tuple[Stated, ...]:
     return tuple(intervals)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def setting_search(of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)) -> SettingSearch:
     """Return all settings of the default grid against ``stated()``, by a reading of Figs 4a and 8."""
     grid = cluster.Grid()

@@ -248,18 +248,16 @@ EPYC = "cpu-2x-amd-epyc"
 CAMPAIGNS = "campaign", osf_lab.LAB, source.REGIMES, source.REGIMES_VGG, "campaign-dag", EPYC
 
 
-@check("osf-fig03-osf-most", "osf", "<=")
-@check("osf-fig03-csf-least", "csf", ">=")
-@check("osf-fig03-reduction-each", "100 * (1 - osf / csf)", ">=")
-def _error_in_lab(what: str, relation: str) -> Result:
-    """Errors in %, both with Eq 7 and without sign, or how much smaller osf's is."""
-    labs, values = [*map(Lab.load, CAMPAIGNS)], dict[str, pd.Series]()
-    for line in (osf_lab.EQ7, *osf_lab.OTHER_LINES):
-        cases = osf_lab.unfused(labs, line).query("network in @OURS")
-        errors = 100 * cases[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
-        values[line] = errors.eval(what).sort_values(ascending=relation == ">=")
-    ranked, *others = values.values()
-    worst, then = cases.loc[ranked.index[0]], ", ".join(f"{each:.3g}" for each in ranked[1:5])
+@check("osf-fig03-osf-most", "100 * osf", False)
+@check("osf-fig03-csf-least", "100 * csf", True)
+@check("osf-fig03-reduction-each", "100 * (1 - osf / csf)", True)
+def _error_in_lab(what: str, least: bool) -> Result:
+    """Errors in % by Eq 7, without sign, or how much smaller osf's is; least or most is the worst of them."""
+    lines = osf_lab.EQ7, *osf_lab.OTHER_LINES
+    every = [osf_lab.unfused(CAMPAIGNS, line).query("network in @OURS") for line in lines]
+    errors = [each[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1) for each in every]
+    ranked, *others = (each.eval(what).sort_values(ascending=least) for each in errors)
+    worst, then = every[0].loc[ranked.index[0]], ", ".join(f"{each:.3g}" for each in ranked[1:5])
     case = f"{worst['network']}, {worst['workers']} x {worst['link']}, then {then}%"
     by = ", ".join(f"{each.iloc[0]:.3g}" for each in others)
     note = (
