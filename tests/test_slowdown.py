@@ -184,9 +184,9 @@ def test_the_command_says_what_it_takes_compute_for(
     (profile,) = [path for path in store.list_tables(store.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")]
     cost, table = tmp_path / "cost.json", tmp_path / "slowdown-net.csv"
     cost.write_text(json.dumps(COST.to_dict()))
-    store.save_table(
-        rows(network="resnet18"), tmp_path, "slowdown-net", schema="slowdown", command=["test"]
-    )
+    elsewhere: dict[str, Any] = {"machine": {"name": "cpu-made-up"}, "command": ["test"]}
+    whole = rows(network="resnet18")
+    store.save_table(whole, tmp_path, "slowdown-net", schema="slowdown", **elsewhere)
     answers = []
     for words in ([], ["--slowdown", str(table)]):
         asked = ["predict", "--profile", str(profile), "--cost", str(cost), *words, "--json"]
