@@ -91,6 +91,13 @@ def test_exact_equals_brute_force_on_1000_random_instances() -> None:
         assert found == pytest.approx(best, rel=1e-12)
 
 
+@given(st.lists(st.integers(1, 10**8), min_size=1, max_size=60), st.floats(1e-12, 1e-3))
+def test_exact_sends_once_where_every_grouping_ties(sizes: list[int], s_per_byte: float) -> None:
+    """All ready at once, and time in proportion to size: sums differ by rounding only."""
+    workload = Workload.from_arrays(1.0, [0.0] * len(sizes), sizes)
+    assert planning.exact(workload, AlphaBeta(0.0, s_per_byte)).ends == (len(sizes),)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
