@@ -112,7 +112,7 @@ def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> R
 
 
 def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
-    """Return what was measured here, a note, and its grade: one of `ddlkit.core.timeline.ORIGINS`.
+    """Return what was measured here, a note, and its grade: of `ddlkit.core.timeline.ORIGINS`.
 
     n : how many cases or rounds they are of, if not one each; of several values all must be accepted
     """

@@ -310,7 +310,7 @@ def _best_of_all() -> Result:
         f"{free.size} comparisons that no processor limits have {free.min():.4g} to {free.max():.4g}; "
         f"trained by 2 and by 4 ranks on two cores, medians of steps: {', '.join(by)}"
     )
-    return measured([*ratios, *trained], note, "replayed or trained")
+    return measured([*ratios, *trained], note, "replayed and measured")
 
 
 @check("omgs-eq12")

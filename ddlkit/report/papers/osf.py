@@ -298,7 +298,7 @@ def _trained(what: str, places: Mapping[str, str]) -> Result:
     return measured(ratios, note, "recorded", n=last["seed"].nunique())
 
 
-LINES = [*osf_lab.LINE_MODELS, "alpha_beta:least_squares"]
+LINES = [osf_lab.LINE_MODELS[0], *osf_lab.OTHER_LINES]
 BENT = "piecewise:BDP"
 
 
