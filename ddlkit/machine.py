@@ -24,7 +24,9 @@ def describe() -> dict[str, Any]:
     """Return what the machine is, no host name or address; ``cpu.quota_cores``: of a container, 0: none."""
     limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', content(Path("/etc/os-release")), re.MULTILINE)
+    system = re.search(
+        r'^PRETTY_NAME="?([^"\n]+)', content(Path("/etc/os-release")), re.MULTILINE
+    )
     return {
         "name": name(),
         "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": quota_cores},
@@ -75,7 +77,9 @@ def commit(directory: Path = Path(__file__).parent) -> str:
 def output(*command: str) -> str:
     """Return what a program prints; "" when it is not there, fails or hangs."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -96,14 +100,21 @@ def cores() -> int:
 
 
 def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(_NOISE, " ", text.lower())).strip("-") or "unknown"
+    return (
+        re.sub(r"[^a-z0-9]+", "-", re.sub(_NOISE, " ", text.lower())).strip("-")
+        or "unknown"
+    )
 
 
 def _cpu_model() -> str:
-    model = re.search(r"^model name\s*:\s*(.+)$", content(Path("/proc/cpuinfo")), re.MULTILINE)
+    model = re.search(
+        r"^model name\s*:\s*(.+)$", content(Path("/proc/cpuinfo")), re.MULTILINE
+    )
     if model:
         return model[1].strip()
-    return output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
+    return (
+        output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
+    )
 
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
@@ -114,7 +125,9 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
 
 def cells(text: str) -> list[list[str]]:
     """Return the cells of what `ask_gpus` gives, by GPU."""
-    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+    return [
+        [cell.strip() for cell in line.split(",")] for line in text.splitlines() if line
+    ]
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
@@ -126,14 +139,18 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
             "memory_bytes": int(mib) * 2**20 if mib.isdigit() else 0,
             "compute_capability": capability,
         }
-        for model, driver, mib, capability in (row for row in cells(text) if len(row) == 4)
+        for model, driver, mib, capability in (
+            row for row in cells(text) if len(row) == 4
+        )
     )
 
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
     """Return the GPUs as nvidia-smi lists them."""
-    return parse_gpus(ask_gpus(("name", "driver_version", "memory.total", "compute_cap")))
+    return parse_gpus(
+        ask_gpus(("name", "driver_version", "memory.total", "compute_cap"))
+    )
 
 
 def _cuda_and_nccl() -> tuple[str, str]:
@@ -141,10 +158,18 @@ def _cuda_and_nccl() -> tuple[str, str]:
     torch = sys.modules.get("torch")
     if torch is not None:
         cuda, distributed = torch.version.cuda, torch.distributed
-        has_nccl = cuda and distributed.is_available() and distributed.is_nccl_available()
-        return cuda or "none", ".".join(map(str, torch.cuda.nccl.version())) if has_nccl else "none"
+        has_nccl = (
+            cuda and distributed.is_available() and distributed.is_nccl_available()
+        )
+        return cuda or "none", ".".join(
+            map(str, torch.cuda.nccl.version())
+        ) if has_nccl else "none"
     spec = importlib.util.find_spec("torch")
-    text = content(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    text = (
+        content(Path(spec.origin).with_name("version.py"))
+        if spec and spec.origin
+        else ""
+    )
     cuda = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
     if not cuda:
         return "none", "none"

@@ -17,8 +17,14 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.before, self.between = heads, nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in "qkvo")
+        self.heads, self.before, self.between = (
+            heads,
+            nn.LayerNorm(width),
+            nn.LayerNorm(width),
+        )
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width) for _ in "qkvo"
+        )
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,7 +34,9 @@ class Block(nn.Module):
             for f in (self.query, self.key, self.value)
         )
         x = x + self.out(
-            scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+            scaled_dot_product_attention(*heads, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
         )
         return x + self.down(torch.relu(self.up(self.between(x))))
 
@@ -56,7 +64,9 @@ def decoder(device: torch.device) -> tuple[Any, ...]:
     words = torch.randint(WORDS, (BATCH, TOKENS + 1), device=device)
 
     def loss() -> Tensor:
-        return cross_entropy(model(words[:, :-1])["logits"].flatten(0, 1), words[:, 1:].flatten())
+        return cross_entropy(
+            model(words[:, :-1])["logits"].flatten(0, 1), words[:, 1:].flatten()
+        )
 
     return model, loss, torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -36,7 +36,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
-from ddlkit.model.sharded import COMPUTE, ELEMENT_BYTES, GATHER, POST, SENT, Program, Sharding, Step
+from ddlkit.model.sharded import (
+    COMPUTE,
+    ELEMENT_BYTES,
+    GATHER,
+    POST,
+    SENT,
+    Program,
+    Sharding,
+    Step,
+)
 from ddlkit.run import clock
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Rank, Tables, job
@@ -68,7 +77,9 @@ class Settings:
     scripts: Sequence[Script] = ()
     units: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     iterations: int = 4
-    apart_s: float = 0.0  # each rank posts every message so much after the one before it
+    apart_s: float = (
+        0.0  # each rank posts every message so much after the one before it
+    )
 
 
 @job(Settings, "sharded")
@@ -77,28 +88,41 @@ def sharded_job(me: Rank, settings: Settings) -> Iterator[Tables]:
     at = {**settings.labels, "link": me.link, "link_bits_per_s": me.link_bits_per_s}
     at |= {"ranks": me.world_size, "device": me.device.type, "backend": me.backend}
     retries = Retries(settings.repeats * len(settings.scripts) // 4 + 8)
-    made = {name: Sharded(me, settings, units) for name, units in settings.units.items()}
+    made = {
+        name: Sharded(me, settings, units) for name, units in settings.units.items()
+    }
     for repeat in range(settings.repeats):
         for script in settings.scripts:
             for left in reversed(range(TRIES)):
                 seconds, used = play(me, script, settings.apart_s)
                 if not (left and retries.again(used)):
                     break
-            columns = {**at, **script.labels, "origin": "replayed", "quantity": "iteration"}
+            columns = {
+                **at,
+                **script.labels,
+                "origin": "replayed",
+                "quantity": "iteration",
+            }
             yield _rows(columns, repeat, np.array([seconds]), used)
         for name, sharded in made.items():
             while True:
                 watch = Watch(me.rank)
-                before, taken_s, after = (sharded.timed(sent) for sent in (False, True, False))
+                before, taken_s, after = (
+                    sharded.timed(sent) for sent in (False, True, False)
+                )
                 used = peers.usage_of_all(watch.usage())
                 if not retries.again(used):
                     break
             columns = {**at, "origin": "measured", "units": name}
             yield _rows({**columns, "quantity": "iteration"}, repeat, taken_s, used)
-            yield _rows({**columns, "quantity": "brief"}, repeat, np.append(before, after), used)
+            yield _rows(
+                {**columns, "quantity": "brief"}, repeat, np.append(before, after), used
+            )
 
 
-def _rows(columns: dict[str, Any], repeat: int, seconds: peers.Floats, used: Usage) -> Tables:
+def _rows(
+    columns: dict[str, Any], repeat: int, seconds: peers.Floats, used: Usage
+) -> Tables:
     fared = {"stolen": used.stolen, "others": used.others, "disturbed": used.disturbed}
     columns = {**columns, "repeat": repeat, **fared, "processor_limited": used.limited}
     return {"sharded": clock.sample_rows(columns, seconds)}
@@ -135,7 +159,9 @@ def play(me: Rank, script: Script, apart_s: float = 0.0) -> tuple[float, Usage]:
         gathers = collective == GATHER
         right = torch.arange(1.0, n + 1)[:, None] if gathers else n * (n + 1) / 2
         if not bool((came.view(n if gathers else 1, -1) == right).all()):
-            raise RuntimeError(f"replay of {script.labels}: wrong values of {collective}")
+            raise RuntimeError(
+                f"replay of {script.labels}: wrong values of {collective}"
+            )
     return float(peers.slowest([end_s - start_s])[0]), used
 
 
@@ -150,14 +176,21 @@ class _Collective:
         return torch.empty(*size, **how)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any = None, **how: Any
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: Any,
+        op: Any = None,
+        **how: Any,
     ) -> dist.Work | None:
         to, of, gathers = output_tensor, input_tensor, self._name == GATHER
         self._owner.seen.append((self._name, max(to.nbytes, of.nbytes)))
         how |= {"group": group}
         if not self._owner.sends:
             rows = (to if gathers else of).view(group.size(), -1)
-            for row, copied in ((row, of) for row in rows) if gathers else [(to, rows[0])]:
+            for row, copied in (
+                ((row, of) for row in rows) if gathers else [(to, rows[0])]
+            ):
                 if row.data_ptr() != copied.data_ptr():  # FSDP2 gathers in place
                     row.copy_(copied)
             one, each = to.new_zeros(1), to.new_zeros(group.size())
@@ -172,23 +205,35 @@ class _Collective:
 class Sharded:
     """A network of the registry under FSDP2; seen : (collective, bytes) of the last iteration, in order."""
 
-    def __init__(self, me: Rank, settings: Settings, units: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, me: Rank, settings: Settings, units: Sequence[Sequence[str]]
+    ) -> None:
         self.sends, self.seen = True, list[tuple[str, int]]()
         torch.manual_seed(0)
         network, batch = (settings.labels[name] for name in ("network", "batch"))
         self.training = known(network, batch, me.device, rank=me.rank)
-        model, mesh = self.training.model, init_device_mesh(me.device.type, (me.world_size,))
+        model, mesh = (
+            self.training.model,
+            init_device_mesh(me.device.type, (me.world_size,)),
+        )
         for names in filter(None, units):
             modules = [model.get_submodule(name) for name in names]
-            fully_shard(modules, mesh=mesh, reshard_after_forward=settings.labels["reshard"])
+            fully_shard(
+                modules, mesh=mesh, reshard_after_forward=settings.labels["reshard"]
+            )
         fully_shard(model, mesh=mesh)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 ours: list[Any] = [_Collective(self, name) for name in SENT]
                 module.set_custom_all_gather(ours[0])
                 module.set_custom_reduce_scatter(ours[1])
-        self.training.optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-        self._iterations, self._wait = settings.iterations, clock.synchronizer(me.device)
+        self.training.optimizer = torch.optim.SGD(
+            model.parameters(), lr=0.0, momentum=0.9
+        )
+        self._iterations, self._wait = (
+            settings.iterations,
+            clock.synchronizer(me.device),
+        )
         if not torch.isfinite(
             self.training.loss()
         ):  # it leaves the root whole, until backward has run
@@ -206,7 +251,9 @@ class Sharded:
         self.sends = sent
         exactly = clock.Budget(0, self._iterations, self._iterations, float("inf"), 0.0)
         dist.barrier()
-        return peers.slowest(clock.measure(self.iterate, exactly, synchronize=self._wait))
+        return peers.slowest(
+            clock.measure(self.iterate, exactly, synchronize=self._wait)
+        )
 
 
 # -- the cases of data/sharded.csv ---------------------------------------------------------------
@@ -234,7 +281,9 @@ RATES = (200e6, 500e6, 1e9)
 def layers_of(out: Path, network: str, batch: str) -> LayerProfile:
     """Return the profile in a folder, or the recorded one, whose modules are the same on any machine."""
     name = f"layers-{network}-b{batch}-r1.csv"
-    every = (store.list_tables(folder, name) for folder in (out, store.DATA / "sharded"))
+    every = (
+        store.list_tables(folder, name) for folder in (out, store.DATA / "sharded")
+    )
     return store.read_profile(next(path for paths in every for path in paths))
 
 
@@ -243,14 +292,26 @@ def replays(out: Path, network: str, members: Ranks, lab: str) -> Settings:
     name, _, batch = network.partition(":")
     profile = layers_of(out, name, batch)
     rows = store.load_table(out / f"collectives-{lab}.csv")
-    costs = {of: table_cost(rows[rows["collective"] == of], members.count) for of in SENT}
-    scripts, of = [], {"network": name, "batch": int(batch), "profile_sha256": profile.sha256}
+    costs = {
+        of: table_cost(rows[rows["collective"] == of], members.count) for of in SENT
+    }
+    scripts, of = (
+        [],
+        {"network": name, "batch": int(batch), "profile_sha256": profile.sha256},
+    )
     for units, ahead in product(REPLAYS[network], (True, False)):
         whole = Sharding.of(profile, units)
-        sent_s = sum(float(costs[each[0]](each.bytes)) for each in whole.program().messages)
+        sent_s = sum(
+            float(costs[each[0]](each.bytes)) for each in whole.program().messages
+        )
         dilation = float(f"{sent_s / whole.program().compute_s:.4g}")
         program = whole.scaled(dilation).program(prefetch=ahead)
-        labels = {"units": units, "prefetch": ahead, "dilation": dilation, "reshard": True}
+        labels = {
+            "units": units,
+            "prefetch": ahead,
+            "dilation": dilation,
+            "reshard": True,
+        }
         messages = [(each.collective, each.bytes) for each in program.messages]
         scripts.append(Script({**of, **labels}, program.steps, messages))
     return Settings({}, scripts=scripts, apart_s=APART_S)
@@ -269,7 +330,9 @@ def training(out: Path, network: str) -> Settings:
     profile = layers_of(out, name, batch)
     of = {"network": name, "batch": int(batch), "profile_sha256": profile.sha256}
     labels = {**of, "prefetch": False, "dilation": 1.0, "reshard": True}
-    units = {spec: Sharding.of(profile, spec).modules[1:] for spec in TRAININGS[network]}
+    units = {
+        spec: Sharding.of(profile, spec).modules[1:] for spec in TRAININGS[network]
+    }
     return Settings(labels, units=units)
 
 
@@ -288,7 +351,9 @@ def main(folder: str) -> None:
         key = f"replay-{network.replace(':', '-b')}-{lab.removeprefix('lab-')}"
         wanted.append((key, members, replays(out, network, members, lab)))
     for rate, network in product((0.0,) if gpus else RATES, TRAININGS):
-        members, lab = ranks_in_lab(2, rate) if rate else (Ranks.of(gpus, "cuda"), f"nccl-p{gpus}")
+        members, lab = (
+            ranks_in_lab(2, rate) if rate else (Ranks.of(gpus, "cuda"), f"nccl-p{gpus}")
+        )
         if not (gpus or known_lab(lab)):
             continue
         key = f"{network.replace(':', '-b')}-{lab.removeprefix('lab-')}"

@@ -48,7 +48,9 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A file that imports a package which is not here is skipped, and says so; a GPU node has no Jupyter."""
     report = yield
-    lacking = re.search(r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr))
+    lacking = re.search(
+        r"ModuleNotFoundError: No module named '(\w+)", str(report.longrepr)
+    )
     if report.failed and lacking and not REQUIRE_ALL and lacking[1] not in OURS:
         report.outcome = "skipped"
         reason = f"Skipped: needs {lacking[1]}, which is not installed here"
@@ -57,14 +59,20 @@ def pytest_make_collect_report(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shuffle", type=int, default=0, help="run tests in an order of chance")
+    parser.addoption(
+        "--shuffle", type=int, default=0, help="run tests in an order of chance"
+    )
     parser.addoption(
         "--long", action="store_true", help="the long fuzz, and grids of half the step"
     )
-    parser.addoption("--write", action="store_true", help="data/halved.csv anew, with --long")
+    parser.addoption(
+        "--write", action="store_true", help="data/halved.csv anew, with --long"
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Let files with a slow test come first: workers end together.
 
     With ``--shuffle SEED`` all tests are in an order of chance instead: none may need another before it.
@@ -90,7 +98,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    groups = {name: group for group, names in TOGETHER.items() for name in names.split()}
+    groups = {
+        name: group for group, names in TOGETHER.items() for name in names.split()
+    }
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
@@ -103,7 +113,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(autouse=True)
 def signals_are_as_before() -> Iterator[None]:
     """A command that a test calls in this process leaves its handlers to no other test."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -151,19 +163,34 @@ def require_compiler() -> None:
 def start_browser(tmp_path: Path) -> Iterator[Callable[[], Any]]:
     """Starts a headless Chromium that talks to nobody, and ends it."""
     browsers = map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
-    browser, driver_path = next(filter(None, browsers), ""), shutil.which("chromedriver") or ""
-    if not browser or not driver_path:  # without its driver, selenium would download one
+    browser, driver_path = (
+        next(filter(None, browsers), ""),
+        shutil.which("chromedriver") or "",
+    )
+    if (
+        not browser or not driver_path
+    ):  # without its driver, selenium would download one
         _missing("no chromium, or no chromedriver, on the PATH")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = browser
-    plain = "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync "
-    plain += "disable-dev-shm-usage disable-background-networking disable-component-update"
-    for name in (*plain.split(), "window-size=1200,1100", f"user-data-dir={tmp_path}/profile"):
+    plain = (
+        "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-sync "
+    )
+    plain += (
+        "disable-dev-shm-usage disable-background-networking disable-component-update"
+    )
+    for name in (
+        *plain.split(),
+        "window-size=1200,1100",
+        f"user-data-dir={tmp_path}/profile",
+    ):
         options.add_argument(f"--{name}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(driver_path)
+    )
     yield lambda: driver
     driver.quit()
 

@@ -49,8 +49,14 @@ def marks() -> list[Mark]:
             if not isinstance(function, ast.FunctionDef):
                 continue
             for call in function.decorator_list:
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.fault":
-                    words = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+                if (
+                    isinstance(call, ast.Call)
+                    and ast.unparse(call.func) == "pytest.mark.fault"
+                ):
+                    words = {
+                        str(word.arg): ast.literal_eval(word.value)
+                        for word in call.keywords
+                    }
                     listed.append(Mark(**words, test=f"{path.name}::{function.name}"))
     return listed
 
@@ -61,7 +67,9 @@ def page() -> str:
     for mark in marks():
         file, _, name = mark.test.partition("::")
         law = name.removeprefix("test_").replace("_", " ")
-        rows.append(f"| {mark.fault} | {mark.injected} | {mark.holds} | [{law}](../tests/{file}) |")
+        rows.append(
+            f"| {mark.fault} | {mark.injected} | {mark.holds} | [{law}](../tests/{file}) |"
+        )
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -26,7 +26,13 @@ LONG_S = 1000.0
 
 def drift(moment: str = "now") -> Tables:
     """The smallest table there is a schema for."""
-    rows = {"moment": moment, "work": "none", "device": "cpu", "sample": 0, "seconds": [1e-3]}
+    rows = {
+        "moment": moment,
+        "work": "none",
+        "device": "cpu",
+        "sample": 0,
+        "seconds": [1e-3],
+    }
     return {"drift": pd.DataFrame(rows)}
 
 
@@ -86,8 +92,14 @@ def faults(out: Path, session: int) -> PointList:
 
 
 def deadly(out: Path, session: int) -> PointList:
-    body = [fine("first", LONG_S), point("killed", _killed, LONG_S), point("blind", _seen, LONG_S)]
-    return PointList([*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)])
+    body = [
+        fine("first", LONG_S),
+        point("killed", _killed, LONG_S),
+        point("blind", _seen, LONG_S),
+    ]
+    return PointList(
+        [*body, point("hung", _slow)], closing=[fine(f"s{session}-end", LONG_S)]
+    )
 
 
 def long(out: Path, session: int) -> PointList:

@@ -67,10 +67,17 @@ LOG = """# nThread 1 nGpus 2 minBytes 8 maxBytes 134217728
 # Avg bus bandwidth    : 11.4900
 """
 LINE = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9, "workers": 4}
-DRAWS = [{"alpha_s": alpha_s, "beta_s_per_byte": 8e-9} for alpha_s in (1e-3, 2e-3, 1e-3)]
+DRAWS = [
+    {"alpha_s": alpha_s, "beta_s_per_byte": 8e-9} for alpha_s in (1e-3, 2e-3, 1e-3)
+]
 COSTS: tuple[dict[str, Any], ...] = (
     LINE,
-    {"form": "table", "bytes": [1e3, 1e5, 1e7], "seconds": [1e-3, 2e-3, 8e-2], "workers": 4},
+    {
+        "form": "table",
+        "bytes": [1e3, 1e5, 1e7],
+        "seconds": [1e-3, 2e-3, 8e-2],
+        "workers": 4,
+    },
     LINE | {"fit": {"draws": DRAWS}},
 )
 GATHER = COSTS[1] | {"collective": "all_gather"}
@@ -98,7 +105,9 @@ SPANS = "\n".join(
 
 def _import(kind: str, text: str | bytes, *options: str) -> Input:
     words = ("import", f"in.{kind}", *options, "--out", "out.csv", "--json")
-    return Input(words, {f"in.{kind}": text.encode() if isinstance(text, str) else text})
+    return Input(
+        words, {f"in.{kind}": text.encode() if isinstance(text, str) else text}
+    )
 
 
 def asked(cost: Any, *options: str, **files: str) -> Input:
@@ -110,7 +119,16 @@ def asked(cost: Any, *options: str, **files: str) -> Input:
 PROFILED_TRAINING = store.ROOT / "examples" / "torch_profile_lenet5.json.gz"
 COUNTS = ("--peak", "1e12", "--utilisation", "0.5", "--batch", "8")
 SPARSE = ("--density", "0.01", "--selection", "s.json")
-MEASURED = ("predict", "--profile", "p.csv", "--collectives", "m.csv", "--ranks", "4", "--json")
+MEASURED = (
+    "predict",
+    "--profile",
+    "p.csv",
+    "--collectives",
+    "m.csv",
+    "--ranks",
+    "4",
+    "--json",
+)
 CHOSEN = {
     "import": [
         _import("txt", TRACE),
@@ -119,7 +137,10 @@ CHOSEN = {
     ],
     "fit": [
         *(
-            Input(("fit", "t", "--form", form, "--json"), {"t": f"bytes,seconds\n{TIMES}".encode()})
+            Input(
+                ("fit", "t", "--form", form, "--json"),
+                {"t": f"bytes,seconds\n{TIMES}".encode()},
+            )
             for form in ("alpha_beta", "segments", "auto")
         ),
         Input(("fit", "log", "--form", "alpha_beta", "--json"), {"log": LOG.encode()}),
@@ -134,12 +155,21 @@ CHOSEN = {
         asked(GATHER, *SPARSE, **{"s.json": json.dumps(SELECTION)}),
         asked(LINE, "--in-flight", "2", "--copy-s-per-byte", "1e-10"),
         Input(
-            MEASURED, {"p.csv": PROFILE.encode(), "m.csv": f"bytes,seconds\n{2 * TIMES}".encode()}
+            MEASURED,
+            {
+                "p.csv": PROFILE.encode(),
+                "m.csv": f"bytes,seconds\n{2 * TIMES}".encode(),
+            },
         ),
     ],
-    "timeline": [Input(("timeline", "t.csv", "--out", "t.json"), {"t.csv": SPANS.encode()})],
+    "timeline": [
+        Input(("timeline", "t.csv", "--out", "t.json"), {"t.csv": SPANS.encode()})
+    ],
     "measure": [
-        Input(("measure", "c.yml", "--dry-run", "--out", "there"), {"c.yml": YAML.encode()})
+        Input(
+            ("measure", "c.yml", "--dry-run", "--out", "there"),
+            {"c.yml": YAML.encode()},
+        )
     ],
 }
 """Good inputs by command: what is mutated."""
@@ -149,7 +179,17 @@ WORDS = (
     ", ; : \x1b[31m \u2028 é ٣ ² \ufeff 😀 ../x %s {0} 1,5 # 1e308KB 0MB random:-1:2 buffer:1e308KB 1h "
     "1gbit 101% &a *a"
 )
-NASTY = [*WORDS.split(" "), "9" * 30, "9" * 400, "9" * 5000, "a" * 5000, "a\nb", "\t", "\r", "\0"]
+NASTY = [
+    *WORDS.split(" "),
+    "9" * 30,
+    "9" * 400,
+    "9" * 5000,
+    "a" * 5000,
+    "a\nb",
+    "\t",
+    "\r",
+    "\0",
+]
 NEAR = ("0", "0.1", "-1", "2000", "1e-6", "1e12", "1e-25")
 TOKEN = re.compile(r"[A-Za-z_]+|[-+]?[0-9][0-9.eE+-]*|[^\sA-Za-z0-9_]")
 
@@ -177,7 +217,9 @@ def _tokens(data: bytes, draw: random.Random) -> bytes:
 def _mutated_file(name: str, data: bytes, draw: random.Random) -> bytes:
     how = draw.choice((_bytes, _tokens, _tokens))
     if name.endswith(".gz") and draw.random() < 0.8:
-        with contextlib.suppress(OSError, EOFError, zlib.error):  # of what is no gzip any more
+        with contextlib.suppress(
+            OSError, EOFError, zlib.error
+        ):  # of what is no gzip any more
             return gzip.compress(how(gzip.decompress(data), draw), mtime=0)
     return how(data, draw)
 
@@ -225,7 +267,9 @@ def answer(given: Input, folder: Path) -> Outcome:
         status = f"{type(raised).__name__}: {raised}"[:300]
     if time.process_time() - began > MOST_S:
         status = f"more than {MOST_S:g} s of processor time"
-    there = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    there = {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+    }
     made = {name: data for name, data in there.items() if given.files.get(name) != data}
     return Outcome(status, out.getvalue(), error.getvalue(), made)
 
@@ -237,8 +281,12 @@ def wrong(given: Input, got: Outcome) -> str:
     lines = got.error.splitlines()
     try:
         assert not got.made.keys() & given.files.keys(), "its own input was overwritten"
-        assert not any(name.startswith(".") for name in got.made), "half a file is left behind"
-        assert all(len(line) <= MOST_LINE and line.isprintable() for line in lines), "odd lines"
+        assert not any(name.startswith(".") for name in got.made), (
+            "half a file is left behind"
+        )
+        assert all(len(line) <= MOST_LINE and line.isprintable() for line in lines), (
+            "odd lines"
+        )
         (_refused if got.status else _sane)(given, got)
     except (AssertionError, ValueError, KeyError, TypeError) as error:
         return f"{error!r}: {got.out[:200]} {lines[:3]}"
@@ -250,25 +298,39 @@ def _refused(given: Input, got: Outcome) -> None:
     by_argparse = got.error.startswith("usage: ")
     *warnings, line = lines[-1:] if by_argparse else lines
     assert re.match(r"ddlkit( [a-z-]+)?: error: ", line) and not got.out, "not refused"
-    assert all(re.match("ddlkit: (?!error: )", said) for said in warnings), "not in one line"
+    assert all(re.match("ddlkit: (?!error: )", said) for said in warnings), (
+        "not in one line"
+    )
 
 
-FITTED = ("alpha_s", "log_intercept_s", "intercept_s", "log_slope_s", "exposed_communication_s")
+FITTED = (
+    "alpha_s",
+    "log_intercept_s",
+    "intercept_s",
+    "log_slope_s",
+    "exposed_communication_s",
+)
 SIZES = ("_s", "bytes", "parameters", "tensors", "messages", "workers")
 
 
 def _check(value: Any, name: str = "") -> None:
     """Every number is finite, and none of a time or a size is negative."""
     if isinstance(value, (dict, list)):
-        for key, inner in value.items() if isinstance(value, dict) else ((name, v) for v in value):
+        for key, inner in (
+            value.items() if isinstance(value, dict) else ((name, v) for v in value)
+        ):
             _check(inner, key)
     elif isinstance(value, (int, float)):
         assert math.isfinite(value), f"{name} is {value}"
-        assert value >= 0 or name in FITTED or not name.endswith(SIZES), f"{name} is {value}"
+        assert value >= 0 or name in FITTED or not name.endswith(SIZES), (
+            f"{name} is {value}"
+        )
 
 
 def _sane(given: Input, got: Outcome) -> None:
-    assert all(line.startswith("ddlkit: ") for line in got.error.splitlines()), "not only warnings"
+    assert all(line.startswith("ddlkit: ") for line in got.error.splitlines()), (
+        "not only warnings"
+    )
     assert got.out or got.made, "nothing was said"
     documents = [data for name, data in got.made.items() if name.endswith(".json")]
     if "--json" in given.words:
@@ -277,7 +339,9 @@ def _sane(given: Input, got: Outcome) -> None:
         answer = json.loads(document)
         _check(answer)
     if given.words[0] == "predict":
-        assert answer["iteration_s"] >= answer["compute_s"] * (1 - 1e-9), "shorter than compute"
+        assert answer["iteration_s"] >= answer["compute_s"] * (1 - 1e-9), (
+            "shorter than compute"
+        )
     if "--json" not in given.words:
         said = re.sub(r"(?m)^out .*", "", got.out)  # a file may have any name
         assert not re.search(r"\b(nan|inf|infinity)\b", said.lower()), "no number"

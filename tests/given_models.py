@@ -81,7 +81,10 @@ def accumulates_inside() -> tuple[Any, ...]:
 
 def _compiled(layers: int, backend: str = "aot_eager") -> tuple[Any, ...]:
     """Of 256 KiB each, and so large a batch that nothing but the products takes time."""
-    model, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(layers))), torch.ones(2048, 256)
+    model, x = (
+        nn.Sequential(*(nn.Linear(256, 256) for _ in range(layers))),
+        torch.ones(2048, 256),
+    )
     compiled: Any = torch.compile(model, backend=backend)
     return compiled, lambda: compiled(x).square().mean()
 

@@ -37,7 +37,10 @@ def none_left(directory: Path) -> Iterator[None]:
     """
     multiprocessing.util.get_temp_dir()  # the fork server's, which is there for later tests too
     tag = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="t") as temporary, _environment(tag, temporary):
+    with (
+        tempfile.TemporaryDirectory(prefix="t") as temporary,
+        _environment(tag, temporary),
+    ):
         Path(temporary).chmod(0o755)  # as /tmp, for tests that go on as another user
         before, known = _places(), _below()
         yield
@@ -62,13 +65,20 @@ def _environment(tag: str, temporary: str) -> Iterator[None]:
 
 
 def _left(
-    tag: str, before: set[str], known: set[psutil.Process], directories: tuple[Path, Path]
+    tag: str,
+    before: set[str],
+    known: set[psutil.Process],
+    directories: tuple[Path, Path],
 ) -> list[str]:
     processes = [f"process {process.pid}" for process in alive(_processes(tag, known))]
     try:
         files = [path for pattern in HALF for path in directories[0].rglob(pattern)]
-        files += [path for path in directories[1].iterdir() if not path.name.startswith(KEPT)]
-    except FileNotFoundError as error:  # a folder went while it was looked into: look again
+        files += [
+            path for path in directories[1].iterdir() if not path.name.startswith(KEPT)
+        ]
+    except (
+        FileNotFoundError
+    ) as error:  # a folder went while it was looked into: look again
         files = [Path(str(error.filename))]
     held = [f"lock on {path}" for path in _held(directories)]
     return [*processes, *sorted(_places() - before), *map(str, files), *held]
@@ -97,7 +107,9 @@ def _places() -> set[str]:
     """Network interfaces of this machine, and labs that nobody alive but us has up."""
     found = {f"interface {name}" for name in _names(Path("/sys/class/net"))}
     states = {path.stem: path for path in network.STATE.glob("[a-z]*.json")}
-    namespaces = {name.rpartition("-")[0] for name in _names(network.NAMESPACES) if "-" in name}
+    namespaces = {
+        name.rpartition("-")[0] for name in _names(network.NAMESPACES) if "-" in name
+    }
     for label in namespaces | set(states):
         with suppress(OSError, ValueError, KeyError):
             state = json.loads(states[label].read_text())
@@ -115,5 +127,10 @@ def _names(directory: Path) -> list[str]:
 def _held(directories: tuple[Path, ...]) -> list[Path]:
     words = Path("/proc/locks").read_text().split()
     inodes = {int(word.rpartition(":")[2]) for word in words if word.count(":") == 2}
-    paths = [path for folder in directories for path in (folder, *folder.rglob("*")) if inodes]
+    paths = [
+        path
+        for folder in directories
+        for path in (folder, *folder.rglob("*"))
+        if inodes
+    ]
     return [path for path in paths if path.exists() and path.stat().st_ino in inodes]

@@ -30,7 +30,17 @@ def order_job(me: Rank, settings: OrderSettings) -> Iterator[Tables]:
         name == said and n_bytes <= size <= 1.01 * n_bytes
         for (said, n_bytes), (name, size) in zip(settings.messages, seen, strict=False)
     ]
-    if len(seen) != len(alike) or len(alike) != len(settings.messages) or not all(alike):
+    if (
+        len(seen) != len(alike)
+        or len(alike) != len(settings.messages)
+        or not all(alike)
+    ):
         raise RuntimeError(f"FSDP2 sent {seen}")
-    done = {"moment": "end", "work": "order", "device": "cpu", "sample": 0, "seconds": 1.0}
+    done = {
+        "moment": "end",
+        "work": "order",
+        "device": "cpu",
+        "sample": 0,
+        "seconds": 1.0,
+    }
     yield {"drift": pd.DataFrame([done])}

@@ -28,7 +28,9 @@ PATIENCE_S = 120.0
 TINY = Workload.from_arrays(0.02, [0.01] * 6, [256 * KIB] * 5 + [1022], update_s=0.01)
 
 
-def planned(spec: str, place: Place, workload: Workload = TINY, **fields: Any) -> PlannedCase:
+def planned(
+    spec: str, place: Place, workload: Workload = TINY, **fields: Any
+) -> PlannedCase:
     """A replay of the workload by two ranks, or as the further fields of its case say."""
     plan = make_plan(spec, workload)
     ends = ";".join(map(str, plan.ends))

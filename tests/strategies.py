@@ -48,7 +48,9 @@ def random_workload(rng: np.random.Generator, n: int) -> Workload:
 
 @st.composite
 def iterations(draw: st.DrawFn) -> IterationTimes:
-    layers = draw(st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6))
+    layers = draw(
+        st.lists(st.tuples(positive, positive, positive), min_size=1, max_size=6)
+    )
     forward, backward, sent = (np.array(column) for column in zip(*layers, strict=True))
     fetched = draw(positive), draw(positive)
     return IterationTimes(*fetched, forward, backward, sent, draw(positive))

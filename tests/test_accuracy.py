@@ -41,8 +41,15 @@ LAB |= {"session": 0, "messages_per_sample": 1, "in_flight": 1, "stolen": 0.0}
 
 def calibration(noise: float = 0.0, rate_bits_per_s: float = 0.0) -> Calibration:
     sizes = np.repeat(SIZES, 9)
-    seconds = COST(sizes) * np.exp(np.random.default_rng(1).normal(0, noise, sizes.size))
-    rows = {"bytes": sizes, "seconds": seconds, "link_bits_per_s": rate_bits_per_s, **LAB}
+    seconds = COST(sizes) * np.exp(
+        np.random.default_rng(1).normal(0, noise, sizes.size)
+    )
+    rows = {
+        "bytes": sizes,
+        "seconds": seconds,
+        "link_bits_per_s": rate_bits_per_s,
+        **LAB,
+    }
     return calibrated(pd.DataFrame(rows))
 
 
@@ -62,10 +69,16 @@ def runs(
     rng, rows = np.random.default_rng(2), []
     for spec in SPECS:
         asked = replace(case(spec, workers), in_flight=int(np.max(link.in_flight)))
-        truth = Iteration(WORKLOAD, plan_of(asked), cost, link, copy_s_per_byte).prediction
+        truth = Iteration(
+            WORKLOAD, plan_of(asked), cost, link, copy_s_per_byte
+        ).prediction
         for repeat in range(4):
             iteration_s = truth.iteration_s * float(np.exp(rng.normal(0, noise)))
-            values = {"iteration_s": iteration_s, "compute_s": WORKLOAD.compute_s, "repeat": repeat}
+            values = {
+                "iteration_s": iteration_s,
+                "compute_s": WORKLOAD.compute_s,
+                "repeat": repeat,
+            }
             rows.append({**vars(asked), **values, "case": asked.key, "origin": "replayed",
                          "exposed_communication_s": iteration_s - WORKLOAD.compute_s,
                          "processor_load": 0.5, "processor_limited": False, "stolen": 0.0,
@@ -92,11 +105,17 @@ def test_every_model_on_trial_is_right_where_it_is_the_truth() -> None:
         covered = cases["plan"].isin(["none", "single", "buffer:25MB"])
         for name in names:
             error = cases[f"{name}_error"]
-            assert error.isna().any() == name.startswith("osf") and error[covered].notna().all()
+            assert (
+                error.isna().any() == name.startswith("osf")
+                and error[covered].notna().all()
+            )
             # What has no fit takes the link's rate, which is not the truth's here.
             assert (error.abs().max() < 1e-9) == (name != "line_unfitted"), name
     unknown = validate(runs(), {"abc": WORKLOAD}, calibration())
-    assert unknown["line_unfitted_error"].isna().all() and unknown["line_ends_error"].notna().all()
+    assert (
+        unknown["line_unfitted_error"].isna().all()
+        and unknown["line_ends_error"].notna().all()
+    )
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -119,7 +138,9 @@ def test_tokens_lanes_and_copies_are_known_too(in_flight: int) -> None:
 
 def test_noise_shows_as_repeatability_and_scores_keep_it() -> None:
     single = runs(noise=0.03)
-    cases = accuracy.labelled(validate(single, {"abc": WORKLOAD}, calibration(noise=0.03)))
+    cases = accuracy.labelled(
+        validate(single, {"abc": WORKLOAD}, calibration(noise=0.03))
+    )
     figures = accuracy.summary(cases, single)
     assert 0.01 < figures["median_repeatability"] < 0.1
     assert figures["median_error"] < min(0.05, figures["no_overlap_median_error"])
@@ -135,9 +156,15 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     """Selection after each group's last gradient, then two all-gathers: against a loop by hand."""
     density, straggler, dilation = 0.01, 1.5, 2.0
     gather = Table(SIZES, 2e-4 + 3e-9 * SIZES, collective="all_gather", workers=4)
-    times = SelectionTimes(np.array([1e2, 1e8]), np.array([density]), np.array([[1e-6, 1.0]]))
+    times = SelectionTimes(
+        np.array([1e2, 1e8]), np.array([density]), np.array([[1e-6, 1.0]])
+    )
     plan = make_plan("buffer:25MB", WORKLOAD)
-    how: dict[str, Any] = {"density": density, "straggler": straggler, "dilation": dilation}
+    how: dict[str, Any] = {
+        "density": density,
+        "straggler": straggler,
+        "dilation": dilation,
+    }
     how |= {"collective": "all_gather", "selection_sha256": times.sha256}
     asked = replace(case("buffer:25MB"), **how)
     spent_s = free_s = 0.0
@@ -147,7 +174,9 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
         elements = -(-int(n_bytes) // 4)
         spent_s += float(times(elements, density))
         k = max(1, round(density * elements))
-        free_s = max(free_s, dilation * straggler * (ready_s + spent_s)) + 2 * gather(4 * 4 * k)
+        free_s = max(free_s, dilation * straggler * (ready_s + spent_s)) + 2 * gather(
+            4 * 4 * k
+        )
     compute_s = dilation * straggler * (WORKLOAD.compute_s + spent_s)
     rows = {**LAB, "bytes": SIZES, "seconds": gather(SIZES), "collective": "all_gather"}
     known = Calibration.of(pd.DataFrame({**rows, "link_bits_per_s": 0.0}))
@@ -178,7 +207,10 @@ def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> Non
     rows = store.load_table(
         store.RECORDED / "cpu-2x-amd-epyc-suite" / "runs-resnet18-b4-p2.csv", "runs"
     )
-    for row in (*rows.drop_duplicates("case").to_dict("records"), *runs().to_dict("records")):
+    for row in (
+        *rows.drop_duplicates("case").to_dict("records"),
+        *runs().to_dict("records"),
+    ):
         assert Case.from_row(row).key == row["case"]
         assert replace(Case.from_row(row), straggler=1.5).key != row["case"]
 
@@ -191,15 +223,26 @@ def test_predictions_were_written_before_their_runs(path: Path) -> None:
     """Runs carry the hash of the table; errors are of medians; single iterations are counted."""
     campaign = Source((path.parent,))
     cases, runs = accuracy.joined(campaign), campaign.table("runs")
-    ran = [store.load_stamp(table)["time"] for table in store.list_tables(path.parent, "runs-*")]
+    ran = [
+        store.load_stamp(table)["time"]
+        for table in store.list_tables(path.parent, "runs-*")
+    ]
     assert store.load_stamp(path)["time"] < min(ran)
-    assert cases["runs"].sum() == len(runs) and (cases["covered"] <= cases["runs"]).all()
+    assert (
+        cases["runs"].sum() == len(runs) and (cases["covered"] <= cases["runs"]).all()
+    )
     one = cases.iloc[len(cases) // 2]
-    own_s = runs.loc[runs["case"] == one["case"]].groupby("repeat")["iteration_s"].median()
-    assert one["model_error"] == pytest.approx(one["model_iteration_s"] / own_s.median() - 1)
+    own_s = (
+        runs.loc[runs["case"] == one["case"]].groupby("repeat")["iteration_s"].median()
+    )
+    assert one["model_error"] == pytest.approx(
+        one["model_iteration_s"] / own_s.median() - 1
+    )
 
 
-def test_a_run_that_something_else_predicted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_something_else_predicted_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     campaign = Source((PREDICTED[0].parent,))
     tables = {kind: campaign.table(kind) for kind in ("predicted", "runs")}
     tables["runs"] = tables["runs"].assign(predicted="0123456789ab")
@@ -214,7 +257,10 @@ GOALS, COVERAGE = (
 )
 FROZEN = {
     "goals": (124, "2f04302eb2c8e532dc117767361dc2ee191744c62810a4ae0bab8c5f8f17f697"),
-    "coverage": (57, "8d96164e4db6f825510b71127113b5480aedc7de1f00eafea8126fa79b59e51a"),
+    "coverage": (
+        57,
+        "8d96164e4db6f825510b71127113b5480aedc7de1f00eafea8126fa79b59e51a",
+    ),
 }
 """Rows of v0.2-studies (docs/studies.md), and their hash without the column ``state``."""
 
@@ -237,8 +283,13 @@ def test_nothing_that_was_frozen_changes_or_disappears() -> None:
 
 def test_goals_and_predictions_are_those_that_were_frozen() -> None:
     of_file = GOALS["campaign"].isin([source.CAMPAIGN, source.REPEATS])
-    assert set(GOALS.loc[of_file, "goal_sha256"]) == {digest(entry) for entry in OF_FILE["goals"]}
-    moments = [*(goal["set"] for goal in OF_FILE["goals"]), *(c["at"] for c in OF_FILE["changes"])]
+    assert set(GOALS.loc[of_file, "goal_sha256"]) == {
+        digest(entry) for entry in OF_FILE["goals"]
+    }
+    moments = [
+        *(goal["set"] for goal in OF_FILE["goals"]),
+        *(c["at"] for c in OF_FILE["changes"]),
+    ]
     confirms = max(moments) < GOALS["first_run_at"][of_file]
     assert confirms.eq(GOALS["standing"][of_file] == "confirmatory").all()
     assert confirms.nunique() == 2
@@ -251,22 +302,36 @@ def test_goals_and_predictions_are_those_that_were_frozen() -> None:
     predicted = GOALS[GOALS["prediction_sha256"] != ""]
     assert {*there} <= {*predicted["campaign"]}
     for row in predicted.itertuples():
-        assert there.get(row.campaign) in {row.prediction_sha256, None if row.state else ""}
+        assert there.get(row.campaign) in {
+            row.prediction_sha256,
+            None if row.state else "",
+        }
     confirms = GOALS[GOALS["standing"] == "confirmatory"]
-    committed, run = (pd.to_datetime(confirms[f"{what}_at"]) for what in ("committed", "first_run"))
+    committed, run = (
+        pd.to_datetime(confirms[f"{what}_at"]) for what in ("committed", "first_run")
+    )
     assert (committed < run).all()
 
 
-RECORDED = COVERAGE[COVERAGE["campaign"].str.match("campaign(?!-disturbed|-calm)")]["campaign"]
-NOT_JUDGED = "cases$|links$|labs where the framework's default|models that are behind another"
+RECORDED = COVERAGE[COVERAGE["campaign"].str.match("campaign(?!-disturbed|-calm)")][
+    "campaign"
+]
+NOT_JUDGED = (
+    "cases$|links$|labs where the framework's default|models that are behind another"
+)
 """Goals of RECORDED of how much is measured, and of plans and models, which nothing judges any more."""
 
 
 def hold_share(campaign: str, cases: pd.DataFrame, inside: float, n: float) -> None:
     """Hold a campaign's last row of coverage.csv against cases: so many of n lie inside."""
-    half = ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
+    half = (
+        (cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]
+    ).median() / 2
     row = COVERAGE[COVERAGE["campaign"] == campaign].iloc[-1]
-    assert float(row["reached"]) == pytest.approx(inside / n, rel=1e-5) and int(row["n"]) == n
+    assert (
+        float(row["reached"]) == pytest.approx(inside / n, rel=1e-5)
+        and int(row["n"]) == n
+    )
     assert float(row["median_half_width"]) == pytest.approx(half, rel=1e-3)
 
 
@@ -292,7 +357,10 @@ def test_recorded_campaigns_reach_what_was_frozen(name: str) -> None:
     for row in rows.itertuples():
         now = judged[row.goal]
         assert float(row.reached) == pytest.approx(now["reached"], rel=1e-5)
-        assert not row.held or (row.wanted, row.held) == (now["wanted"], str(now["holds"]))
+        assert not row.held or (row.wanted, row.held) == (
+            now["wanted"],
+            str(now["holds"]),
+        )
 
 
 def test_live_runs_reach_what_was_frozen() -> None:
@@ -307,9 +375,14 @@ def test_live_runs_reach_what_was_frozen() -> None:
     }
     for row in GOALS[GOALS["campaign"] == "live"].itertuples():
         assert float(row.reached) == pytest.approx(now[row.goal]["reached"], rel=1e-5)
-        assert (row.wanted, row.held) == (now[row.goal]["wanted"], str(now[row.goal]["holds"]))
+        assert (row.wanted, row.held) == (
+            now[row.goal]["wanted"],
+            str(now[row.goal]["holds"]),
+        )
     rows = COVERAGE[COVERAGE["campaign"] == "live"].itertuples()
-    every = itertools.product(("quiet", "disturbed"), ("replay", "training"), (False, True))
+    every = itertools.product(
+        ("quiet", "disturbed"), ("replay", "training"), (False, True)
+    )
     for condition, kind, marked in every:
         cases = live[(live["condition"] == condition) & (live["kind"] == kind)]
         cases = cases[marked | ~cases["marked"]]
@@ -324,13 +397,28 @@ def test_other_recordings_reach_what_was_frozen() -> None:
     for kind, cases in accuracy.judge(recording, recording).groupby("kind"):
         hold_share(f"cpu-2x-amd-epyc, {kind}", cases, cases["inside"].sum(), len(cases))
     dense = clusters.dense_predictions()
-    tables, cases = clusters.judged(dense), dense.assign(model_iteration_s=dense["predicted_s"])
+    tables, cases = (
+        clusters.judged(dense),
+        dense.assign(model_iteration_s=dense["predicted_s"]),
+    )
     hold_share("clusters, dense tables", cases, tables["covered"].sum(), len(dense))
-    scores = tables["median"].median(), tables["held"].mean(), tables["below_25_mib"].max()
-    pictures = dag.predictions(dag.parts(store.RECORDED / "cpu-2x-intel-xeon" / "input"))
+    scores = (
+        tables["median"].median(),
+        tables["held"].mean(),
+        tables["below_25_mib"].max(),
+    )
+    pictures = dag.predictions(
+        dag.parts(store.RECORDED / "cpu-2x-intel-xeon" / "input")
+    )
     most = pictures["error"].abs().groupby(pictures["network"]).mean().max()
-    kept = GOALS[GOALS["goal"].str.match("(?:median|largest) over (?:tables|net)|share of tables")]
-    assert kept["reached"].astype(float).tolist() == pytest.approx([*scores, most], rel=1e-5)
+    kept = GOALS[
+        GOALS["goal"].str.match(
+            "(?:median|largest) over (?:tables|net)|share of tables"
+        )
+    ]
+    assert kept["reached"].astype(float).tolist() == pytest.approx(
+        [*scores, most], rel=1e-5
+    )
 
 
 def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:
@@ -338,9 +426,13 @@ def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:
     own = accuracy.calibrated(campaign.alone.table("collectives"))
     runs = campaign.alone.table("runs")
     now = accuracy.validate(runs, campaign.workloads(), own, campaign.selections())
-    then = pd.read_csv(store.DATA / "predicted" / f"{source.REPEATS}.csv", index_col="case")
+    then = pd.read_csv(
+        store.DATA / "predicted" / f"{source.REPEATS}.csv", index_col="case"
+    )
     now = now.set_index("case").loc[then.index, then.columns]
     points = [name for name in then if name.startswith("model")]
     assert np.allclose(then[points], now[points], rtol=1e-9, atol=0)
     judged = accuracy.judge(campaign.alone, campaign).set_index("case").loc[then.index]
-    assert np.allclose(then, judged[then.columns], rtol=1e-6, atol=0), "intervals as of then"
+    assert np.allclose(then, judged[then.columns], rtol=1e-6, atol=0), (
+        "intervals as of then"
+    )

@@ -34,10 +34,15 @@ MIB = 2**20
 def messages(alpha_s: float, beta_s: float, spread: float = 0.05) -> Communication:
     """Lines whose draws lie around one, and a term of compute and messages that drifts."""
     rng = np.random.default_rng(0)
-    lines = [AlphaBeta(alpha_s * f, beta_s * f, workers=2) for f in rng.lognormal(0, spread, 100)]
+    lines = [
+        AlphaBeta(alpha_s * f, beta_s * f, workers=2)
+        for f in rng.lognormal(0, spread, 100)
+    ]
     term = np.array([[0.1, 0.2], [0.3, 0.4]])
     beside = Contention(np.array([1e4, 1e7]), term, np.stack([term] * 9), 1e-10)
-    return Communication(AlphaBeta(alpha_s, beta_s, workers=2), lines, contention=beside)
+    return Communication(
+        AlphaBeta(alpha_s, beta_s, workers=2), lines, contention=beside
+    )
 
 
 LATE = Workload.from_arrays(0.01, [0.001] * 40, [30_000] * 40)
@@ -45,7 +50,9 @@ LATE = Workload.from_arrays(0.01, [0.001] * 40, [30_000] * 40)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(seed: int) -> None:
+def test_the_best_is_no_slower_and_every_option_is_judged_by_the_same_draws(
+    seed: int,
+) -> None:
     work = random_workload(np.random.default_rng(seed), 25)
     advice = Advice.of(work, messages(1e-3, 1e-9))
     assert advice.ranked[0].seconds == min(o.seconds for o in advice.options.values())
@@ -77,10 +84,14 @@ def test_what_limits_is_told_apart() -> None:
     assert many.limits()[0] == "start-ups"
     wide = Workload.from_arrays(0.01, [0.001] * 3, [10**7, 10**7, 10**7])
     assert (
-        Advice.of(wide, replace(messages(1e-6, 1e-8), contention=None)).limits()[0] == "bandwidth"
+        Advice.of(wide, replace(messages(1e-6, 1e-8), contention=None)).limits()[0]
+        == "bandwidth"
     )
     huge = Workload.from_arrays(0.01, [0.001] * 3, [10**4, 10**8, 10**4])
-    assert "t1" in Advice.of(huge, replace(messages(1e-6, 1e-8), contention=None)).limits()[0]
+    assert (
+        "t1"
+        in Advice.of(huge, replace(messages(1e-6, 1e-8), contention=None)).limits()[0]
+    )
     shorter = Advice.of(wide, messages(1e-6, 1e-8)).remedies()
     assert max(shorter, key=shorter.__getitem__) == "no communication at all"
     doubtful = Advice.of(LATE, messages(5e-3, 1e-12, spread=0.5))
@@ -103,7 +114,9 @@ def test_a_measured_gain_is_found_again_and_its_interval_narrows() -> None:
 
 
 def test_a_cap_closes_every_bucket_and_is_what_ddp_takes() -> None:
-    work = Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])
+    work = Workload.from_arrays(
+        0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000]
+    )
     assert make_plan("ddp:25MiB", work).ends == (4,) and ddp(work).ends == (2, 4)
     assert make_plan("ddp:1B", work).ends == (1, 2, 3, 4)
 
@@ -138,16 +151,25 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     assert trials.groupby(["repeat", "policy"]).size().unstack().nunique().eq(1).all()
     assert DEFAULT in set(trials["policy"]) and trials["policy"].nunique() > 1
     best = said["best"]
-    assert said["predicted_advice"] == said["advice"] or said["measured_interval"][1] < WORTH
+    assert (
+        said["predicted_advice"] == said["advice"]
+        or said["measured_interval"][1] < WORTH
+    )
     assert best == DEFAULT or "measured_gain" in said
-    before = {name: (out / f"{name}.csv").read_bytes() for name in ("layers", "slowdown")}
+    before = {
+        name: (out / f"{name}.csv").read_bytes() for name in ("layers", "slowdown")
+    }
     again = ask(capsys, *words[:4], "--confirm-minutes", 1e-5)
     assert again["rounds"] == 6, "too little time for ten"
-    assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, "kept"
+    assert before == {name: (out / f"{name}.csv").read_bytes() for name in before}, (
+        "kept"
+    )
     cpu = torch.device("cpu")
     training, me = load(str(words[1]), cpu, []), Rank(0, 2, 0, cpu, "gloo", 1, out)
     assert models._there(me, training) == [1.0, 1.0, 1.0]
-    training.network += "-k2"  # as --accumulate 2 has it: nothing measured before is of that
+    training.network += (
+        "-k2"  # as --accumulate 2 has it: nothing measured before is of that
+    )
     assert models._there(me, training) == [0.0, 0.0, 0.0]
     page = tmp_path / "advice.html"
     of_tables = ask(
@@ -156,7 +178,9 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     )  # fmt: skip
     text = page.read_text()
     assert "mine-net on 2 ranks" in text and ";base64," in text and "http" not in text
-    assert of_tables["default_plan"]["iteration_s"] == said["default_plan"]["iteration_s"]
+    assert (
+        of_tables["default_plan"]["iteration_s"] == said["default_plan"]["iteration_s"]
+    )
 
 
 @pytest.mark.alone
@@ -164,22 +188,43 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     ("name", "minutes", "expected"),
     [
         ("accumulates_inside", 0.1, "loss.. runs backward 4 times: .* --accumulate"),
-        ("frozen_and_unused", 0.1, "2 tensors get no gradient, as unused.bias: freeze them"),
-        ("dict_outputs", 0.00001, "--minutes .*: an iteration takes .*: give .* or more"),
+        (
+            "frozen_and_unused",
+            0.1,
+            "2 tensors get no gradient, as unused.bias: freeze them",
+        ),
+        (
+            "dict_outputs",
+            0.00001,
+            "--minutes .*: an iteration takes .*: give .* or more",
+        ),
         ("missing", 0.1, "has no function 'missing'"),
     ],
 )
 def test_what_cannot_be_advised_on_is_one_line(
-    name: str, minutes: float, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    minutes: float,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["--model", f"{FILE}:{name}", "--minutes", str(minutes), "--out", str(tmp_path / "o")]
+    words = [
+        "--model",
+        f"{FILE}:{name}",
+        "--minutes",
+        str(minutes),
+        "--out",
+        str(tmp_path / "o"),
+    ]
     assert cli.main(["advise", *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith("ddlkit: error: ") and re.search(expected, error)
     assert not [*tmp_path.glob("o/*.csv")]
 
 
-def test_a_model_or_tables_but_not_both_or_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_or_tables_but_not_both_or_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for words in ([], ["--model", "x.py:f", "--profile", "p.csv"]):
         assert cli.main(["advise", *words]) == 2
         assert "give --model" in capsys.readouterr().err
@@ -212,12 +257,23 @@ def as_recorded(pair: str) -> dict[str, Any]:
     }
     of = {"pair": pair, **trials[["network", "link"]].iloc[0], "rounds": len(rounds)}
     rounded = {name: float(f"{value:.6g}") for name, value in numbers.items()}
-    return {**of, "plan": best.name, **rounded, "advised": advised, "named": pair in NAMED}
+    return {
+        **of,
+        "plan": best.name,
+        **rounded,
+        "advised": advised,
+        "named": pair in NAMED,
+    }
 
 
-def test_recorded_advice_reaches_what_was_frozen(request: pytest.FixtureRequest) -> None:
+def test_recorded_advice_reaches_what_was_frozen(
+    request: pytest.FixtureRequest,
+) -> None:
     """Twelve pairs of a network and a link: data/advised.csv by their tables, reports/goals.csv by it."""
-    names = {path.stem.partition("-")[2] for path in store.list_tables(ADVISED, "trials-*.csv")}
+    names = {
+        path.stem.partition("-")[2]
+        for path in store.list_tables(ADVISED, "trials-*.csv")
+    }
     table = pd.DataFrame([as_recorded(name) for name in sorted(names)])
     frozen = store.DATA / "advised.csv"
     if request.config.getoption("--write"):

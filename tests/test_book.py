@@ -42,7 +42,10 @@ LAYERS = [
         "plots.bars(ax, frame.set_index('plan'), label='model')\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
     ),
-    ("code", "outputs.record_summary('01_layers', {'longest_s': frame['seconds'].max()})"),
+    (
+        "code",
+        "outputs.record_summary('01_layers', {'longest_s': frame['seconds'].max()})",
+    ),
     ("code", "print(sys.executable)"),
     ("code", "frame"),
 ]
@@ -54,7 +57,11 @@ def write(path: Path, cells: Sequence[tuple[str, str]]) -> Path:
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook = v4.new_notebook(metadata={"kernelspec": kernel})
     for number, (kind, source) in enumerate(cells):
-        cell = v4.new_markdown_cell(source) if kind == "markdown" else v4.new_code_cell(source)
+        cell = (
+            v4.new_markdown_cell(source)
+            if kind == "markdown"
+            else v4.new_code_cell(source)
+        )
         cell["id"] = f"cell-{number}"
         if kind == "parameters":
             cell["metadata"]["tags"] = ["parameters"]
@@ -91,7 +98,11 @@ class Book:
 @pytest.fixture(scope="module", autouse=True)
 def few_claims() -> Iterator[list[claims.Claim]]:
     """Some claims stand for all, whose checks take a minute."""
-    few = [claim for claim in claims.load_claims() if claim.id.startswith(("osf-sf", "dag-tab"))]
+    few = [
+        claim
+        for claim in claims.load_claims()
+        if claim.id.startswith(("osf-sf", "dag-tab"))
+    ]
     evaluated = verdicts.evaluate(few)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdicts, "evaluate", lambda: evaluated)
@@ -102,7 +113,9 @@ def few_claims() -> Iterator[list[claims.Claim]]:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
     """One that has been run and exported."""
     made = Book(tmp_path_factory.mktemp("book"))
-    copies = [made.folder / "executed" / f"{name}.ipynb" for name in ("01_layers", "02_fit")]
+    copies = [
+        made.folder / "executed" / f"{name}.ipynb" for name in ("01_layers", "02_fit")
+    ]
     made.add("01_layers.ipynb", *LAYERS)
     made.add("02_fit.ipynb", *PLAIN)
     made.run("6", at_once=2)
@@ -115,10 +128,14 @@ def outputs_of(copy: Path) -> str:
     return json.dumps([cell.get("outputs", []) for cell in cells])
 
 
-def test_notebooks_run_here_with_their_parameters_and_no_notice_and_are_kept(small: Book) -> None:
+def test_notebooks_run_here_with_their_parameters_and_no_notice_and_are_kept(
+    small: Book,
+) -> None:
     said = outputs_of(small.folder / "executed" / "01_layers.ipynb")
     assert sys.executable in said
-    assert "stderr" not in said, "ipykernel's notice about unencrypted TCP, or another warning"
+    assert "stderr" not in said, (
+        "ipykernel's notice about unencrypted TCP, or another warning"
+    )
     summary = outputs.read_summaries(small.folder / "reports")["01_layers"]
     assert summary == {"longest_s": 2.0}
     assert '"6"' in outputs_of(small.folder / "executed" / "02_fit.ipynb")
@@ -164,7 +181,9 @@ def test_what_changed_is_run_again_and_what_follows_it(played: Book) -> None:
     assert run("2") == [False, True] and json.loads(summary.read_text()) == {"x": 1}
 
 
-def test_what_a_failed_notebook_wrote_is_not_published_but_its_copy(played: Book) -> None:
+def test_what_a_failed_notebook_wrote_is_not_published_but_its_copy(
+    played: Book,
+) -> None:
     played.add("10_bad.ipynb", ("code", "1"))
     with pytest.raises(UserError, match="10_bad.ipynb: ended with exit status 3"):
         played.run()
@@ -175,17 +194,28 @@ def test_what_a_failed_notebook_wrote_is_not_published_but_its_copy(played: Book
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        ("raise ValueError('first\\nno table')", "failed in cell 3: ValueError: no table"),
+        (
+            "raise ValueError('first\\nno table')",
+            "failed in cell 3: ValueError: no table",
+        ),
         ("import sys\nsys.exit(0)", "failed in cell 3: SystemExit: 0"),
         ("import os\nos._exit(0)", "failed in cell 3: .*; it ended with exit status 0"),
     ],
 )
-def test_a_notebook_that_ends_half_way_is_not_done(tmp_path: Path, cell: str, said: str) -> None:
+def test_a_notebook_that_ends_half_way_is_not_done(
+    tmp_path: Path, cell: str, said: str
+) -> None:
     made = Book(tmp_path)
     made.add(
-        "10_half.ipynb", ("parameters", "data = 1"), ("code", "1"), ("code", cell), ("code", "2")
+        "10_half.ipynb",
+        ("parameters", "data = 1"),
+        ("code", "1"),
+        ("code", cell),
+        ("code", "2"),
     )
-    with pytest.raises(UserError, match=rf"10_half.ipynb: {said} \(see .*executed/10_half"):
+    with pytest.raises(
+        UserError, match=rf"10_half.ipynb: {said} \(see .*executed/10_half"
+    ):
         made.run("2")
     assert "outputs" in (tmp_path / "executed" / "10_half.ipynb").read_text()
 
@@ -258,7 +288,10 @@ def _running_kernels(folder: Path, count: int) -> list[psutil.Process]:
 
 def test_notebooks_are_chosen_by_number_in_reading_order(small: Book) -> None:
     folder = small.folder / "notebooks"
-    assert [path.stem for path in book.notebooks(["02", "01"], folder)] == ["01_layers", "02_fit"]
+    assert [path.stem for path in book.notebooks(["02", "01"], folder)] == [
+        "01_layers",
+        "02_fit",
+    ]
     with pytest.raises(UserError, match="no notebook '30' in .*: there are 01, 02"):
         book.notebooks(["30"], folder)
 
@@ -304,7 +337,9 @@ def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
         assert ("<script" in text) == (page.name == "buckets.html")
         for target in re.findall(r'<[^>]* (?:src|href)="([^"]*)"', text):
             url = urlparse(target)
-            if not target.startswith("https://doi.org/"):  # a paper's; nothing is loaded from there
+            if not target.startswith(
+                "https://doi.org/"
+            ):  # a paper's; nothing is loaded from there
                 assert url.scheme in ("", "data"), target
             if url.scheme == "" and url.path:
                 assert (small.pages / unquote(url.path)).is_file(), target
@@ -318,12 +353,20 @@ def test_pages_show_formulas_code_figures_and_verdicts(
     assert "<summary>Draw two bars</summary>" in page
     assert "<mrow><mi>x</mi><mo>&lt;</mo>" in page and "<munderover><mo>∑</mo>" in page
     (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
-    assert page.count(f'alt="{entry.caption}"') == page.count("data:image/png;base64,") == 1
+    assert (
+        page.count(f'alt="{entry.caption}"')
+        == page.count("data:image/png;base64,")
+        == 1
+    )
     assert '01 <a href="01_layers.html">How layers become ready (core)</a>' in index
     assert '<span class="minutes">1 h 15</span><br>A toy of three layers' in index
     for paper in claims.PAPERS:
-        assert f"<b>{paper}</b>: " in index and f"{paper}</code>: " in pages["equations"]
-    assert few_claims and all(f'id="claim-{claim.id}"' in pages["verdicts"] for claim in few_claims)
+        assert (
+            f"<b>{paper}</b>: " in index and f"{paper}</code>: " in pages["equations"]
+        )
+    assert few_claims and all(
+        f'id="claim-{claim.id}"' in pages["verdicts"] for claim in few_claims
+    )
 
 
 def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
@@ -333,11 +376,15 @@ def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
     for place in (2, 3, 5):
         notebook.cells[place].metadata["jupyter"] = {"source_hidden": True}
     path.write_text(nbformat.writes(notebook))
-    folds = re.findall(r'<details class="answer">.*?</details>', site.Page(path).body(), re.DOTALL)
+    folds = re.findall(
+        r'<details class="answer">.*?</details>', site.Page(path).body(), re.DOTALL
+    )
     assert ["so" in fold and "it is" in fold for fold in folds] == [True, False]
 
 
 def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
-    notebook = write(tmp_path / "10_math.ipynb", [("markdown", "# Math\n\nSee $\\foo x$.")])
+    notebook = write(
+        tmp_path / "10_math.ipynb", [("markdown", "# Math\n\nSee $\\foo x$.")]
+    )
     with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
         site.write([notebook], tmp_path / "site", tmp_path / "reports")

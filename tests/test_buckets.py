@@ -46,9 +46,15 @@ def test_a_case_is_what_was_recorded() -> None:
 def test_the_answers_of_a_teachers_sheets() -> None:
     sheets = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     toy = CASES["toy"]
-    for ends, seconds in (([1, 2, 3], (12.5, 3.5)), ([3], (15.5, 6.5)), ([2, 3], (14.0, 5.0))):
+    for ends, seconds in (
+        ([1, 2, 3], (12.5, 3.5)),
+        ([3], (15.5, 6.5)),
+        ([2, 3], (14.0, 5.0)),
+    ):
         step = told(toy, ends)
-        assert (step.iteration_s, step.exposed_communication_s) == pytest.approx(seconds)
+        assert (step.iteration_s, step.exposed_communication_s) == pytest.approx(
+            seconds
+        )
         assert all(f"{each:g} s" in sheets for each in seconds)
     small, large = CASES["googlenet"], CASES["resnet50"]
     for spec in ("ddp", "mg_wfbp", "exact"):
@@ -103,7 +109,9 @@ def test_the_page_computes_what_the_package_does(browser: Any) -> None:
         played, best, ddp, buffer = found
         expected = told(case, ends)
         assert played["iteration"] == pytest.approx(expected.iteration_s, rel=1e-12)
-        assert played["exposed"] == pytest.approx(expected.exposed_communication_s, abs=1e-9)
+        assert played["exposed"] == pytest.approx(
+            expected.exposed_communication_s, abs=1e-9
+        )
         least_s = told(case, planned(case, "exact")).iteration_s
         assert told(case, best).iteration_s == pytest.approx(least_s, rel=1e-12)
         assert ddp == planned(case, "ddp") and buffer == planned(case, "buffer:4MiB")
@@ -118,7 +126,9 @@ def test_what_a_reader_does_changes_what_is_shown(browser: Any) -> None:
     cut = browser.find_element("css selector", "[data-cut='0']")
     cut.send_keys(Keys.DELETE)
     assert ends_of(browser) == [2, 3]
-    assert shown(browser, "iteration") == f"{told(CASES['toy'], [2, 3]).iteration_s:.3g} s"
+    assert (
+        shown(browser, "iteration") == f"{told(CASES['toy'], [2, 3]).iteration_s:.3g} s"
+    )
     browser.find_element("css selector", "[data-cut='0']").send_keys(Keys.ARROW_LEFT)
     assert ends_of(browser) == [1, 3]
 
@@ -126,7 +136,10 @@ def test_what_a_reader_does_changes_what_is_shown(browser: Any) -> None:
         "const l = document.getElementById('network'); l.value = 'googlenet'; l.onchange()"
     )
     ends = ends_of(browser)
-    assert shown(browser, "scaling") == f"{told(CASES['googlenet'], ends).scaling_factor:.3f}"
+    assert (
+        shown(browser, "scaling")
+        == f"{told(CASES['googlenet'], ends).scaling_factor:.3f}"
+    )
     browser.find_element("id", "exact").click()
     assert shown(browser, "above").startswith("0%")
     browser.find_element("id", "single").click()

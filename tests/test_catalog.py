@@ -50,7 +50,9 @@ def entry(tmp_path: Path) -> catalog.Entry:
 def reports(tmp_path: Path) -> Path:
     """A reports directory in which the entry ``wb-test`` is all right."""
     folder = tmp_path / "reports"
-    outputs.write_numbers("wb-test", pd.DataFrame({"error": [0.01, -0.02, 0.05]}), folder)
+    outputs.write_numbers(
+        "wb-test", pd.DataFrame({"error": [0.01, -0.02, 0.05]}), folder
+    )
     (folder / "figures" / "wb-test.png").write_bytes(PNG)
     return folder
 
@@ -58,10 +60,16 @@ def reports(tmp_path: Path) -> Path:
 def test_all_figures_and_tables_of_the_four_papers_are_listed_once() -> None:
     figures = {"osf": 11, "sharing": 8, "dag": 4, "omgs": 4}
     tables = {"osf": 3, "sharing": 2, "dag": 6, "omgs": 6}
-    wanted = [f"{paper}-fig{k:02}" for paper, n in figures.items() for k in range(1, n + 1)]
-    wanted += [f"{paper}-tab{k}" for paper, n in tables.items() for k in range(1, n + 1)]
+    wanted = [
+        f"{paper}-fig{k:02}" for paper, n in figures.items() for k in range(1, n + 1)
+    ]
+    wanted += [
+        f"{paper}-tab{k}" for paper, n in tables.items() for k in range(1, n + 1)
+    ]
     listed = [entry.id for entry in catalog.load()]
-    assert sorted(name for name in listed if not name.startswith("wb-")) == sorted(wanted)
+    assert sorted(name for name in listed if not name.startswith("wb-")) == sorted(
+        wanted
+    )
     assert {claim.figure for claim in claims.load_claims()} - {""} <= {*listed}
 
 
@@ -88,7 +96,11 @@ def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) 
         ("csv", "", "cannot be read"),
         ("csv", "error\n", "has no row"),
         ("csv", "error\n0.01\n0.2\n", r"max of \|error\| is 0.2, limit 0.1"),
-        ("csv", "error\n-0.05\n0.04\n0.06\n", r"median of \|error\| is 0.05, limit 0.03"),
+        (
+            "csv",
+            "error\n-0.05\n0.04\n0.06\n",
+            r"median of \|error\| is 0.05, limit 0.03",
+        ),
         ("csv", "error\n0.01\nnan\n", "not finite"),
     ],
 )
@@ -107,7 +119,9 @@ def test_what_a_done_entry_lacks_is_told(
 
 
 def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> None:
-    gone = replace(entry, inputs=("data/papers/*/claims.csv", "data/papers/osf/nothing.csv"))
+    gone = replace(
+        entry, inputs=("data/papers/*/claims.csv", "data/papers/osf/nothing.csv")
+    )
     line = "wb-test: input data/papers/osf/nothing.csv matches no file"
     assert catalog.find_problems(reports, [gone]) == [line]
 
@@ -130,7 +144,9 @@ def test_the_command_lists_checks_and_writes(
     load(tmp_path, GOOD)
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("1 entries, 1 done, 1 problems; minutes not checked, 1 notebooks")
+    assert printed.startswith(
+        "1 entries, 1 done, 1 problems; minutes not checked, 1 notebooks"
+    )
     assert catalog.command(write=True) == 0
     assert catalog.command(check=True) == 0
     load(tmp_path, {**GOOD, "minutes": 2})
@@ -150,21 +166,37 @@ def put_out(**data: str) -> Any:
     ("cell", "counts"),
     [
         (V4.new_markdown_cell("three words here"), {"words": 3}),
-        (put_out(text_html="<figure><img><figcaption>a b</figcaption></figure>"), {"figures": 1}),
+        (
+            put_out(text_html="<figure><img><figcaption>a b</figcaption></figure>"),
+            {"figures": 1},
+        ),
         (put_out(image_png="abc", text_plain="<Figure>"), {"figures": 1}),
         (put_out(text_html="<table><caption>one two</caption></table>"), {"tables": 1}),
-        (put_out(text_html="<div><b>Two</b> words</div>"), {"words": 2, "sentences": 1}),
+        (
+            put_out(text_html="<div><b>Two</b> words</div>"),
+            {"words": 2, "sentences": 1},
+        ),
         (V4.new_code_cell("print('not run')"), {}),
     ],
 )
-def test_minutes_are_counted_in_what_a_reader_sees(cell: Any, counts: dict[str, int]) -> None:
+def test_minutes_are_counted_in_what_a_reader_sees(
+    cell: Any, counts: dict[str, int]
+) -> None:
     assert {what: n for what, n in catalog.count_shown([cell]).items() if n} == counts
 
 
-def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(tmp_path: Path) -> None:
-    warning = V4.new_code_cell("x", outputs=[V4.new_output("stream", name="stderr", text="no")])
-    title = V4.new_markdown_cell("# T\n\n* **Time:** 3 minutes; 9 with the exercises " + "w " * 100)
-    exercises = [V4.new_markdown_cell(text) for text in ("## Exercises", "w " * 999, "**Next:**")]
+def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(
+    tmp_path: Path,
+) -> None:
+    warning = V4.new_code_cell(
+        "x", outputs=[V4.new_output("stream", name="stderr", text="no")]
+    )
+    title = V4.new_markdown_cell(
+        "# T\n\n* **Time:** 3 minutes; 9 with the exercises " + "w " * 100
+    )
+    exercises = [
+        V4.new_markdown_cell(text) for text in ("## Exercises", "w " * 999, "**Next:**")
+    ]
     path = tmp_path / "03_a.ipynb"
     notebook = V4.new_notebook(cells=[title, warning, *exercises])
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
@@ -173,23 +205,37 @@ def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(tmp_path: Pa
 
 
 def test_the_glossary_names_every_planner_form_and_grade_and_nothing_else() -> None:
-    rows = re.findall(r"^\| `([^`]+)`", site.GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
-    forms = {*FORMS, sparse.SparseGather.form, *(entry.grade for entry in catalog.load())}
+    rows = re.findall(
+        r"^\| `([^`]+)`", site.GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    forms = {
+        *FORMS,
+        sparse.SparseGather.form,
+        *(entry.grade for entry in catalog.load()),
+    }
     assert {*planners(), *forms} == {re.split(r"[:`]", name)[0] for name in rows}
 
 
 def test_each_equation_of_the_papers_has_a_function_that_cites_it() -> None:
     text = site.EQUATIONS.read_text(encoding="utf-8")
-    row = re.compile(r"^\| ((?:Eq|Alg|The|4).*?) \| .* \| (.*) \| (.*) \|$", re.MULTILINE)
+    row = re.compile(
+        r"^\| ((?:Eq|Alg|The|4).*?) \| .* \| (.*) \| (.*) \|$", re.MULTILINE
+    )
     tables = dict(re.findall(r"^## `(\w+)`.*?$(.*?)(?=^## |\Z)", text, re.M | re.S))
     for paper in claims.PAPERS:
         listed = claims.paper_table(paper, "equations")["equation"].tolist()
         assert listed == [equation for equation, _, _ in row.findall(tables[paper])]
     for equation, names, _ in row.findall(text):
         for name in re.findall(r"`(.+?)`", names):
-            words = " ".join((getattr(pydoc.locate(name), "__doc__", None) or "").split())
+            words = " ".join(
+                (getattr(pydoc.locate(name), "__doc__", None) or "").split()
+            )
             spans = [
-                range(int(a), int(b or a) + 1) for a, b in re.findall(r"(\d+)(?:-(\d+))?", words)
+                range(int(a), int(b or a) + 1)
+                for a, b in re.findall(r"(\d+)(?:-(\d+))?", words)
             ]
             number = re.sub(r"\D.*|\D", "", equation.partition(" ")[2])
-            assert equation in words or any(int(number) in span for span in spans), (equation, name)
+            assert equation in words or any(int(number) in span for span in spans), (
+                equation,
+                name,
+            )

@@ -10,8 +10,14 @@ from ddlkit import store
 from ddlkit.report import accuracy, catalog, outputs, site, source
 
 TABLES = [accuracy.frozen(name) for name in ("goals", "coverage")]
-ANCHORS = {re.sub(", | ", "-", name): name for table in TABLES for name in table["campaign"]}
-PAGES = [*store.ROOT.glob("*.md"), *store.ROOT.glob("docs/*.md"), *store.NOTEBOOKS.glob("*.ipynb")]
+ANCHORS = {
+    re.sub(", | ", "-", name): name for table in TABLES for name in table["campaign"]
+}
+PAGES = [
+    *store.ROOT.glob("*.md"),
+    *store.ROOT.glob("docs/*.md"),
+    *store.NOTEBOOKS.glob("*.ipynb"),
+]
 
 
 def sections(page: Path) -> list[str]:
@@ -19,7 +25,11 @@ def sections(page: Path) -> list[str]:
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".md":
         return re.split(r"^#+ ", text, flags=re.MULTILINE)
-    return [re.sub(r"source\.([A-Z_]+)", lambda name: str(getattr(source, name[1], "")), text)]
+    return [
+        re.sub(
+            r"source\.([A-Z_]+)", lambda name: str(getattr(source, name[1], "")), text
+        )
+    ]
 
 
 def cited(text: str) -> set[str]:
@@ -31,17 +41,26 @@ def cited(text: str) -> set[str]:
 def misquoted(words: str, anchor: str) -> bool:
     """Whether a link says another number of goals than the table."""
     quote = re.match(r"\d+ of \d+(?: preset| exploratory)?|(?i:no goal was set)", words)
-    return quote is not None and quote[0].lower() not in accuracy.outcome(ANCHORS[anchor]).lower()
+    return (
+        quote is not None
+        and quote[0].lower() not in accuracy.outcome(ANCHORS[anchor]).lower()
+    )
 
 
 def test_a_campaign_is_cited_beside_a_link_to_its_goals_and_quoted_as_it_is() -> None:
     drawn = [
-        (entry.notebook, name) for entry in catalog.load() for name in site.recorded_for(entry)
+        (entry.notebook, name)
+        for entry in catalog.load()
+        for name in site.recorded_for(entry)
     ]
     met = set()
-    for page, text in ((path, " ".join(text.split())) for path in PAGES for text in sections(path)):
+    for page, text in (
+        (path, " ".join(text.split())) for path in PAGES for text in sections(path)
+    ):
         links = re.findall(r"\[([^][]*)\]\([^)]*GOALS\.md#(?!coverage)([\w-]+)\)", text)
-        wanted = cited(text) | {name for notebook, name in drawn if notebook == page.stem}
+        wanted = cited(text) | {
+            name for notebook, name in drawn if notebook == page.stem
+        }
         assert wanted <= {anchor for _, anchor in links}, page
         assert [link for link in links if misquoted(*link)] == []
         met |= wanted
@@ -49,10 +68,16 @@ def test_a_campaign_is_cited_beside_a_link_to_its_goals_and_quoted_as_it_is() ->
     assert misquoted("3 of 6 preset goals", "campaign-links")
 
 
-def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it_is() -> None:
-    page, told = ((store.REPORTS / f"{name}.md").read_text() for name in ("GOALS", "REPRODUCTION"))
+def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it_is() -> (
+    None
+):
+    page, told = (
+        (store.REPORTS / f"{name}.md").read_text() for name in ("GOALS", "REPRODUCTION")
+    )
     held = outputs.read_summaries(store.REPORTS)
-    assert page == site._render("goals.md", summaries=held), "run: ddlkit book --recorded"
+    assert page == site._render("goals.md", summaries=held), (
+        "run: ddlkit book --recorded"
+    )
     rows = re.findall(r"^\| (?!goal \||campaign \| replayed or)", page, re.MULTILINE)
     assert len(rows) == sum(map(len, TABLES))
     front = site._render("index.html", summaries=held, pages=[], figures=[], papers=[])
@@ -62,7 +87,9 @@ def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it
     for name in {*shown, "clusters-dense-tables"} - {source.LIMIT}:
         assert accuracy.outcome(ANCHORS[name]) in html.unescape(front)
     verdicts = held["14-verdicts"]
-    assert f"{verdicts['undecided']} are\nundecided and {verdicts['open']} open" in front
+    assert (
+        f"{verdicts['undecided']} are\nundecided and {verdicts['open']} open" in front
+    )
     for campaigns in map(site.recorded_for, catalog.load()):
         assert all(
             f"\n* [{name}](GOALS.md#{name}): {accuracy.outcome(name)}.\n" in told

@@ -78,7 +78,9 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         single = run(capsys, f"predict {DENSE} --plan single")
         # 15 MB in one message after compute
         assert single["compute_s"] == pytest.approx(COMPUTE_S)
-        assert single["iteration_s"] == pytest.approx(COMPUTE_S + 1e-3 + 8e-9 * 15e6, rel=0.03)
+        assert single["iteration_s"] == pytest.approx(
+            COMPUTE_S + 1e-3 + 8e-9 * 15e6, rel=0.03
+        )
         low, high = single["interval_s"]
         assert single["interval_s"] == [low, high] and single["level"] == 0.95
         assert low <= single["iteration_s"] <= high
@@ -87,7 +89,9 @@ def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None
         assert half["level"] == 0.5
         best = run(capsys, f"plan {DENSE} --planner exact")
         assert best["iteration_s"] <= single["iteration_s"]
-        assert sorted(i for group in best["groups"] for i in group) == list(range(TENSORS))
+        assert sorted(i for group in best["groups"] for i in group) == list(
+            range(TENSORS)
+        )
 
 
 @pytest.mark.parametrize(
@@ -111,9 +115,12 @@ def test_a_foreign_file_becomes_a_profile_that_predicts(
 
 
 def test_a_recorded_timeline_becomes_a_trace(capsys: Capture) -> None:
-    header = "case,repeat,task,kind,stream,rank,iteration,group,origin,start_s,end_s,bytes\n"
+    header = (
+        "case,repeat,task,kind,stream,rank,iteration,group,origin,start_s,end_s,bytes\n"
+    )
     rows = [
-        f"{case},0,f,forward,s,0,0,-1,measured,-0.5,{end},0\n" for case, end in (("x", 1), ("y", 2))
+        f"{case},0,f,forward,s,0,0,-1,measured,-0.5,{end},0\n"
+        for case, end in (("x", 1), ("y", 2))
     ]
     Path("mine.csv").write_text(header + "".join(rows))
     words = "timeline mine.csv --out chrome.json"
@@ -158,7 +165,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line_that_says_what_and_where(words: str, capsys: Capture) -> None:
+def test_a_mistake_is_one_line_that_says_what_and_where(
+    words: str, capsys: Capture
+) -> None:
     assert_one_line(words, MISTAKES[words], capsys)
     assert not Path("p.csv").exists()
 
@@ -182,8 +191,18 @@ def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback() -> None:
 def inputs_table(batch: int) -> Path:
     """What a batch takes: 0.2 s to read, 0.3 s to decode."""
     columns = {
-        **{"quantity": ["read", "decode", "read"], "how": ["cold files", "one core", "cached"]},
-        **{"device": "cpu", "stored": "jpeg", "batch": 1, "bytes": 9, "ranks": 1, "sample": 0},
+        **{
+            "quantity": ["read", "decode", "read"],
+            "how": ["cold files", "one core", "cached"],
+        },
+        **{
+            "device": "cpu",
+            "stored": "jpeg",
+            "batch": 1,
+            "bytes": 9,
+            "ranks": 1,
+            "sample": 0,
+        },
         **{"seconds": np.array([0.2, 0.3, 0.9]) / batch, "from_disk": 1.0},
     }
     frame = pd.DataFrame(columns)
@@ -201,10 +220,15 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
     shares = answer["shares_of_critical_path_after"]
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["link"] == pytest.approx(0.5 * sent_s / answer["iteration_s_after"])
-    assert answer["speedup"] == pytest.approx(answer["iteration_s"] / answer["iteration_s_after"])
+    assert answer["speedup"] == pytest.approx(
+        answer["iteration_s"] / answer["iteration_s_after"]
+    )
     slow = run(capsys, f"{words} --inputs {inputs_table(batch=8)} --scale disk=4")
     assert slow["iteration_s_after"] == pytest.approx(4 * 0.2)  # now the disks limit
-    assert slow["limited_by_after"] == "disk" and "disk" not in slow["shares_of_critical_path"]
+    assert (
+        slow["limited_by_after"] == "disk"
+        and "disk" not in slow["shares_of_critical_path"]
+    )
 
 
 def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None:
@@ -233,7 +257,9 @@ def test_every_planner_of_sparse_messages_can_be_asked_for_and_none_beats_exact(
     assert chosen["no_plan_below_s"] == pytest.approx(taken["exact"], rel=1e-11)
 
 
-def test_selection_is_computed_and_values_and_indices_are_gathered(capsys: Capture) -> None:
+def test_selection_is_computed_and_values_and_indices_are_gathered(
+    capsys: Capture,
+) -> None:
     answer = run(capsys, f"predict {SPARSE} --density 0.001 --plan single")
     assert answer["selection_s"] == pytest.approx(2.2e-10 * 3.75e6 * 21.838, rel=1e-4)
     assert answer["compute_s"] == pytest.approx(COMPUTE_S + answer["selection_s"])
@@ -254,7 +280,9 @@ def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(
         try:
             time.sleep(PATIENCE_S)
         finally:
-            time.sleep(1.5)  # cleaning up takes longer than an interrupt takes to come again
+            time.sleep(
+                1.5
+            )  # cleaning up takes longer than an interrupt takes to come again
             cleaned.append(True)
 
     monkeypatch.setattr(fit, "fit", long)
@@ -306,7 +334,10 @@ def test_ranks_choose_or_say_and_never_carry(capsys: Capture) -> None:
     ):
         Path("fitted.json").write_text(json.dumps(run(capsys, f"fit {times} {at_fit}")))
         given = (f"--cost fitted.json {at_predict}", f"--collectives {times} --ranks 4")
-        assert [run(capsys, f"{predict} {words}")["workers"] for words in given] == [4, 4]
+        assert [run(capsys, f"{predict} {words}")["workers"] for words in given] == [
+            4,
+            4,
+        ]
     mistake = "a cost of 4 workers, not 8: --ranks does not carry"
     assert_one_line(f"{predict} --cost fitted.json --ranks 8", mistake, capsys)
     for words in ("fit telling.csv", f"{predict} --collectives telling.csv"):

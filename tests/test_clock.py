@@ -53,7 +53,9 @@ def test_interval_covers_the_median_as_often_as_asked(n: int, level: float) -> N
 
 
 @pytest.mark.parametrize("share", [0.3, 0.03])
-def test_stops_with_the_first_interval_narrow_enough(simulated: Simulated, share: float) -> None:
+def test_stops_with_the_first_interval_narrow_enough(
+    simulated: Simulated, share: float
+) -> None:
     times = np.random.default_rng(0).uniform(0.9, 1.3, 5000)
     budget = Budget(warmup=0, max_repeats=5000, max_s=ENDLESS, relative_halfwidth=share)
     kept = measure(simulated.taking(iter(times)), budget)
@@ -62,10 +64,14 @@ def test_stops_with_the_first_interval_narrow_enough(simulated: Simulated, share
         low, high = median_interval(samples)
         return (high - low) / 2 <= share * float(np.median(samples))
 
-    assert [n for n in range(budget.min_repeats, len(kept) + 1) if narrow(kept[:n])] == [len(kept)]
+    assert [
+        n for n in range(budget.min_repeats, len(kept) + 1) if narrow(kept[:n])
+    ] == [len(kept)]
 
 
-def test_time_ends_the_budget_but_not_before_the_fewest_repeats(simulated: Simulated) -> None:
+def test_time_ends_the_budget_but_not_before_the_fewest_repeats(
+    simulated: Simulated,
+) -> None:
     slow = simulated.taking(repeat(10.0))
     assert len(measure(slow, Budget(min_repeats=3, max_s=1.0))) == 3
     restless = simulated.taking(cycle([1.0, 2.0]))
@@ -78,7 +84,9 @@ def test_warm_up_is_dropped_and_steady_times_stop_at_once(simulated: Simulated) 
     assert measure(simulated.taking(times), budget).tolist() == [0.5] * 6
 
 
-def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulated) -> None:
+def test_device_is_awaited_inside_and_setup_outside_the_time(
+    simulated: Simulated,
+) -> None:
     pending = 0.0
 
     def give_work() -> None:
@@ -97,12 +105,17 @@ def test_device_is_awaited_inside_and_setup_outside_the_time(simulated: Simulate
     assert set(samples) == {1.0}
 
 
-def test_actions_take_turns_and_one_restless_keeps_all_running(simulated: Simulated) -> None:
+def test_actions_take_turns_and_one_restless_keeps_all_running(
+    simulated: Simulated,
+) -> None:
     calls: list[str] = []
     actions = {name: lambda name=name: calls.append(name) for name in "abc"}
     measure_interleaved(actions, Budget(warmup=1, min_repeats=4, max_repeats=4))
     assert "".join(calls) == "abc" * 5
-    two = {"steady": simulated.taking(repeat(1.0)), "restless": simulated.taking(cycle([1, 2]))}
+    two = {
+        "steady": simulated.taking(repeat(1.0)),
+        "restless": simulated.taking(cycle([1, 2])),
+    }
     samples = measure_interleaved(two, Budget(max_repeats=30, max_s=ENDLESS))
     assert len(samples["steady"]) == len(samples["restless"]) == 30
 
@@ -115,7 +128,9 @@ def test_ranks_decide_together(simulated: Simulated) -> None:
         return len(wishes) == 10
 
     action = simulated.taking(repeat(1.0))
-    samples = measure(action, Budget(min_repeats=5, max_s=ENDLESS), agree=until_the_tenth)
+    samples = measure(
+        action, Budget(min_repeats=5, max_s=ENDLESS), agree=until_the_tenth
+    )
     assert len(samples) == 14  # asked from the fifth repeat on, at every one
     assert wishes == [False] + [True] * 9  # five samples have no interval
 
@@ -131,7 +146,9 @@ def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> 
     assert samples == pytest.approx(np.full(3, 0.005))
 
 
-@pytest.mark.parametrize("wrong", [{"warmup": -1}, {"min_repeats": 101}, {"max_s": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong", [{"warmup": -1}, {"min_repeats": 101}, {"max_s": float("nan")}]
+)
 def test_contradictory_budget_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match="budget"):
         Budget(**wrong)  # type: ignore[arg-type]

@@ -53,7 +53,9 @@ def test_what_is_read_is_as_published_in_seconds_and_bytes() -> None:
         for row, words in zip(frame.itertuples(), cells(path), strict=True):
             assert [row.batch, row.iteration_s] == [int(words[-3]), float(words[-2])]
             digits = [int(digit) for digit in row.placement]
-            placed = [len(digits), sum(digits)] if digits else [int(words[0]), int(words[1])]
+            placed = (
+                [len(digits), sum(digits)] if digits else [int(words[0]), int(words[1])]
+            )
             assert [row.nodes, row.ranks] == placed
             assert row.placement == (words[0] if digits else "")
     path = EXTERNAL / "abci" / "imagenet_anode_gpu4_fp32.json.gz"
@@ -74,7 +76,9 @@ def test_what_is_read_is_as_published_in_seconds_and_bytes() -> None:
     assert not serial["overlap"].any() and not serial["bucket_bytes"].any()
     assert float(cs336.cost()(1000 * MIB)) == pytest.approx(0.05077763646841049)
     path = EXTERNAL / "vidur" / "h100_pairwise_nvlink-64mib.csv.gz"
-    for row, words in zip(clusters.vidur_all_reduce(path).itertuples(), cells(path), strict=True):
+    for row, words in zip(
+        clusters.vidur_all_reduce(path).itertuples(), cells(path), strict=True
+    ):
         assert [row.ranks, row.per_node, row.bytes] == [int(word) for word in words[:3]]
         assert row.median_s == int(words[4]) / 1e6
         assert row.table == f"h100_pairwise_nvlink-{row.ranks}x{row.per_node}"
@@ -91,7 +95,9 @@ def test_shapes_have_what_their_networks_have_and_no_traced_time_is_lost() -> No
     assert shape.compute_s == pytest.approx(sum(int(words[5]) for words in lines) / 1e6)
     assert shape.n == 161 and shape.parameters.sum() == 25_557_032
     first = [int(words[5]) for words in lines if words[9] == "backward"][:3]
-    assert shape.backward_s[0] == pytest.approx(sum(first) / 1e6), "loss and last matrix"
+    assert shape.backward_s[0] == pytest.approx(sum(first) / 1e6), (
+        "loss and last matrix"
+    )
 
 
 def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
@@ -102,8 +108,13 @@ def test_a_rule_tests_rows_that_are_used_for_nothing_else() -> None:
     assert set(pollux.NETWORKS) == fitting
     assert len(rows("pollux-resnet50").test) == 749
     assert {len(part.calibrate) for part in clusters.dense_tables().values()} == {12}
-    tuned = {table for rule in clusters.DENSE for table in clusters.rules()[rule]["tuned"]}
-    assert [table in tuned for table in sorted(clusters.dense_tables())] == [True, False] * 7
+    tuned = {
+        table for rule in clusters.DENSE for table in clusters.rules()[rule]["tuned"]
+    }
+    assert [table in tuned for table in sorted(clusters.dense_tables())] == [
+        True,
+        False,
+    ] * 7
 
 
 @given(SECONDS, SECONDS, st.floats(1.0, 3.0), workloads(max_tensors=7))
@@ -113,7 +124,9 @@ def test_models_of_two_numbers_are_those_of_core_and_the_published_norm(
     shape = replace(shape, forward_s=shape.forward_s + 0.1)
     work, sent = shape.scaled(compute_s / shape.compute_s), plan.ddp(shape)
     cost = AlphaBeta(0.0, wire_s / shape.bytes.sum())
-    whole, slowed = (Iteration(work, sent, cost, Link(slowdown=share)) for share in (0.0, free))
+    whole, slowed = (
+        Iteration(work, sent, cost, Link(slowdown=share)) for share in (0.0, free)
+    )
     expected_s = {
         "no_overlap": no_overlap(whole).iteration_s,
         "perfect_overlap": perfect_overlap(whole).iteration_s,
@@ -129,7 +142,9 @@ def test_models_of_two_numbers_are_those_of_core_and_the_published_norm(
 
 
 @pytest.mark.parametrize("name", pollux.MODELS)
-def test_a_cluster_that_follows_a_model_is_calibrated_and_predicted_exactly(name: str) -> None:
+def test_a_cluster_that_follows_a_model_is_calibrated_and_predicted_exactly(
+    name: str,
+) -> None:
     """The W that is found gives the same iteration; it is 0 where compute alone takes as long."""
     parts, shape, numbers = rows(FITTED), clusters.resnet50(), pollux.MODELS[name]
     number = numbers[3 * len(numbers) // 10]
@@ -140,7 +155,9 @@ def test_a_cluster_that_follows_a_model_is_calibrated_and_predicted_exactly(name
         wire_s = 0.3 + 0.07 * part["ranks"].to_numpy() + 0.1 * part["nodes"].to_numpy()
         return part.assign(iteration_s=blind(alone[part["batch"]].to_numpy(), wire_s))
 
-    parts = parts._replace(**{p: made(getattr(parts, p)) for p in ("calibrate", "fit", "test")})
+    parts = parts._replace(
+        **{p: made(getattr(parts, p)) for p in ("calibrate", "fit", "test")}
+    )
     assert pollux.fit(parts, name, shape) == number
     predicted_s = pollux.predict(pollux.timings(parts, parts.test), blind)
     assert predicted_s == pytest.approx(parts.test["iteration_s"].to_numpy(), rel=1e-9)
@@ -154,7 +171,11 @@ def test_the_fullest_node_is_that_of_the_placement_or_of_ranks_spread_evenly() -
 
 def test_predictions_are_blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same whatever was measured in the rows that are tested."""
-    all_s: list[Any] = [partial(pollux.predictions, [FITTED]), abci.predictions, cs336.predictions]
+    all_s: list[Any] = [
+        partial(pollux.predictions, [FITTED]),
+        abci.predictions,
+        cs336.predictions,
+    ]
     seen = [predict()["predicted_s"] for predict in all_s]
 
     def hidden(name: str) -> clusters.Rows:
@@ -171,22 +192,34 @@ def test_errors_on_others_clusters_are_those_that_are_reported() -> None:
     """A constant a step explains ABCI's nodes; a norm is nearer than the recursion on Pollux's ResNet-50."""
     constant_s, errors = abci.step(abci.predictions())
     assert constant_s == pytest.approx(3.434e-3, rel=1e-3) and len(errors) == 5
-    assert errors.abs().nlargest(2).tolist() == pytest.approx([0.0381, 0.0005], abs=5e-5)
-    longer_ms = abci.longer(abci.predictions(), ["no_overlap", "workbook_step"]).loc["4 A100, AMP"]
+    assert errors.abs().nlargest(2).tolist() == pytest.approx(
+        [0.0381, 0.0005], abs=5e-5
+    )
+    longer_ms = abci.longer(abci.predictions(), ["no_overlap", "workbook_step"]).loc[
+        "4 A100, AMP"
+    ]
     assert longer_ms.tolist() == pytest.approx([3.6891, 1.0654, 3.5843], abs=1e-4)
-    predicted = pollux.predictions([FITTED]).eval("error = abs(predicted_s / measured_s - 1)")
+    predicted = pollux.predictions([FITTED]).eval(
+        "error = abs(predicted_s / measured_s - 1)"
+    )
     medians = predicted.groupby("model")["error"].median()
-    assert medians[["norm", "workbook"]].tolist() == pytest.approx([0.0424, 0.0497], abs=5e-5)
+    assert medians[["norm", "workbook"]].tolist() == pytest.approx(
+        [0.0424, 0.0497], abs=5e-5
+    )
     buckets = cs336.predictions().eval("error = abs(predicted_s / measured_s - 1)")
     medians = buckets.pivot_table("error", "model", "rule", "median")
     assert medians["cs336"].max() < 0.25 < medians["cs336-serial"].max()
     assert medians["cs336-serial"].idxmin() == "workbook_shared"
     by_node = pollux.by_node(predicted, FITTED)
-    assert by_node.tolist() == pytest.approx([-0.0220, -0.0421, -0.0441, -0.0566], abs=5e-5)
+    assert by_node.tolist() == pytest.approx(
+        [-0.0220, -0.0421, -0.0441, -0.0566], abs=5e-5
+    )
 
 
 @pytest.mark.parametrize("size", [MIB, 1000 * MIB])
-def test_all_bytes_of_a_bucket_travel_when_its_last_gradient_is_ready(size: int) -> None:
+def test_all_bytes_of_a_bucket_travel_when_its_last_gradient_is_ready(
+    size: int,
+) -> None:
     alone, work = cs336.messages(256, 0), cs336.messages(256, size)
     assert work.bytes.sum() == alone.bytes.sum() == 7_992_940_800
     assert work.compute_s == pytest.approx(1.0) == alone.compute_s
@@ -200,7 +233,9 @@ def test_inverted_compute_meets_what_it_is_shown() -> None:
     parts = rows("cs336")
     for name in (*cs336.OTHERS, *cs336.OURS):
         shown_s = cs336.predicted_s(parts, parts.calibrate, name, 0.3)
-        assert shown_s == pytest.approx(parts.calibrate["iteration_s"].to_numpy(), rel=1e-6)
+        assert shown_s == pytest.approx(
+            parts.calibrate["iteration_s"].to_numpy(), rel=1e-6
+        )
 
 
 def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
@@ -209,12 +244,16 @@ def test_the_slowdown_of_a_machine_that_follows_a_model_is_found() -> None:
     alone = parts.compute.assign(iteration_s=parts.compute["iteration_s"] + longer_s)
     parts = parts._replace(compute=alone)
     by_free = partial(cs336.predicted_s, parts, parts.calibrate, "workbook_shared")
-    assert clusters.fitted(by_free, by_free(truth), 1.0) == pytest.approx(truth, abs=1e-4)
+    assert clusters.fitted(by_free, by_free(truth), 1.0) == pytest.approx(
+        truth, abs=1e-4
+    )
     assert clusters.fitted(by_free, 0.5 * by_free(0.0), 1.0) == 0.0
     assert clusters.fitted(by_free, 9.0 * by_free(1.0), 1.0) == 1.0
 
 
 def test_the_goal_of_one_percent_is_missed_on_half_of_the_dense_tables() -> None:
     judged = clusters.judged(clusters.dense_predictions())
-    assert len(judged) == 14 and judged["n"].sum() == 14464 and judged["held"].sum() == 7
+    assert (
+        len(judged) == 14 and judged["n"].sum() == 14464 and judged["held"].sum() == 7
+    )
     assert (judged["below_25_mib"] <= clusters.GOAL_SMALL).all()

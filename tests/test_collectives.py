@@ -32,8 +32,15 @@ def rank(number: int, ranks: int) -> Rank:
     return Rank(number, ranks, number, torch.device("cpu"), "gloo", 1)
 
 
-@given(st.sampled_from([*COLLECTIVES]), st.integers(1, 6), st.integers(1, 300), st.integers(0, 9))
-def test_every_rank_expects_what_all_contribute(name: str, n: int, size: int, seed: int) -> None:
+@given(
+    st.sampled_from([*COLLECTIVES]),
+    st.integers(1, 6),
+    st.integers(1, 300),
+    st.integers(0, 9),
+)
+def test_every_rank_expects_what_all_contribute(
+    name: str, n: int, size: int, seed: int
+) -> None:
     whole = whole_size(size, n)
     assert whole % (4 * n) == 0 and size <= whole < size + 4 * n
     everyone = [CheckedCollective(rank(r, n), name, whole, seed) for r in range(n)]
@@ -60,8 +67,14 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
 def test_two_real_ranks(tmp_path: Path) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     settings = CollectivesSettings(sizes=[1000, 65536, 4 << 20], budget=budget)
-    how: dict[str, Any] = {"ranks": 2, "place": Loopback(), "join": {"torch_threads": 1}}
-    frame = launch(collectives_job, settings, out=tmp_path / "out", **how)["collectives"]
+    how: dict[str, Any] = {
+        "ranks": 2,
+        "place": Loopback(),
+        "join": {"torch_threads": 1},
+    }
+    frame = launch(collectives_job, settings, out=tmp_path / "out", **how)[
+        "collectives"
+    ]
     assert set(frame["collective"]) == set(COLLECTIVES)
     counts = frame.groupby(["collective", "bytes"])["sample"].agg(["count", "max"])
     assert len(counts) == 3 * len(COLLECTIVES) and counts["count"].between(5, 20).all()
@@ -71,7 +84,11 @@ def test_two_real_ranks(tmp_path: Path) -> None:
     assert labels.to_numpy().tolist() == [["gloo", "ring", "loopback", 0.0, 2, 1]]
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["collectives.csv", "collectives.json", "job.json"], "and no logs"
-    for arguments in ((["all_to_all"],), (["all_reduce"], [1024, 0]), (["all_reduce"], [])):
+    for arguments in (
+        (["all_to_all"],),
+        (["all_reduce"], [1024, 0]),
+        (["all_reduce"], []),
+    ):
         with pytest.raises(UserError):
             CollectivesSettings(*arguments)
 
@@ -79,9 +96,13 @@ def test_two_real_ranks(tmp_path: Path) -> None:
 def test_ranks_that_start_apart_are_timed_from_the_last_start() -> None:
     budget = Budget(warmup=0, min_repeats=3, max_repeats=3, max_s=9.0)
     settings = CollectivesSettings(["all_gather"], [1024], budget, apart_s=0.5)
-    rows = launch(collectives_job, settings, ranks=2, place=Loopback(), join={})["collectives"]
+    rows = launch(collectives_job, settings, ranks=2, place=Loopback(), join={})[
+        "collectives"
+    ]
     assert (rows["apart_s"] == 0.5).all() and (rows["seconds"] > 0).all()
-    assert rows["seconds"].median() < 0.5, "nothing of what the first rank waited for the last"
+    assert rows["seconds"].median() < 0.5, (
+        "nothing of what the first rank waited for the last"
+    )
 
 
 @pytest.fixture
@@ -89,7 +110,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The environment of the only rank of a job."""
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    wanted = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    wanted = {
+        "RANK": 0,
+        "WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_port(),
+    }
     for name, value in wanted.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -116,16 +142,26 @@ def test_messages_of_a_gpu_are_timed_by_its_clock_once_all_are_queued(
     try:
         monkeypatch.setattr(torch.cuda, "_sleep", noting("hold", lambda cycles: None))
         monkeypatch.setattr(Marks, "mark", noting("mark", Marks.mark))
-        monkeypatch.setattr(CheckedCollective, "run", noting("run", CheckedCollective.run))
-        monkeypatch.setattr(CheckedCollective, "reset", noting("reset", CheckedCollective.reset))
+        monkeypatch.setattr(
+            CheckedCollective, "run", noting("run", CheckedCollective.run)
+        )
+        monkeypatch.setattr(
+            CheckedCollective, "reset", noting("reset", CheckedCollective.reset)
+        )
         twice = Budget(warmup=1, min_repeats=2, max_repeats=2)
         settings = CollectivesSettings(["all_gather"], [1000], twice)
         (tables,) = collectives_job.part(replace(me, backend=backend), settings)
     finally:
         me.leave()
-    each = ["reset", "run"] if backend == "gloo" else ["reset", "hold", "mark", "run", "mark"]
+    each = (
+        ["reset", "run"]
+        if backend == "gloo"
+        else ["reset", "hold", "mark", "run", "mark"]
+    )
     assert did == 3 * each
-    assert set(tables["collectives"]["clock"]) == {"wall" if backend == "gloo" else "device"}
+    assert set(tables["collectives"]["clock"]) == {
+        "wall" if backend == "gloo" else "device"
+    }
 
 
 def test_an_incomplete_environment_is_one_line(

@@ -15,14 +15,27 @@ from ddlkit.report.source import Source
 
 
 def save(directory: Path, schema: str, point: str, frame: pd.DataFrame) -> None:
-    store.save_table(frame, directory, f"{schema}-{point}", schema=schema, command=["test"])
+    store.save_table(
+        frame, directory, f"{schema}-{point}", schema=schema, command=["test"]
+    )
 
 
 def test_slowdown_is_beside_over_alone() -> None:
-    same = {"kernel": "relu", "device": "cpu", "ranks": 1, "threads": 1, "fifo_bytes": 0}
+    same = {
+        "kernel": "relu",
+        "device": "cpu",
+        "ranks": 1,
+        "threads": 1,
+        "fifo_bytes": 0,
+    }
     same |= {"bytes_per_s_asked": 0.0, "bytes_per_s": 1e9}
     alone = {"communication": "none", "blocks": 0, "overlap_share": 0.0, "seconds": 0.5}
-    beside = {"communication": "standin", "blocks": 2, "overlap_share": 1.0, "seconds": 0.8}
+    beside = {
+        "communication": "standin",
+        "blocks": 2,
+        "overlap_share": 1.0,
+        "seconds": 0.8,
+    }
     rows = pd.DataFrame([{**same, **row} for row in (alone, beside) for _ in range(3)])
     (row,) = compare.slowdowns(rows).to_dict("records")
     assert row["slowdown"] == pytest.approx(1.6)
@@ -32,7 +45,9 @@ def test_slowdown_is_beside_over_alone() -> None:
 def test_c_is_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
     where = {"device": "cpu", "precision": "fp32", "kernel": "product", "sample": 0}
     seconds = {64: 2 * 64**3 / 1e9, 128: 2 * 128**3 / 4e9}
-    peaks = pd.DataFrame([{**where, "side": n, "seconds": s} for n, s in seconds.items()])
+    peaks = pd.DataFrame(
+        [{**where, "side": n, "seconds": s} for n, s in seconds.items()]
+    )
     save(tmp_path, "peaks", "cpu", peaks)
     path = store.list_tables(source.default_recording(), "layers-resnet18-*.csv")[0]
     layers = store.load_table(path, "layers")
@@ -45,11 +60,16 @@ def test_c_is_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
 
 def test_kernels_reach_a_share_of_the_fastest_on_their_machine() -> None:
     """A network that was not profiled has no steps."""
-    table = compare.kernel_shares(source.recordings("peaks"), ["resnet18", "no such network"])
+    table = compare.kernel_shares(
+        source.recordings("peaks"), ["resnet18", "no such network"]
+    )
     assert {*table["unit"]} == {"FLOP/s", "B/s"}
     steps = table[table["kernel"] == "step of ResNet-18"]
     assert table["share"].drop(index=steps.index).between(0, 1, inclusive="right").all()
-    assert len(steps) > 0 and steps["share"].to_list() == (steps["rate"] / steps["peak"]).to_list()
+    assert (
+        len(steps) > 0
+        and steps["share"].to_list() == (steps["rate"] / steps["peak"]).to_list()
+    )
     fastest = table[table["kernel"].str.startswith(("product", "copy"))]
     assert (fastest["rate"] <= fastest["peak"]).all()
 
@@ -61,7 +81,9 @@ def test_pairs_recover_a_ratio_under_drift() -> None:
         drift = 1 + 0.3 * rng.random()
         for plan, scale in (("exact", 1.0), ("ddp", factor)):
             iteration_s = drift * scale * math.exp(rng.normal(0, 0.002))
-            rows.append({**place, "plan": plan, "repeat": repeat, "iteration_s": iteration_s})
+            rows.append(
+                {**place, "plan": plan, "repeat": repeat, "iteration_s": iteration_s}
+            )
     (row,) = compare.paired(pd.DataFrame(rows), "exact").to_dict("records")
     assert row["pairs"] == 20 and row["upper"] - row["lower"] < 0.01
     assert row["ratio"] == pytest.approx(factor, rel=0.005)

@@ -80,19 +80,28 @@ def test_kernels_alone_and_beside_are_timed_in_turn_as_far_as_both_run_together(
     assert set(rows(Played(), late).values()) == {20}
     with pytest.raises(Partial, match="OutOfMemoryError: CUDA out of memory") as part:
         rows(Played(fails=THREE[1:]), twice)
-    assert part.value.tables["contention"].groupby("blocks").size().to_dict() == {0: 2, 1: 2}
+    assert part.value.tables["contention"].groupby("blocks").size().to_dict() == {
+        0: 2,
+        1: 2,
+    }
     played = Played(turns=THREE[:1])
-    with pytest.raises(UserError, match="beside .*blocks=1.* for 0% of it: something has") as no:
+    with pytest.raises(
+        UserError, match="beside .*blocks=1.* for 0% of it: something has"
+    ) as no:
         rows(played, twice)
     assert not isinstance(no.value, Partial)
     assert played.tried == [None, THREE[0]]
     monkeypatch.setattr(contention, "MOST_EXTRA_S", -1e9)
-    with pytest.raises(UserError, match="for 100% of it: something has them take turns"):
+    with pytest.raises(
+        UserError, match="for 100% of it: something has them take turns"
+    ):
         rows(Played(), twice)
 
 
 @given(
-    st.lists(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), min_size=1, max_size=2),
+    st.lists(
+        st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), min_size=1, max_size=2
+    ),
     st.floats(0, 3),
     st.floats(0.1, 3),
 )
@@ -101,7 +110,9 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
 ) -> None:
     count = min(map(len, copies))
     lines = [np.cumsum([0.1, *copy[:count]]) for copy in copies]
-    in_order = np.transpose(lines).ravel()  # the first of each stream, the second of each, ...
+    in_order = np.transpose(
+        lines
+    ).ravel()  # the first of each stream, the second of each, ...
     line = np.concatenate([[0.0], in_order, [opened_s, opened_s + takes_s]])
     traffic = flow(line, len(copies), MIB)
     ticks = np.linspace(opened_s, opened_s + takes_s, 20_001)
@@ -116,15 +127,21 @@ def test_bytes_flow_evenly_while_a_copy_lasts(
     assert traffic.ends_s == pytest.approx([each[-1] for each in lines])
 
 
-def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(tmp_path: Path) -> None:
+def test_points_of_a_gpu_cover_the_grid_and_a_processor_has_none(
+    tmp_path: Path,
+) -> None:
     cpu = Here("cpu", 1, tmp_path)
-    for (point,) in (kernels_beside_messages(cpu, True, copies) for copies in (True, False)):
+    for (point,) in (
+        kernels_beside_messages(cpu, True, copies) for copies in (True, False)
+    ):
         assert point.estimate_s == 0.0
         with pytest.raises(Unavailable, match="needs a GPU"):
             point.measure()
     every = contention.footprints(False)
     assert len(set(every)) == len(every)
-    assert {(1, 64), (4, 512), (32, 64)} <= {(each.blocks, each.threads) for each in every}
+    assert {(1, 64), (4, 512), (32, 64)} <= {
+        (each.blocks, each.threads) for each in every
+    }
     assert [*map(standin.nccl_threads, (64, 128, 256, 512))] == [128, 160, 288, 544]
     # All blocks find a chunk of their own.
     for each in every:

@@ -28,15 +28,21 @@ from ddlkit.papers import osf
 SIZES = np.geomspace(1, 1e9, 200)
 COSTS: dict[str, MessageCost] = {
     "alpha_beta": AlphaBeta(1e-3, 8e-9, workers=4, algorithm="ring"),
-    "table": Table(np.array([1e3, 1e6, 1e8]), np.array([1e-4, 1e-2, 0.9]), collective="all_gather"),
+    "table": Table(
+        np.array([1e3, 1e6, 1e8]), np.array([1e-4, 1e-2, 0.9]), collective="all_gather"
+    ),
     "chords": Chords(np.array([1e3, 1e5, 1e6, 1e8]), np.array([1e-4, 2e-3, 1e-2, 0.9])),
     "piecewise": Piecewise(45e3, 1e-5, 1e-4, 8e-9, 3e-4),
-    "segments": Segments(*map(np.array, ([1e5, 1e7], [1e-4, 2e-4, 3e-4], [1e-8, 8e-9, 9e-9]))),
+    "segments": Segments(
+        *map(np.array, ([1e5, 1e7], [1e-4, 2e-4, 3e-4], [1e-8, 8e-9, 9e-9]))
+    ),
 }
 
 
 @pytest.mark.parametrize("form", SIMPLE_FIRST)
-def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(form: str) -> None:
+def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(
+    form: str,
+) -> None:
     """A form that is registered has an example here, or these laws would not run over it."""
     assert {name for name, kind in FORMS.items() if kind in METHODS} == set(COSTS)
     cost = COSTS[form]
@@ -49,7 +55,9 @@ def test_a_registered_form_is_read_back_and_the_same_for_one_size_and_many(form:
 
 @pytest.mark.parametrize("form", REPLACED)
 def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
-    told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(".", r"\.")
+    told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(
+        ".", r"\."
+    )
     with pytest.raises(UserError, match=told):
         fit(form, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     with pytest.raises(UserError, match=told):
@@ -70,9 +78,13 @@ def test_tables_pass_through_their_points_and_extrapolate_with_the_last_slope(
 
 def test_between_its_points_a_table_is_a_power_and_chords_are_a_line() -> None:
     sizes, middle = np.geomspace(1e3, 1e9, 12), np.geomspace(1e3, 1e9, 500)
-    np.testing.assert_allclose(Table(sizes, 1e-6 * sizes**0.7)(middle), 1e-6 * middle**0.7)
+    np.testing.assert_allclose(
+        Table(sizes, 1e-6 * sizes**0.7)(middle), 1e-6 * middle**0.7
+    )
     line = AlphaBeta(1e-3, 1e-9)
-    np.testing.assert_allclose(Chords(sizes, line(sizes))(middle), line(middle), rtol=1e-12)
+    np.testing.assert_allclose(
+        Chords(sizes, line(sizes))(middle), line(middle), rtol=1e-12
+    )
 
 
 def test_a_ring_is_taken_to_other_worker_counts_and_is_osf_eq_7() -> None:
@@ -88,7 +100,11 @@ def test_a_ring_is_taken_to_other_worker_counts_and_is_osf_eq_7() -> None:
         sizes = np.array([1e3, 1e8])
         ends = osf.ring_from_ends(sizes, ring(n)(sizes), n)
         np.testing.assert_allclose(ends(SIZES), ring(n)(SIZES), rtol=1e-9)
-    for other, n in ((AlphaBeta(1e-3, 8e-9, workers=4), 8), (COSTS["table"], 8), (ring(4), 1)):
+    for other, n in (
+        (AlphaBeta(1e-3, 8e-9, workers=4), 8),
+        (COSTS["table"], 8),
+        (ring(4), 1),
+    ):
         with pytest.raises(UserError, match="number of workers|at least 2 workers"):
             other.at_workers(n)
 

@@ -31,20 +31,30 @@ from ddlkit.papers.dag.graph import (
 )
 from strategies import costs, iterations, plans, positive, workloads
 
-EQ_3 = replace(ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True)
+EQ_3 = replace(
+    ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True
+)
 EQ_5 = replace(EQ_3, sends_during_backward=True)
 CAFFE = dag.STRATEGIES["Caffe-MPI"]
-FIGURE_1 = dag.IterationTimes(2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5)
+FIGURE_1 = dag.IterationTimes(
+    2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5
+)
 
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
     """Tasks numbered anyhow, of long chains as often as of many edges."""
     n = draw(st.integers(1, most))
-    resource = draw(st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=n, max_size=n))
+    resource = draw(
+        st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=n, max_size=n)
+    )
     duration_s = draw(st.lists(st.floats(0, 10) | st.just(1.0), min_size=n, max_size=n))
     number = draw(st.permutations(range(n)))
-    drawn = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n))
+    drawn = draw(
+        st.lists(
+            st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=2 * n
+        )
+    )
     chained = [(i, i + 1) for i in range(n - 1) if draw(st.booleans())]
     edges = [(number[a], number[b]) for a, b in [*drawn, *chained] if a < b]
     return TaskGraph.of(duration_s, sorted(set(edges)), resource)
@@ -53,16 +63,24 @@ def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
 @given(graphs())
 def test_the_longest_path_is_networkx_s(graph: TaskGraph) -> None:
     others = graph.to_networkx()
-    others.add_weighted_edges_from((task, "end", graph.duration_s[task]) for task in range(graph.n))
-    assert graph.longest_path_s == pytest.approx(nx.dag_longest_path_length(others), rel=1e-12)
+    others.add_weighted_edges_from(
+        (task, "end", graph.duration_s[task]) for task in range(graph.n)
+    )
+    assert graph.longest_path_s == pytest.approx(
+        nx.dag_longest_path_length(others), rel=1e-12
+    )
     path = list(schedule(TaskGraph.of(graph.duration_s, graph.edges)).critical_path)
     assert sum(graph.duration_s[path]) == pytest.approx(graph.longest_path_s, rel=1e-12)
     assert graph.slack_s[path] == pytest.approx(0, abs=1e-9)
 
 
 @given(graphs())
-@example(TaskGraph.of([0, 0, 0, 0, 0, 1, 0], [(1, 6), (6, 2)], [0, 1, 0, 0, 0, 0, 1]))  # 2 is late
-def test_a_schedule_is_first_ready_first_served_one_thing_at_a_time(graph: TaskGraph) -> None:
+@example(
+    TaskGraph.of([0, 0, 0, 0, 0, 1, 0], [(1, 6), (6, 2)], [0, 1, 0, 0, 0, 0, 1])
+)  # 2 is late
+def test_a_schedule_is_first_ready_first_served_one_thing_at_a_time(
+    graph: TaskGraph,
+) -> None:
     found, ready_s = schedule(graph), np.zeros(graph.n)
     before, after = graph.edges.T
     np.maximum.at(ready_s, after, found.end_s[before])
@@ -78,7 +96,9 @@ def test_a_schedule_is_first_ready_first_served_one_thing_at_a_time(graph: TaskG
 
 
 @given(graphs())
-def test_a_schedule_is_the_longest_path_with_its_resources_edges(graph: TaskGraph) -> None:
+def test_a_schedule_is_the_longest_path_with_its_resources_edges(
+    graph: TaskGraph,
+) -> None:
     found = schedule(graph)
     assert np.array_equal(found.bound.earliest_s, found.start_s)
     path = list(found.critical_path)
@@ -91,7 +111,14 @@ def test_a_schedule_is_the_longest_path_with_its_resources_edges(graph: TaskGrap
 def test_tasks_are_numbered_and_wait_as_figure_1_has_it(name: str) -> None:
     graph = s_sgd(FIGURE_1, dag.STRATEGIES[name], Gpus(1, 4), iterations=2)
     assert graph.n == 2 * 36 == 2 * sum(dag.iteration_tasks(3, 4).values())
-    numbered = {0: "io", 4: "h2d", 12: "forward", 28: "backward", 32: "all_reduce", 35: "update"}
+    numbered = {
+        0: "io",
+        4: "h2d",
+        12: "forward",
+        28: "backward",
+        32: "all_reduce",
+        35: "update",
+    }
     assert [KINDS[graph.kind[task]] for task in numbered] == [*numbered.values()]
     assert graph.layer[[0, 12, 28, 32, 34, 35]].tolist() == [-1, 2, 1, 3, 1, -1]
 
@@ -112,12 +139,21 @@ def test_one_iteration_is_core_s_for_every_plan(
 ) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     iteration = Iteration(workload, data.draw(plans(workload.n)), cost)
-    gpus, forward_s = Gpus(machines, per_machine), np.eye(workload.n)[0] * workload.forward_s
+    gpus, forward_s = (
+        Gpus(machines, per_machine),
+        np.eye(workload.n)[0] * workload.forward_s,
+    )
     graph = of_iteration(iteration, CAFFE, gpus, forward_s=forward_s)
     drawn, sent = schedule(graph), graph.kind == KINDS.index("all_reduce")
-    assert drawn.duration_s == pytest.approx(iteration.prediction.iteration_s, rel=1e-12)
-    assert drawn.start_s[sent] == pytest.approx(iteration.played_s[0], rel=1e-9, abs=1e-9)
-    after = schedule(of_iteration(iteration, dag.STRATEGIES["CNTK"], gpus, forward_s=forward_s))
+    assert drawn.duration_s == pytest.approx(
+        iteration.prediction.iteration_s, rel=1e-12
+    )
+    assert drawn.start_s[sent] == pytest.approx(
+        iteration.played_s[0], rel=1e-9, abs=1e-9
+    )
+    after = schedule(
+        of_iteration(iteration, dag.STRATEGIES["CNTK"], gpus, forward_s=forward_s)
+    )
     whole = workload.compute_s + iteration.communication_s.sum()
     assert after.duration_s == pytest.approx(whole, rel=1e-12)
 
@@ -127,7 +163,9 @@ def test_eqs_1_and_2_are_the_schedule_where_nothing_is_hidden(
     times: dag.IterationTimes, gpus: int
 ) -> None:
     found = schedule(s_sgd(times, ONE_AFTER_THE_OTHER, Gpus(1, gpus), iterations=3))
-    printed = dag.naive_iteration_s(replace(times, io_s=gpus * times.io_s))  # one disk for all
+    printed = dag.naive_iteration_s(
+        replace(times, io_s=gpus * times.io_s)
+    )  # one disk for all
     assert found.duration_s == pytest.approx(3 * printed)
     alone = replace(times, communication_s=np.zeros_like(times.communication_s))
     one = schedule(s_sgd(alone, ONE_AFTER_THE_OTHER))
@@ -135,7 +173,9 @@ def test_eqs_1_and_2_are_the_schedule_where_nothing_is_hidden(
 
 
 @given(iterations())
-def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(times: dag.IterationTimes) -> None:
+def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(
+    times: dag.IterationTimes,
+) -> None:
     """With the update, which they leave out (errata 2), as a part of computing."""
     first = np.arange(len(times.forward_s)) == 0
     expected = replace(times, forward_s=times.forward_s + first * times.update_s)
@@ -144,22 +184,41 @@ def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(times: dag.Iterati
     others = [dag.STRATEGIES[name] for name in ("CNTK", "MXNet", "TensorFlow")]
     cases += [(strategy, dag.iteration_s(expected, strategy)) for strategy in others]
     for strategy, closed_s in cases:
-        assert schedule(s_sgd(times, strategy, iterations=4)).period_s == pytest.approx(closed_s)
+        assert schedule(s_sgd(times, strategy, iterations=4)).period_s == pytest.approx(
+            closed_s
+        )
 
 
-@given(iterations(), st.sampled_from(sorted(dag.STRATEGIES)), st.booleans(), positive, st.data())
+@given(
+    iterations(),
+    st.sampled_from(sorted(dag.STRATEGIES)),
+    st.booleans(),
+    positive,
+    st.data(),
+)
 def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
-    times: dag.IterationTimes, name: str, shared: bool, decode_s: float, data: st.DataObject
+    times: dag.IterationTimes,
+    name: str,
+    shared: bool,
+    decode_s: float,
+    data: st.DataObject,
 ) -> None:
     """Each of N iterations may end later than the period says by what comes before the first, no more."""
     gpus = Gpus(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), shared)
     strategy, count = dag.STRATEGIES[name], 12
     found = schedule(s_sgd(times, strategy, gpus, iterations=count, decode_s=decode_s))
-    ends, period = found.iteration_ends_s, period_s(times, strategy, gpus, decode_s=decode_s)
+    ends, period = (
+        found.iteration_ends_s,
+        period_s(times, strategy, gpus, decode_s=decode_s),
+    )
     lower = period * np.arange(1, count + 1)
-    started = gpus.n * times.io_s + gpus.per_machine * decode_s + times.h2d_s + times.gpu_s
+    started = (
+        gpus.n * times.io_s + gpus.per_machine * decode_s + times.h2d_s + times.gpu_s
+    )
     started += times.communication_s.sum() + times.update_s
-    assert np.all(ends >= lower * (1 - 1e-12)) and np.all(ends <= lower + started + 1e-9)
+    assert np.all(ends >= lower * (1 - 1e-12)) and np.all(
+        ends <= lower + started + 1e-9
+    )
 
 
 def test_what_limits_follows_the_change() -> None:
@@ -168,7 +227,10 @@ def test_what_limits_follows_the_change() -> None:
     facts = described(schedule(graph), schedule(changed(graph, [("io", 0.5)])))
     assert (facts["iteration_s"], facts["iteration_s_after"]) == (12.0, 11.0)
     assert facts["speedup"] == pytest.approx(12 / 11)
-    assert facts["shares_of_critical_path"] == {"disk": 1.0} and facts["limited_by"] == "disk"
+    assert (
+        facts["shares_of_critical_path"] == {"disk": 1.0}
+        and facts["limited_by"] == "disk"
+    )
     limits = facts["shares_of_critical_path_after"]
     assert list(limits) == ["gpu", "link"] and limits["link"] == pytest.approx(1.5 / 11)
     assert sum(limits.values()) == pytest.approx(1)
@@ -179,7 +241,10 @@ def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
     before, slow = schedule(graph), schedule(changed(graph, [("rank:3", 1.2)]))
     assert slow.period_s - before.period_s == pytest.approx(0.2 * 9)
     path = list(slow.critical_path)
-    assert set(slow.graph.rank[path][slow.graph.computes[path]]) == {3, -1}  # -1: the update
+    assert set(slow.graph.rank[path][slow.graph.computes[path]]) == {
+        3,
+        -1,
+    }  # -1: the update
     halved = schedule(changed(graph, [("layer:2", 0.5)]))
     assert before.period_s - halved.period_s == pytest.approx(0.5 * (1 + 2))
 
@@ -194,7 +259,9 @@ def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
     def period(decoding: str, batches: int) -> float:
         strategy = replace(CAFFE, decodes_on_cpu=True, batches_ahead=batches)
         gpus = Gpus(2, 1, decoding=decoding)
-        return schedule(s_sgd(times, strategy, gpus, iterations=6, decode_s=decode_s)).duration_s
+        return schedule(
+            s_sgd(times, strategy, gpus, iterations=6, decode_s=decode_s)
+        ).duration_s
 
     assert period("own", ahead) <= period("trains", ahead) * (1 + 1e-9)
     assert period("own", ahead + 1) <= period("own", ahead) * (1 + 1e-9)
@@ -206,11 +273,19 @@ def test_a_dag_of_nothing_and_of_shared_links_is_refused() -> None:
         s_sgd(FIGURE_1, CAFFE, iterations=0)
     with pytest.raises(UserError, match="5 GPUs do not fill machines of 4"):
         Gpus.of(5, 4)
-    wrong = {"rank:8": "no task or resource 'rank:8'", "layer:0": "no task or resource 'layer:0'"}
+    wrong = {
+        "rank:8": "no task or resource 'rank:8'",
+        "layer:0": "no task or resource 'layer:0'",
+    }
     for what, message in {**wrong, "io": "cannot take -1 times as long"}.items():
         with pytest.raises(UserError, match=message):
-            changed(s_sgd(FIGURE_1, CAFFE, Gpus(2, 4)), [(what, -1.0 if what == "io" else 0.5)])
-    with pytest.raises(UserError, match=r"task T1 \(forward\) has a duration of nan s: give a fin"):
+            changed(
+                s_sgd(FIGURE_1, CAFFE, Gpus(2, 4)),
+                [(what, -1.0 if what == "io" else 0.5)],
+            )
+    with pytest.raises(
+        UserError, match=r"task T1 \(forward\) has a duration of nan s: give a fin"
+    ):
         TaskGraph.of([1.0, np.nan], [(0, 1)])
     workload = Workload.from_arrays(1.0, [1.0, 1.0], [4, 4])
     two_at_once = Iteration(workload, single(workload), AlphaBeta(0.1, 1e-9), Link(2))

@@ -33,10 +33,16 @@ print(tried, failed)
 
 
 def test_every_example_is_true_and_public_names_are_there_without_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     tried, failed = map(int, done.stdout.split()[-2:])
     assert tried > 30 and failed == 0, done.stdout
-    assert {"Workload", "fit", "make_plan", "predict", "UserError"} <= set(ddlkit.__all__)
-    with pytest.raises(AttributeError, match="module 'ddlkit' has no attribute 'nothing'"):
+    assert {"Workload", "fit", "make_plan", "predict", "UserError"} <= set(
+        ddlkit.__all__
+    )
+    with pytest.raises(
+        AttributeError, match="module 'ddlkit' has no attribute 'nothing'"
+    ):
         getattr(ddlkit, "nothing")  # noqa: B009

@@ -25,5 +25,9 @@ def test_every_erratum_has_its_test(path: Path) -> None:
     assert all(VERDICT.search(body) for body in bodies)
     tests_file = Path(__file__).with_name(f"test_errata_{path.parent.name}.py")
     source = tests_file.read_text(encoding="utf-8")
-    functions = [node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    functions = [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+    ]
     assert set(named) <= set(functions)

@@ -32,8 +32,18 @@ SETTINGS = yaml.safe_load((store.DATA / "papers/dag/settings.yml").read_text())
 
 def test_every_equation_has_its_own_number() -> None:
     functions = [f for _, f in inspect.getmembers(dag, inspect.isfunction)]
-    cited = [re.match(r"(?:[(),\w]+ )?dag Eq (\d)", inspect.getdoc(f) or "") for f in functions]
-    assert sorted(match[1] for match in cited if match) == ["1", "2", "3", "4", "5", "6"]
+    cited = [
+        re.match(r"(?:[(),\w]+ )?dag Eq (\d)", inspect.getdoc(f) or "")
+        for f in functions
+    ]
+    assert sorted(match[1] for match in cited if match) == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+        "6",
+    ]
 
 
 @given(iterations())
@@ -46,11 +56,15 @@ def test_eqs_3_to_6_leave_the_update_out(times: dag.IterationTimes) -> None:
 
 
 @given(positive, positive, positive)
-def test_reading_need_not_wait_for_copying(io_s: float, h2d_s: float, gpu_s: float) -> None:
+def test_reading_need_not_wait_for_copying(
+    io_s: float, h2d_s: float, gpu_s: float
+) -> None:
     computed = np.array([gpu_s / 3]), np.array([2 * gpu_s / 3]), np.zeros(1)
     times = dag.IterationTimes(io_s, h2d_s, *computed)
     printed = dag.fetch_hidden_iteration_s(times)
-    as_described = schedule(s_sgd(times, dag.STRATEGIES["Caffe-MPI"], iterations=6)).period_s
+    as_described = schedule(
+        s_sgd(times, dag.STRATEGIES["Caffe-MPI"], iterations=6)
+    ).period_s
     assert as_described == pytest.approx(max(io_s, h2d_s, gpu_s), rel=1e-6)
     assert as_described <= printed * (1 + 1e-9)
 
@@ -68,7 +82,9 @@ def test_eqs_3_to_6_describe_caffe_mpi_alone(times: dag.IterationTimes) -> None:
 def test_decoding_is_no_task_of_the_model() -> None:
     tasks = dag.iteration_tasks(layers=8, gpus=4)
     assert set(tasks) == {"io", "h2d", "forward", "backward", "all_reduce", "update"}
-    decoding = {name for name, strategy in dag.STRATEGIES.items() if strategy.decodes_on_cpu}
+    decoding = {
+        name for name, strategy in dag.STRATEGIES.items() if strategy.decodes_on_cpu
+    }
     assert decoding == {"CNTK", "TensorFlow"}
 
 
@@ -87,13 +103,17 @@ def test_eq6_reads_for_too_many_gpus() -> None:
 def test_algorithm_1_divides_what_the_experiments_multiply() -> None:
     batch = float(TABLE_4["batch"]["ResNet-50"])
     assert dag.algorithm1_share(batch, GPUS) == 2 != batch
-    assert dag.algorithm1_share(batch * GPUS, GPUS) == batch  # Table IV's note: weak scaling
+    assert (
+        dag.algorithm1_share(batch * GPUS, GPUS) == batch
+    )  # Table IV's note: weak scaling
     assert SETTINGS["training"]["scaling"] == "weak"
 
 
 def test_figure_1_has_36_tasks() -> None:
     tasks = dag.iteration_tasks(int(PROSE["fig01-layers"]), int(PROSE["fig01-gpus"]))
-    assert sum(tasks.values()) == PROSE["fig01-last-task"] + 1 == PROSE["fig01-next-first"]
+    assert (
+        sum(tasks.values()) == PROSE["fig01-last-task"] + 1 == PROSE["fig01-next-first"]
+    )
 
 
 def test_five_forward_times_are_too_long() -> None:
@@ -124,7 +144,9 @@ def test_the_trace_is_the_grouped_alexnet() -> None:
 def test_the_trace_names_one_gpu_and_two() -> None:
     assert PROSE["trace-gpus"] == 2
     # A ring of two over PCIe as in Table II would need a fiftieth of the communication time.
-    wire_s = osf.update_s(TRACE["size_bytes"].sum(), 2, CLUSTERS["connection_bytes_per_s"][1])
+    wire_s = osf.update_s(
+        TRACE["size_bytes"].sum(), 2, CLUSTERS["connection_bytes_per_s"][1]
+    )
     assert TRACE["communication_us"].sum() / 1e6 > 50 * float(wire_s)
 
 
@@ -137,17 +159,23 @@ def test_reading_a_batch_takes_longer_than_its_pixels() -> None:
 def test_googlenets_53_millions_are_bytes_with_heads() -> None:
     printed = float(TABLE_4["parameters_millions"]["GoogleNet"])
     alone, with_heads = (
-        sum(networks.parameters(name)) / 1e6 for name in ("GoogLeNet", "GoogLeNet with heads")
+        sum(networks.parameters(name)) / 1e6
+        for name in ("GoogLeNet", "GoogLeNet with heads")
     )
     assert alone == pytest.approx(6.9986, abs=1e-4) and printed / alone > 7
     assert 4 * with_heads == pytest.approx(printed, rel=0.02)
 
 
 def test_24_million_are_resnet50_without_its_dense_layer() -> None:
-    rate, seconds = CLUSTERS["network_bits_per_s"][2] / 8, PROSE["fig03-v100-communication"]
+    rate, seconds = (
+        CLUSTERS["network_bits_per_s"][2] / 8,
+        PROSE["fig03-v100-communication"],
+    )
     printed = TABLE_4["parameters_millions"]["ResNet-50"]
     whole = networks.layers("ResNet50")
-    millions = [sum(sum(each.tensors) for each in part) / 1e6 for part in (whole, whole[:-1])]
+    millions = [
+        sum(sum(each.tensors) for each in part) / 1e6 for part in (whole, whole[:-1])
+    ]
     assert [round(count) == printed for count in millions] == [False, True]
     share = 100 * dag.communication_efficiency(4e6 * printed, seconds, rate)
     assert share == pytest.approx(PROSE["fig03-efficiency"], abs=0.05)
@@ -155,7 +183,10 @@ def test_24_million_are_resnet50_without_its_dense_layer() -> None:
 
 def test_a_v100_is_four_times_as_fast_not_ten() -> None:
     ratio = PROSE["fig03-k80-backward"] / PROSE["fig03-v100-backward"]
-    assert ratio == pytest.approx(3.9, abs=0.02) and ratio < PROSE["fig02-v100-over-k80"] / 2
+    assert (
+        ratio == pytest.approx(3.9, abs=0.02)
+        and ratio < PROSE["fig02-v100-over-k80"] / 2
+    )
 
 
 def test_peaks_are_of_clocks_that_did_not_run() -> None:
@@ -168,15 +199,22 @@ def test_peaks_are_of_clocks_that_did_not_run() -> None:
 
 
 def test_storage_and_nvlink_ratios_hold() -> None:
-    storage, connection = CLUSTERS["storage_bytes_per_s"], CLUSTERS["connection_bytes_per_s"]
+    storage, connection = (
+        CLUSTERS["storage_bytes_per_s"],
+        CLUSTERS["connection_bytes_per_s"],
+    )
     assert storage[1] / storage[2] == pytest.approx(PROSE["fig02-storage"], rel=0.05)
-    assert connection[2] / connection[1] == pytest.approx(PROSE["fig02-nvlink"], rel=0.1)
+    assert connection[2] / connection[1] == pytest.approx(
+        PROSE["fig02-nvlink"], rel=0.1
+    )
 
 
 def test_communication_is_several_times_the_wire_time() -> None:
     n_bytes = 4 * sum(networks.parameters("ResNet50"))
     for cluster, key, slower in ((1, "k80", 1.5), (2, "v100", 5.2)):
-        wire_s = osf.update_s(n_bytes, GPUS, CLUSTERS["network_bits_per_s"][cluster] / 8)
+        wire_s = osf.update_s(
+            n_bytes, GPUS, CLUSTERS["network_bits_per_s"][cluster] / 8
+        )
         printed_s = PROSE[f"fig03-{key}-communication"]
         assert printed_s / float(wire_s) == pytest.approx(slower, abs=0.05)
 
@@ -184,8 +222,13 @@ def test_communication_is_several_times_the_wire_time() -> None:
 def computing_s(network: str) -> float:
     """Of one V100's batch: ResNet-50's backward by FLOP, and half as much forward."""
     names = {"ResNet-50": "ResNet50", "GoogleNet": "GoogLeNet with heads"}
-    flops = {name: TABLE_4["batch"][name] * networks.multiply_adds(names[name]) for name in names}
-    return 1.5 * PROSE["fig03-v100-backward"] * float(flops[network] / flops["ResNet-50"])
+    flops = {
+        name: TABLE_4["batch"][name] * networks.multiply_adds(names[name])
+        for name in names
+    }
+    return (
+        1.5 * PROSE["fig03-v100-backward"] * float(flops[network] / flops["ResNet-50"])
+    )
 
 
 def test_one_disk_limits_googlenet_too() -> None:
@@ -194,24 +237,36 @@ def test_one_disk_limits_googlenet_too() -> None:
     assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
     search, statement = figures.setting_search(), "one server: K80 far better, AlexNet"
-    axis, names = [*search.grid.free].index("disk_bytes_per_s"), [s.name for s in search.stated]
+    axis, names = (
+        [*search.grid.free].index("disk_bytes_per_s"),
+        [s.name for s in search.stated],
+    )
     disks = CLUSTERS["storage_bytes_per_s"][2], CLUSTERS["memory_bytes_per_s"][2]
     seen = [np.sqrt(disks[0] * disks[1]), disks[1]]
     assert np.unique(figures.compatible().disk_bytes_per_s) == pytest.approx(seen)
     best = (count := search.count.take([0], axis)) == 11
-    worse = np.broadcast_to(search.values[statement], search.grid.shape).take([0], axis)[best]
-    assert [count.max(), worse.min(), worse.max()] == pytest.approx([11, 1.6, 3.3], abs=0.05)
+    worse = np.broadcast_to(search.values[statement], search.grid.shape).take(
+        [0], axis
+    )[best]
+    assert [count.max(), worse.min(), worse.max()] == pytest.approx(
+        [11, 1.6, 3.3], abs=0.05
+    )
     for name in (statement, "V100 server: reading costs nothing"):
         assert search.holds[names.index(name)].take([0], axis)[best].all()
 
 
 def test_decoding_that_starves_a_k80_starves_a_v100() -> None:
-    needs = {n: 4 * TABLE_4["batch"][n] / computing_s(n) for n in ("ResNet-50", "GoogleNet")}
+    needs = {
+        n: 4 * TABLE_4["batch"][n] / computing_s(n) for n in ("ResNet-50", "GoogleNet")
+    }
     batch, column_us = 4 * TABLE_4["batch"]["AlexNet"], TRACE["backward_us"]
     without_us = column_us.sum() - column_us["drop6"] + column_us["drop7"]
     peak = 2 * 2496 * SETTINGS["hardware"]["clusters"][0]["gpu_clock_hz"]
     least_s = batch * networks.multiply_adds("AlexNet") / peak
-    k80 = [batch / (1.5 * each_s) for each_s in (column_us.sum() / 1e6, without_us / 1e6, 2, 1.15)]
+    k80 = [
+        batch / (1.5 * each_s)
+        for each_s in (column_us.sum() / 1e6, without_us / 1e6, 2, 1.15)
+    ]
     rates = [812, 845, 1365, 2374, 1365, 3509]
     assert [*k80, *needs.values()] == pytest.approx(rates, abs=1)
     assert least_s == pytest.approx(1.06, abs=0.005)
@@ -226,7 +281,10 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     """Of the scanned settings (entry 10: 1.38 s and more) none has both, but one at 1.15 s has all."""
     search = figures.setting_search()
     names = [statement.name for statement in search.stated]
-    pair = ["K80 server: decoding spoils AlexNet", "K80 cluster: none scales AlexNet well"]
+    pair = [
+        "K80 server: decoding spoils AlexNet",
+        "K80 cluster: none scales AlexNet well",
+    ]
     assert not search.holds[[names.index(name) for name in pair]].all(axis=0).any()
     data = (150528.0, 1.1e9, 1.134e9, 2000.0, 2.0, 1e-5)
     computing, sending = (1.15, 10.55, 1.0), (0.0, 1.0, 0.3, 1e-5, 1.0, 3.0)
@@ -237,7 +295,9 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     waits: dict[bool, list[float]] = {True: [], False: []}
     for network, name in product(("GoogleNet", "ResNet-50"), dag.STRATEGIES):
         case = "V100", network, name, Gpus(1, 4)
-        slower = best.iteration_s(*case) / best.iteration_s(*case, without="sending") - 1
+        slower = (
+            best.iteration_s(*case) / best.iteration_s(*case, without="sending") - 1
+        )
         waits[name == "CNTK"].extend(slower)
     ends = min(waits[True]), max(waits[True]), max(waits[False])
     assert ends == pytest.approx((0.043, 0.299, 0.004), abs=1e-3)
@@ -245,5 +305,8 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
 
 def test_settings_name_what_is_scanned() -> None:
     free = figures.setting_search().grid.free
-    near = {name: pytest.approx(values, rel=1e-3) for name, values in SETTINGS["scanned"].items()}
+    near = {
+        name: pytest.approx(values, rel=1e-3)
+        for name, values in SETTINGS["scanned"].items()
+    }
     assert {name: list(values) for name, values in free.items()} == near

@@ -17,7 +17,12 @@ from ddlkit.report import claims
 from ddlkit.report.claims import paper_table
 from ddlkit.report.figures import omgs as figures
 from ddlkit.report.papers import omgs as checks
-from ddlkit.report.papers.omgs import as_in_the_code, recorded_shares, speedup_range, tensors
+from ddlkit.report.papers.omgs import (
+    as_in_the_code,
+    recorded_shares,
+    speedup_range,
+    tensors,
+)
 
 RESNET50 = networks.parameters("ResNet50")
 PUBLISHED = Log(omgs.PUBLISHED_GAMMA_S)
@@ -29,7 +34,9 @@ prose = functools.partial(claims.prose, "omgs")
 
 def shortest_s(instance: omgs.Instance) -> float:
     """The shortest iteration of all mergings (omgs Eqs 16, 18)."""
-    return float(omgs.merged_iteration_s(instance, omgs.combinations(instance.layers)).min())
+    return float(
+        omgs.merged_iteration_s(instance, omgs.combinations(instance.layers)).min()
+    )
 
 
 def audit(
@@ -37,7 +44,9 @@ def audit(
     planner: Callable[[omgs.Instance], np.ndarray] = omgs.find_merged_layers,
 ) -> tuple[float, float, float]:
     """Share in which a planner's iteration is the shortest, within 1e-9; mean and largest relative excess."""
-    each = [(one, float(omgs.merged_iteration_s(one, planner(one)))) for one in instances]
+    each = [
+        (one, float(omgs.merged_iteration_s(one, planner(one)))) for one in instances
+    ]
     gap = np.array([found_s / shortest_s(one) - 1 for one, found_s in each])
     return float(np.mean(gap < 1e-9)), gap.mean(), gap.max()
 
@@ -50,7 +59,10 @@ def instances(
     rng, drawn = np.random.default_rng(0), []
     for _ in range(400):
         n = int(rng.choice(layers))
-        backward_s, elements = 10 ** rng.uniform(-4, -1.5, n), np.rint(10 ** rng.uniform(3, 7, n))
+        backward_s, elements = (
+            10 ** rng.uniform(-4, -1.5, n),
+            np.rint(10 ** rng.uniform(3, 7, n)),
+        )
         costs = 10 ** rng.uniform(-4, -1.5), 10 ** rng.uniform(-10, -8)
         drawn.append(omgs.Instance(backward_s, elements, selection, *costs))
     return tuple(drawn)
@@ -69,7 +81,9 @@ def without(repair: str) -> Callable[[omgs.Instance], np.ndarray]:
 
 def other_mergings(planner: Callable[[omgs.Instance], np.ndarray]) -> float:
     """Share of the random instances in which a planner differs from the repaired Algorithm 1."""
-    differ = [not np.array_equal(planner(i), omgs.find_merged_layers(i)) for i in instances()]
+    differ = [
+        not np.array_equal(planner(i), omgs.find_merged_layers(i)) for i in instances()
+    ]
     return float(np.mean(differ))
 
 
@@ -79,7 +93,9 @@ def test_01_gamma_is_a_power_of_ten_without_density() -> None:
     power = numbers["gamma-mantissa"] ** numbers["gamma-exponent"]
     ten = numbers["gamma-mantissa"] * 10 ** numbers["gamma-exponent"]
     assert omgs.selection_s(power, density, elements) > 300 * topk_s
-    with_density, bare = (float(omgs.selection_s(ten, share, elements)) for share in (density, 1))
+    with_density, bare = (
+        float(omgs.selection_s(ten, share, elements)) for share in (density, 1)
+    )
     exposed = (topk_s - TIMES["omgs_s"]["ResNet-50"]) / (1 - 1 / numbers["fig04-deep"])
     selecting = topk_s - numbers["resnet50-computing"] - exposed
     assert 1000 * with_density < selecting and bare < selecting < 2 * bare
@@ -106,11 +122,17 @@ def test_03_eq_18_counts_the_last_message_twice() -> None:
     preferred = 0
     for instance in instances():
         last = float(instance.communication_s(instance.elements[0]))
-        whole = float(omgs.merged_iteration_s(instance, np.zeros(instance.layers, bool)))
+        whole = float(
+            omgs.merged_iteration_s(instance, np.zeros(instance.layers, bool))
+        )
         assert omgs.objective_s(instance) == pytest.approx(whole)
         assert omgs.objective_s(instance, literal=True) == pytest.approx(whole + last)
-        every = omgs.combinations(instance.layers)[:-1]  # but all merged: that has no layer 2
-        literal = [omgs.objective_s(omgs.merge(instance, m), literal=True) for m in every[:64]]
+        every = omgs.combinations(instance.layers)[
+            :-1
+        ]  # but all merged: that has no layer 2
+        literal = [
+            omgs.objective_s(omgs.merge(instance, m), literal=True) for m in every[:64]
+        ]
         meant = omgs.merged_iteration_s(instance, every[:64])
         preferred += int(np.argmin(literal) != np.argmin(meant))
     assert preferred > 0
@@ -119,7 +141,9 @@ def test_03_eq_18_counts_the_last_message_twice() -> None:
 def test_04_eq_21_needs_parentheses() -> None:
     for pairs in candidates():
         apart, gain_s = ~pairs.q3, pairs.gain_s
-        assert pairs.case_gain_s()[apart] == pytest.approx(gain_s[apart], rel=1e-6, abs=1e-12)
+        assert pairs.case_gain_s()[apart] == pytest.approx(
+            gain_s[apart], rel=1e-6, abs=1e-12
+        )
         assert np.all(gain_s[apart] < 0)
         assert np.all(pairs.case_gain_s(literal=True)[apart] < -1e3)
     assert sum(int((~pairs.q3).sum()) for pairs in candidates()) > 1000
@@ -132,14 +156,20 @@ def test_05_a_dense_message_does_not_fit_into_the_iteration() -> None:
 
 
 def test_06_the_unit_of_beta_matters() -> None:
-    share = other_mergings(lambda i: omgs.find_merged_layers(replace(i, beta_s=4 * i.beta_s)))
+    share = other_mergings(
+        lambda i: omgs.find_merged_layers(replace(i, beta_s=4 * i.beta_s))
+    )
     assert share == pytest.approx(0.28, abs=0.01)
-    assert CODE["element-bytes"] == 4  # by which the authors' code multiplies: beta is per byte
+    assert (
+        CODE["element-bytes"] == 4
+    )  # by which the authors' code multiplies: beta is per byte
 
 
 def test_07_algorithm_1_takes_the_logarithm_of_zero() -> None:
     assert np.isnan(omgs.selection_s(1.0, 1.0, 0))
-    assert next(iter(instances())).selection_s([0.0]).tolist() == [0.0], "nothing to select from"
+    assert next(iter(instances())).selection_s([0.0]).tolist() == [0.0], (
+        "nothing to select from"
+    )
     assert CODE["empty-selection"] == 0
     assert max(int(without("log0")(instance).sum()) for instance in instances()) == 1
     assert other_mergings(without("log0")) == pytest.approx(0.56, abs=0.01)
@@ -158,8 +188,12 @@ def test_09_algorithm_1_reads_the_wrong_backward_time() -> None:
 def test_10_the_start_of_backward_does_not_matter() -> None:
     for instance in instances():
         later = replace(instance, forward_s=0.5)
-        assert np.array_equal(omgs.find_merged_layers(later), omgs.find_merged_layers(instance))
-        assert np.array_equal(omgs.merge_by_theorem(later), omgs.merge_by_theorem(instance))
+        assert np.array_equal(
+            omgs.find_merged_layers(later), omgs.find_merged_layers(instance)
+        )
+        assert np.array_equal(
+            omgs.merge_by_theorem(later), omgs.merge_by_theorem(instance)
+        )
 
 
 def test_11_algorithm_2_never_sends_normal_layers() -> None:
@@ -167,14 +201,19 @@ def test_11_algorithm_2_never_sends_normal_layers() -> None:
     for merged in omgs.combinations(8):
         printed, sent = omgs.messages(merged, literal=True), omgs.messages(merged)
         assert every - {*sum(printed, ())} == {*(np.flatnonzero(~merged) + 1).tolist()}
-        assert sum(sent, ()) == tuple(range(8, 0, -1)) and len(sent) == int((~merged).sum())
+        assert sum(sent, ()) == tuple(range(8, 0, -1)) and len(sent) == int(
+            (~merged).sum()
+        )
     assert omgs.messages(np.zeros(8, bool), literal=True) == ((),) * 8
 
 
 def test_12_theorem_1_has_counterexamples() -> None:
     sizes = np.array([8.0, 8.0, 16.0])
     three = omgs.Instance(np.array([16.0, 16.0, 0.0]), sizes, Log(1.0), 64.0, 2.0)
-    for each, *printed_s in ((three, 318.04, 320, 256), (omgs.COUNTEREXAMPLE, 32, 32.51, 25)):
+    for each, *printed_s in (
+        (three, 318.04, 320, 256),
+        (omgs.COUNTEREXAMPLE, 32, 32.51, 25),
+    ):
         rules = np.array([omgs.find_merged_layers(each), omgs.merge_by_theorem(each)])
         taken_s = [*omgs.merged_iteration_s(each, rules), shortest_s(each)]
         assert taken_s == pytest.approx(printed_s, abs=0.01)
@@ -188,7 +227,10 @@ def test_12_theorem_1_has_counterexamples() -> None:
 
 
 def test_13_single_changes_shorten_the_iteration() -> None:
-    for layers, expected in ((range(3, 13), pytest.approx(0.575, abs=0.01)), (range(2, 3), 0)):
+    for layers, expected in (
+        (range(3, 13), pytest.approx(0.575, abs=0.01)),
+        (range(2, 3), 0),
+    ):
         improvable = 0
         for instance in instances(layers):
             merged = omgs.find_merged_layers(instance)
@@ -204,7 +246,11 @@ def test_14_with_a_start_up_time_merging_saves_selection() -> None:
     for select, longer_s in ((linear, -1e-3), (Log(2.2e-10), None)):
         pairs = omgs.Candidates(omgs.Instance(sizes, sizes, select, 1.0, 1.0))
         penalty_s = pairs.together_s - pairs.own_s - pairs.before_s  # Eq 12
-        assert np.all(penalty_s > 0) if longer_s is None else penalty_s == pytest.approx(longer_s)
+        assert (
+            np.all(penalty_s > 0)
+            if longer_s is None
+            else penalty_s == pytest.approx(longer_s)
+        )
     drawn = instances(selection=linear)
     assert any(np.any(~c.q3 & c.q4) for c in map(omgs.Candidates, drawn))
     assert not any(np.any(~c.q3 & c.q4) for c in candidates())
@@ -214,7 +260,9 @@ def test_14_with_a_start_up_time_merging_saves_selection() -> None:
 def test_15_two_lines_of_the_derivation_are_wrong() -> None:
     wrong = dict.fromkeys((2, 3, 4, 5), 0)
     for line, pairs in product(wrong, candidates()):
-        agree = np.isclose(pairs.completion_s(line), pairs.completion_s(), rtol=1e-9, atol=0)
+        agree = np.isclose(
+            pairs.completion_s(line), pairs.completion_s(), rtol=1e-9, atol=0
+        )
         wrong[line] += int((~agree).sum())
     assert wrong == {2: 0, 3: 1235, 4: 1235, 5: 0}
 
@@ -235,7 +283,11 @@ def test_17_mgs_counts_follow_from_accumulating() -> None:
 
 def test_18_the_vgg16_is_another_network() -> None:
     printed = paper_table("omgs", "tab05").set_index("model")["lags"]["VGG-16"]
-    assert len(networks.parameters("vgg16_cifar")) == printed != len(networks.parameters("VGG16"))
+    assert (
+        len(networks.parameters("vgg16_cifar"))
+        == printed
+        != len(networks.parameters("VGG16"))
+    )
     assert sum(networks.parameters("vgg16_cifar")) == pytest.approx(14.73e6, rel=1e-3)
 
 
@@ -256,7 +308,9 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
     assert (both.alpha_s, CODE["alpha-16"]) == (0.022, 0.011)
     assert both.beta_s == pytest.approx(2 * 1.7e-8 * 4 * 16 * 0.001)
     quick = replace(both, alpha_s=0.0005, beta_s=1e-9)
-    counts = [int((~omgs.find_merged_layers(each)).sum()) for each in (quick, one, both)]
+    counts = [
+        int((~omgs.find_merged_layers(each)).sum()) for each in (quick, one, both)
+    ]
     assert counts == [60, 5, 1]
     printed = paper_table("omgs", "tab05").set_index("model")["omgs"]
     for network, span in (("ResNet-50", (0.2025, 0.39)), ("VGG-16", (0.0775, 0.1475))):
@@ -308,8 +362,12 @@ def test_24_28_pixels_do_not_survive_five_poolings() -> None:
 
 def test_25_vgg16_is_small_but_light_to_compute() -> None:
     small = sum(networks.parameters("vgg16_cifar"))
-    assert all(sum(tensors(n)) > small for n in ("ResNet-50", "Inception-v4", "LSTM-PTB"))
-    intensity = sharing.model_intensity(2 * networks.multiply_adds("vgg16_cifar"), small)
+    assert all(
+        sum(tensors(n)) > small for n in ("ResNet-50", "Inception-v4", "LSTM-PTB")
+    )
+    intensity = sharing.model_intensity(
+        2 * networks.multiply_adds("vgg16_cifar"), small
+    )
     table = paper_table("sharing", "tab02").set_index("network")["intensity"]
     assert table["ResNet-50"] > 7 * intensity == pytest.approx(7 * 42.6, abs=0.7)
 
@@ -359,14 +417,29 @@ def test_29_the_published_code_merges_by_another_rule() -> None:
 def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
     saved = figures.savings()[["most_saved_s", "saved_s"]]
     assert saved.loc["ResNet-50"].tolist() == pytest.approx([0.061, 0.159], abs=0.0005)
-    assert saved.loc["Inception-v4"].tolist() == pytest.approx([0.119, 0.355], abs=0.0005)
+    assert saved.loc["Inception-v4"].tolist() == pytest.approx(
+        [0.119, 0.355], abs=0.0005
+    )
     least_s, left_s, _ = checks.left_s("ResNet-50", *checks.topk_parts("ResNet-50", 2))
-    assert left_s == pytest.approx(0.45, abs=0.005) and least_s > 2 * prose()["resnet50-computing"]
+    assert (
+        left_s == pytest.approx(0.45, abs=0.005)
+        and least_s > 2 * prose()["resnet50-computing"]
+    )
     both_s = sum(checks.topk_parts("LSTM-PTB", 2))
-    assert both_s == pytest.approx(1.116, abs=0.0005) and both_s > TIMES["topk_s"]["LSTM-PTB"]
-    selecting_s, less_s = checks.topk_parts("ResNet-50", 2)[0], checks.less_exposed_s("ResNet-50")
-    exposed_s = TIMES["topk_s"]["ResNet-50"] - prose()["resnet50-computing"] - selecting_s
-    assert [selecting_s, exposed_s, *less_s] == pytest.approx([0.138, 0.348, 0.152, 0.16], abs=5e-4)
+    assert (
+        both_s == pytest.approx(1.116, abs=0.0005)
+        and both_s > TIMES["topk_s"]["LSTM-PTB"]
+    )
+    selecting_s, less_s = (
+        checks.topk_parts("ResNet-50", 2)[0],
+        checks.less_exposed_s("ResNet-50"),
+    )
+    exposed_s = (
+        TIMES["topk_s"]["ResNet-50"] - prose()["resnet50-computing"] - selecting_s
+    )
+    assert [selecting_s, exposed_s, *less_s] == pytest.approx(
+        [0.138, 0.348, 0.152, 0.16], abs=5e-4
+    )
     assert exposed_s / (exposed_s - less_s) == pytest.approx(1.8, abs=0.05)
 
 
@@ -377,25 +450,39 @@ def test_half_the_step_of_what_is_open_attains_the_printed_messages_as_well(
     printed = paper_table("omgs", "tab05").set_index("model")["omgs"][network]
     for axis in ("OFF", "BACKWARD", "UNITS"):
         values = np.array(getattr(checks, axis))
-        halved = np.sort([*values, *np.rint(1000 * (values[1:] + values[:-1]) / 2) / 1000])
+        halved = np.sort(
+            [*values, *np.rint(1000 * (values[1:] + values[:-1]) / 2) / 1000]
+        )
         with monkeypatch.context() as patch:
-            patch.setattr(checks, axis, np.rint(halved).astype(int) if axis == "UNITS" else halved)
+            patch.setattr(
+                checks, axis, np.rint(halved).astype(int) if axis == "UNITS" else halved
+            )
             assert printed in {*checks.message_counts(network)["messages"]}
     assert printed in {*checks.message_counts(network)["messages"]}
 
 
 @pytest.mark.parametrize("network", ["VGG-16", "LSTM-PTB"])
-def test_no_more_is_saved_than_by_messages_of_one_size_and_no_waiting(network: str) -> None:
-    cost, workload = omgs.published_cost(16, 0.001), omgs.Setting(network, 0.2).workload()
+def test_no_more_is_saved_than_by_messages_of_one_size_and_no_waiting(
+    network: str,
+) -> None:
+    cost, workload = (
+        omgs.published_cost(16, 0.001),
+        omgs.Setting(network, 0.2).workload(),
+    )
     whole = float(workload.bytes.sum())
     sent_s = float(cost(whole) - cost.startup_s())
-    selected_s = [4 * float(cost.selection_s(whole / 4)), float(cost.selection_s(whole))]
+    selected_s = [
+        4 * float(cost.selection_s(whole / 4)),
+        float(cost.selection_s(whole)),
+    ]
     most_s = selected_s[1] - selected_s[0] + sent_s
     assert omgs.most_saved_s(network, cost, 4) == pytest.approx(most_s)
 
 
 @pytest.mark.parametrize("by_code", [False, True])
-def test_each_layer_is_judged_in_the_network_that_is_merged_above_it(by_code: bool) -> None:
+def test_each_layer_is_judged_in_the_network_that_is_merged_above_it(
+    by_code: bool,
+) -> None:
     """Written down by Eqs 13-15 and 24: at each layer the whole network of what was merged so far.
 
     The published code's rule: a message waits less than a start-up; the last layer always joins, unjudged.
@@ -407,4 +494,7 @@ def test_each_layer_is_judged_in_the_network_that_is_merged_above_it(by_code: bo
             wait_s = pairs.u_s + pairs.together_s - pairs.before_s - pairs.sending_s
             merged[i] = (wait_s < instance.alpha_s if by_code else pairs.rule())[i - 1]
         merged[-1] |= by_code
-        assert omgs.find_merged_layers(instance, by_code=by_code).tolist() == merged.tolist()
+        assert (
+            omgs.find_merged_layers(instance, by_code=by_code).tolist()
+            == merged.tolist()
+        )

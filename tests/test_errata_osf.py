@@ -27,7 +27,9 @@ from strategies import workloads
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-SCANNED = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())["scanned"]
+SCANNED = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())[
+    "scanned"
+]
 PROSE = prose("osf")
 ZOO = (*networks.RESNET_BLOCKS, *networks.VGG_CONVOLUTIONS)
 
@@ -37,9 +39,14 @@ SLOW_TO_START = AlphaBeta(alpha_s=0.3, beta_s_per_byte=0.125)
 
 def test_sizes_are_binary_megabytes() -> None:
     for network in ZOO:
-        printed, counted = TABLE_2["size_mb"][network], 4 * sum(networks.parameters(network))
+        printed, counted = (
+            TABLE_2["size_mb"][network],
+            4 * sum(networks.parameters(network)),
+        )
         assert abs(counted / MIB - printed) < 1 and abs(counted / MB - printed) > 4
-    layers = networks.layers("VGG16")[-3:] + cluster.network_layers(cluster.REPLACED)[-2:]
+    layers = (
+        networks.layers("VGG16")[-3:] + cluster.network_layers(cluster.REPLACED)[-2:]
+    )
     weights = [4 * layer.tensors[0] / MIB for layer in layers]
     assert TABLE_3.iloc[:5].tolist() == pytest.approx(weights, rel=0.005)
 
@@ -64,7 +71,9 @@ def test_resnets_tensor_counts_are_layers_of_keras() -> None:
         # Stem: 2 paddings, convolution, norm, ReLU, pool. Block: 3 convolutions, norms and ReLUs
         # and a sum; 2 more where the shortcut is projected. Top: pool, dense.
         printed = 6 + 10 * sum(blocks) + 2 * len(blocks) + 2
-        assert len(networks.parameters(network)) < printed == TABLE_2["tensors"][network]
+        assert (
+            len(networks.parameters(network)) < printed == TABLE_2["tensors"][network]
+        )
 
 
 def test_vggs_tensor_counts_differ_by_too_little() -> None:
@@ -77,10 +86,15 @@ def test_share_below_bdp_depends_on_the_buffer() -> None:
     sizes = 4 * np.array(networks.parameters("VGG16"))
     for kilo in (1000, 1024):
         bdp = PROSE["fig10-bdp"] * kilo
-        assert PROSE["fig10-below-bdp"] == pytest.approx(100 * np.mean(sizes < bdp), abs=0.05)
+        assert PROSE["fig10-below-bdp"] == pytest.approx(
+            100 * np.mean(sizes < bdp), abs=0.05
+        )
         shares = []
         for size in (0, MB, 10 * MB, 100 * MB):  # of all five networks' messages
-            fused = [cluster.fused(name, 1.0, size, math.inf, "tensor") for name in cluster.FIVE]
+            fused = [
+                cluster.fused(name, 1.0, size, math.inf, "tensor")
+                for name in cluster.FIVE
+            ]
             sent = np.concatenate([plan.group_bytes(work) for work, plan, _ in fused])
             shares.append(100 * np.mean(sent < bdp))
         assert shares == pytest.approx([66.2, 46.9, 6.7, 0], abs=0.1)
@@ -113,7 +127,9 @@ def test_eq8_starts_its_sum_too_late() -> None:
 
 
 @given(workloads(), st.floats(0, 1))
-def test_overlap_never_hurts_but_messages_do(workload: Workload, delta_s: float) -> None:
+def test_overlap_never_hurts_but_messages_do(
+    workload: Workload, delta_s: float
+) -> None:
     sizes, backward_s = osf.of_workload(workload)
     forward_s, cost = workload.forward_s + 0.1, AlphaBeta(delta_s, 1e-6)
     sent_s, compute = [cost(size) for size in sizes], forward_s + math.fsum(backward_s)
@@ -131,7 +147,12 @@ def test_eq13_loses_bytes_and_sends_some_twice() -> None:
     for _ in range(2000):
         n = int(rng.integers(2, 12))
         sizes, backward_s = rng.integers(1, 100, n), rng.uniform(0, 1, n)
-        buffer = sizes.tolist(), backward_s.tolist(), float(rng.integers(0, 300)), rng.uniform(0, 1)
+        buffer = (
+            sizes.tolist(),
+            backward_s.tolist(),
+            float(rng.integers(0, 300)),
+            rng.uniform(0, 1),
+        )
         sent, whole = osf.sent_bytes(*buffer).sum(), sizes.sum()
         lost += sent < whole
         twice += sent > whole
@@ -150,10 +171,15 @@ def test_eqs_12_and_13_disagree_when_the_timeout_is_just_met() -> None:
 
 
 @given(workloads(), st.floats(0, 1))
-def test_eqs_14_and_15_with_no_buffer_are_csf(workload: Workload, delta_s: float) -> None:
+def test_eqs_14_and_15_with_no_buffer_are_csf(
+    workload: Workload, delta_s: float
+) -> None:
     sizes, backward_s = osf.of_workload(workload)
     forward_s, cost = workload.forward_s + 0.1, AlphaBeta(delta_s, 1e-6)
-    sent_s, example = [cost(size) for size in sizes], (forward_s, sizes, backward_s, cost, 0)
+    sent_s, example = (
+        [cost(size) for size in sizes],
+        (forward_s, sizes, backward_s, cost, 0),
+    )
     compute = forward_s + math.fsum(backward_s)
     assert osf.osf_fused(*example) == pytest.approx(osf.csf(compute, math.fsum(sent_s)))
     repaired = osf.osf(forward_s, backward_s, sent_s, first=0)
@@ -166,9 +192,13 @@ def test_eqs_14_and_15_in_numbers() -> None:
     repaired = osf.osf_fused(*example, capacity=0, literal=False)
     assert repaired == pytest.approx(0.882, abs=5e-4)
     workload = Workload.from_arrays(2.0, [1.0] * 4, [4] * 4)
-    leave_s = np.array([4.0, 5.0, 6.0, 6.0])  # the other repair: when the next layer is there
+    leave_s = np.array(
+        [4.0, 5.0, 6.0, 6.0]
+    )  # the other repair: when the next layer is there
     waiting = Iteration(workload, plan.none(workload), SLOW_TO_START, leave_s=leave_s)
-    assert workload.compute_s / waiting.played_s[1][-1] == pytest.approx(0.789, abs=5e-4)
+    assert workload.compute_s / waiting.played_s[1][-1] == pytest.approx(
+        0.789, abs=5e-4
+    )
 
 
 def test_eq7_charges_for_sending_nothing() -> None:
@@ -177,11 +207,19 @@ def test_eq7_charges_for_sending_nothing() -> None:
     example = 2.0, [4.0] * 8, [0.5] * 8, cost, math.inf
     assert osf.osf_fused(*example) == pytest.approx(0.311, abs=5e-4)
     repaired = osf.osf_fused(*example, literal=False)
-    assert repaired == pytest.approx(osf.csf(6.0, cost(32))) == pytest.approx(0.682, abs=5e-4)
+    assert (
+        repaired
+        == pytest.approx(osf.csf(6.0, cost(32)))
+        == pytest.approx(0.682, abs=5e-4)
+    )
 
 
 @given(
-    st.floats(1, 1e9), st.floats(1, 1e9), st.floats(0, 0.1), st.floats(0, 0.1), st.integers(2, 64)
+    st.floats(1, 1e9),
+    st.floats(1, 1e9),
+    st.floats(0, 0.1),
+    st.floats(0, 0.1),
+    st.integers(2, 64),
 )
 def test_eq17_under_eq7_forgets_the_sizes(
     buffered: float, size: float, waited_s: float, delta_s: float, workers: int
@@ -196,7 +234,9 @@ def test_eq17_with_eq14_always_fuses() -> None:
     for spec, ends in (("adafusion", (4,)), ("adafusion:repaired", (1, 2, 3, 4))):
         assert plan.make_plan(spec, workload, SLOW_TO_START).ends == ends
     example = 2.0, *osf.of_workload(workload), SLOW_TO_START
-    together, apart = (osf.osf_fused(*example, size, literal=False) for size in (math.inf, 0))
+    together, apart = (
+        osf.osf_fused(*example, size, literal=False) for size in (math.inf, 0)
+    )
     assert together < apart
 
 
@@ -238,7 +278,10 @@ def possible(network: str, grid: Grid) -> np.ndarray:
     gained = np.empty(shape)
     for u, k, t in product(range(shape[0]), range(shape[1]), range(shape[family])):
         setting = grid.setting((u, k, 0, t, t))
-        compute_s, timing = setting.compute_s(network), (setting.timeout_s, setting.unit)
+        compute_s, timing = (
+            setting.compute_s(network),
+            (setting.timeout_s, setting.unit),
+        )
         work, plan, waited = cluster.fused(network, compute_s, CONSTANT, *timing)
         taken_s = cluster.fused_iteration_s(work, plan, waited, alphas, slope)
         after_s = work.compute_s + slope * work.bytes[-1]
@@ -253,7 +296,9 @@ def possible(network: str, grid: Grid) -> np.ndarray:
 def possible_gains() -> Gains:
     """Over all settings: the most that any plan gains over 100 MB, of the five networks least and largest."""
     grid = osf_scaling.setting_search().grid
-    gained = [np.broadcast_to(possible(name, grid), grid.shape) for name in cluster.FIVE]
+    gained = [
+        np.broadcast_to(possible(name, grid), grid.shape) for name in cluster.FIVE
+    ]
     return functools.reduce(np.minimum, gained), functools.reduce(np.maximum, gained)
 
 
@@ -268,7 +313,9 @@ def test_150_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
     alone = PaperSetting(0.15, 0.1, 2.8e-3, 0.5e-3)
     assert gains(alone, "ResNet101")["over_constant"] > 1.59
     agreeing = holding("ResNet-101: 100 MB over 1 GB")
-    assert agreeing.sum() == pytest.approx(3.02e6, rel=0.01) and agreeing.size == 4_993_582
+    assert (
+        agreeing.sum() == pytest.approx(3.02e6, rel=0.01) and agreeing.size == 4_993_582
+    )
     assert largest[agreeing].max() == pytest.approx(0.529, abs=1e-3)
     assert 0.53 < claimed < largest.max()
 
@@ -288,5 +335,9 @@ def test_32_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
 
 
 def test_the_worked_example_holds() -> None:
-    hours = PROSE["example-alone"], PROSE["example-together"], int(PROSE["example-workers"])
+    hours = (
+        PROSE["example-alone"],
+        PROSE["example-together"],
+        int(PROSE["example-workers"]),
+    )
     assert osf.scaling_factor(*hours) == pytest.approx(PROSE["example-sf"])

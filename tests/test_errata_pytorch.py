@@ -20,9 +20,9 @@ Flaw = Callable[..., None]
 def installed() -> tuple[str, pd.Series]:
     """Version, and what its functions say, as `recorded`."""
     rows = measure_estimators()
-    return rows["torch"][0], rows.set_index(rows[KEYS].astype(str).agg(" ".join, axis=1))[
-        "estimate"
-    ]
+    return rows["torch"][0], rows.set_index(
+        rows[KEYS].astype(str).agg(" ".join, axis=1)
+    )["estimate"]
 
 
 @pytest.fixture
@@ -36,7 +36,8 @@ def flaw(installed: tuple[str, pd.Series], record_property: Any) -> Flaw:
         assert f"in {VERSION}" in listed[claim].condition
         rows = pairs[pairs["claim"] == claim]
         values = [
-            now[row.of] / (now[row.over] if row.over else 1) / row.unit for row in rows.itertuples()
+            now[row.of] / (now[row.over] if row.over else 1) / row.unit
+            for row in rows.itertuples()
         ]
         record_property(f"{claim}, torch {version}", [float(value) for value in values])
         if version == VERSION:
@@ -72,7 +73,9 @@ def test_04_of_a_size_seen_thrice_the_first_sample_is_taken(flaw: Flaw) -> None:
     flaw("pytorch-first-sample", 900)
 
 
-def test_05_a_longer_message_takes_half_as_long_beside_an_all_gather(flaw: Flaw) -> None:
+def test_05_a_longer_message_takes_half_as_long_beside_an_all_gather(
+    flaw: Flaw,
+) -> None:
     flaw("pytorch-beyond-twice", 0.5)
 
 

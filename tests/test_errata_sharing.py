@@ -16,7 +16,9 @@ from ddlkit.report.papers.sharing import DEFAULT, slowdowns, throughput
 BATCHES = (16, 32, 64, 128)
 
 TABLE_2 = paper_table("sharing", "tab02").set_index("network")
-ALL_REDUCE = paper_table("sharing", "fig02").set_index(["blocks", "threads"])["relative_time"]
+ALL_REDUCE = paper_table("sharing", "fig02").set_index(["blocks", "threads"])[
+    "relative_time"
+]
 prose = functools.partial(claims.prose, "sharing")
 
 
@@ -37,8 +39,12 @@ def test_01_eighteen_per_cent_is_time_saved() -> None:
 
 def test_02_more_resources_are_mostly_slower() -> None:
     grid = ALL_REDUCE
-    by_threads = [grid[b, 2 * t] > grid[b, t] for b in (1, 2, 3, 4) for t in (64, 128, 256)]
-    by_blocks = [grid[2 * b, t] > grid[b, t] for b in (1, 2) for t in (64, 128, 256, 512)]
+    by_threads = [
+        grid[b, 2 * t] > grid[b, t] for b in (1, 2, 3, 4) for t in (64, 128, 256)
+    ]
+    by_blocks = [
+        grid[2 * b, t] > grid[b, t] for b in (1, 2) for t in (64, 128, 256, 512)
+    ]
     assert (sum(by_threads), len(by_threads)) == (9, 12)
     assert (sum(by_blocks), len(by_blocks)) == (5, 8)
     assert grid.idxmax() == (4, 512)
@@ -52,7 +58,10 @@ def test_03_one_extra_warp_explains_the_instructions() -> None:
         """Largest deviation from the printed values, in instructions a warp."""
         whole = numbers["fig02-total-instructions"]
         return max(
-            abs(whole / (b * (t // 32 + extra_warps)) - numbers[f"fig02-{b}x{t}-instructions"])
+            abs(
+                whole / (b * (t // 32 + extra_warps))
+                - numbers[f"fig02-{b}x{t}-instructions"]
+            )
             for b, t in ((2, 256), (2, 128), (1, 256))
         )
 
@@ -85,7 +94,9 @@ def test_06_starved_configuration_is_near_the_best() -> None:
     assert row["1x64"] / row.max() > 0.975
     busy_ms = numbers["fig05c-computation"] + numbers["fig05c-communication"]
     iteration_ms = 1e3 * sharing.iteration_s(int(numbers["fig05-batch"]), row["1x64"])
-    assert iteration_ms - (busy_ms - numbers["fig05c-overlap"]) == pytest.approx(4.8, abs=0.05)
+    assert iteration_ms - (busy_ms - numbers["fig05c-overlap"]) == pytest.approx(
+        4.8, abs=0.05
+    )
 
 
 def test_07_saved_time_is_not_constant() -> None:
@@ -96,7 +107,10 @@ def test_07_saved_time_is_not_constant() -> None:
 
 def profiled_over_figure_8(which: str) -> float:
     """AlexNet's iteration by figure 7's profile, over that by figure 8."""
-    row, keys = throughput().loc[("AlexNet", 64)], (f"communication-{which}", "computation-only")
+    row, keys = (
+        throughput().loc[("AlexNet", 64)],
+        (f"communication-{which}", "computation-only"),
+    )
     images = row[DEFAULT] if which == "default" else row.max()
     profiled_ms = sum(prose()[f"fig07-alexnet-{key}"] for key in keys)
     return profiled_ms / (1e3 * sharing.iteration_s(64, images))
@@ -106,14 +120,20 @@ def test_08_saved_time_at_batch_16_is_outside_rounding_but_not_far() -> None:
     numbers = prose()
     short_ms = resnet18_saved_ms(16) - numbers["fig06-saved-16"]
     assert numbers["fig06-saved-16"] < resnet18_saved_ms(16, -0.5)
-    default_ms = 1e3 * sharing.iteration_s(16, throughput().loc[("ResNet-18", 16), DEFAULT])
+    default_ms = 1e3 * sharing.iteration_s(
+        16, throughput().loc[("ResNet-18", 16), DEFAULT]
+    )
     off = [1 - profiled_over_figure_8(which) for which in ("default", "best")]
     assert off == pytest.approx([0.013, 0.0145], abs=5e-4)
-    assert short_ms / default_ms == pytest.approx(0.006, abs=5e-4) and short_ms / default_ms < min(
-        off
-    )
+    assert short_ms / default_ms == pytest.approx(
+        0.006, abs=5e-4
+    ) and short_ms / default_ms < min(off)
     assert resnet18_saved_ms(16, -0.5) * (1 - 0.0235) > numbers["fig06-saved-16"]
-    assert resnet18_saved_ms(64, -0.5) < numbers["fig06-saved-256"] < resnet18_saved_ms(64, 0.5)
+    assert (
+        resnet18_saved_ms(64, -0.5)
+        < numbers["fig06-saved-256"]
+        < resnet18_saved_ms(64, 0.5)
+    )
 
 
 def in_order(intensity: pd.Series) -> bool:
@@ -137,7 +157,9 @@ def test_09_vit_contradicts_the_order_by_intensity() -> None:
 def test_10_vit_has_35_gflop() -> None:
     counted = sharing.vit_flops() / 1e9
     assert counted == pytest.approx(35.1, abs=0.05)
-    assert TABLE_2.loc["ViT-Base/16", "gflop"] / counted == pytest.approx(5 / 3, rel=0.002)
+    assert TABLE_2.loc["ViT-Base/16", "gflop"] / counted == pytest.approx(
+        5 / 3, rel=0.002
+    )
     tokens = (np.array([224, 272, 288]) // 16) ** 2 + 1
     added = (tokens - 1) * 768**2 + 768 * 1000  # patches in, classes out
     sizes = 2e-9 * (added + 12 * tokens * (12 * 768**2 + 2 * tokens * 768))
@@ -146,7 +168,9 @@ def test_10_vit_has_35_gflop() -> None:
 
 def test_11_all_gains_follow_from_figure_8() -> None:
     grid, table = throughput(), TABLE_2
-    printed = paper_table("sharing", "fig08").set_index(["network", "batch"])["speedup_percent"]
+    printed = paper_table("sharing", "fig08").set_index(["network", "batch"])[
+        "speedup_percent"
+    ]
     assert len(grid) == 28
     for (network, batch), row in grid.iterrows():
         gain = table.loc[network, f"gain_{batch}_percent"]
@@ -183,7 +207,9 @@ def test_14_headline_rests_on_a_slow_default() -> None:
 
 def test_15_allreduce_is_affected_by_blocks() -> None:
     numbers = prose()
-    best, default = (numbers[f"fig07-alexnet-communication-{c}"] for c in ("best", "default"))
+    best, default = (
+        numbers[f"fig07-alexnet-communication-{c}"] for c in ("best", "default")
+    )
     assert ALL_REDUCE[1, 256] < 0.85
     assert 1 - best / default == pytest.approx(0.14, abs=0.005)
 
@@ -196,15 +222,21 @@ def test_16_vgg16_communicates_as_long_as_before() -> None:
 
 def test_17_two_gpus_send_d_parameters_each() -> None:
     gpus = int(prose()["gpus"])
-    share = 2 * (gpus - 1) / gpus  # of D parameters, sent by each GPU of a ring; as many arrive
+    share = (
+        2 * (gpus - 1) / gpus
+    )  # of D parameters, sent by each GPU of a ring; as many arrive
     assert share == 1 and 2 * share == prose()["sent-received"]
 
 
 def test_18_intensities_follow_within_rounding() -> None:
     for network, row in TABLE_2.iterrows():
-        half = 0.5 if str(row["gflop"]).endswith(".0") else 0.05  # VGG-16's 31 has no decimals
+        half = (
+            0.5 if str(row["gflop"]).endswith(".0") else 0.05
+        )  # VGG-16's 31 has no decimals
         smallest, largest = (
-            sharing.model_intensity(1e3 * (row["gflop"] + f), row["parameters_millions"] + p)
+            sharing.model_intensity(
+                1e3 * (row["gflop"] + f), row["parameters_millions"] + p
+            )
             for f, p in ((-half, 0.05), (half, -0.05))
         )
         assert smallest - 0.5 <= row["intensity"] <= largest + 0.5, network
@@ -226,13 +258,19 @@ def test_20_table_1_lacks_a_definition_and_a_shape() -> None:
 
 
 def test_21_threads_never_grow_with_the_batch() -> None:
-    names = TABLE_2[[f"best_{batch}" for batch in BATCHES]].map(lambda name: name.split("x"))
+    names = TABLE_2[[f"best_{batch}" for batch in BATCHES]].map(
+        lambda name: name.split("x")
+    )
     best = {
         network: [int(blocks) * int(each) for blocks, each in row]
         for network, row in zip(names.index, names.to_numpy(), strict=True)
     }
-    assert all(a >= b for row in best.values() for a, b in zip(row, row[1:], strict=False))
-    assert [network for network, row in best.items() if row[0] == row[-1]] == ["AlexNet"]
+    assert all(
+        a >= b for row in best.values() for a, b in zip(row, row[1:], strict=False)
+    )
+    assert [network for network, row in best.items() if row[0] == row[-1]] == [
+        "AlexNet"
+    ]
 
 
 def test_22_default_slowdowns_are_figure_3s() -> None:
@@ -246,7 +284,8 @@ def test_23_most_of_alexnet_s_communication_does_not_overlap() -> None:
     numbers = prose()
     for which, of_sent, of_computed in (("default", 0.26, 0.85), ("best", 0.19, 0.79)):
         computed, sent = (
-            numbers[f"fig07-alexnet-{x}-{which}"] for x in ("computation", "communication")
+            numbers[f"fig07-alexnet-{x}-{which}"]
+            for x in ("computation", "communication")
         )
         overlap = computed - numbers["fig07-alexnet-computation-only"]
         assert overlap / sent == pytest.approx(of_sent, abs=5e-3)

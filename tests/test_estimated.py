@@ -26,7 +26,9 @@ def as_recorded() -> pd.DataFrame:
     runs, said = tables("runs"), tables("predicted")
     said = said[(said["model"] == "model") & (said["quantity"] == "iteration")]
     model_s, rows = said.set_index("case")["seconds"], []
-    for (network, link), own in pd.read_csv(FROZEN).groupby(["network", "link"], sort=False):
+    for (network, link), own in pd.read_csv(FROZEN).groupby(
+        ["network", "link"], sort=False
+    ):
         of = runs[(runs["network"] == network) & (runs["link"] == link)]
         rounds = of.pivot_table("iteration_s", "repeat", "plan", "median")
         case, ends = (of.groupby("plan")[name].first() for name in ("case", "ends"))
@@ -39,7 +41,9 @@ def as_recorded() -> pd.DataFrame:
             ratio = rounds[ran[plan]] / rounds[exact] - 1
             predicted = model_s[case[ran[plan]]] / model_s[case[exact]] - 1
             numbers = predicted, ratio.median(), ratio.min(), ratio.max()
-            rows.append((network, link, who, plan, *(round(float(n), 5) for n in numbers)))
+            rows.append(
+                (network, link, who, plan, *(round(float(n), 5) for n in numbers))
+            )
     return pd.DataFrame(rows, columns=[*PLAN, "predicted", "measured", "low", "high"])
 
 
@@ -54,5 +58,7 @@ def test_recorded_regrets_reach_what_was_frozen(request: pytest.FixtureRequest) 
     assert len(rows) == len(accuracy.goals("estimated"))
     for goal in accuracy.goals("estimated"):
         now, row = goal.judged(kept), rows.loc[goal.goal]
-        assert float(row["reached"]) == pytest.approx(now["reached"], rel=1e-5, abs=1e-6)
+        assert float(row["reached"]) == pytest.approx(
+            now["reached"], rel=1e-5, abs=1e-6
+        )
         assert (row["wanted"], row["held"]) == (now["wanted"], str(now["holds"]))

@@ -21,8 +21,16 @@ SOLVED = sorted(exercises.SOLUTIONS.glob("*.ipynb"))
 def written(folder: Path, code: str) -> Path:
     """A folder with the solution of the one exercise of a notebook "nn"."""
     cells = []
-    for kind, source in (("hint", "look"), ("solution", code), ("explanation", "so it is")):
-        make = nbformat.v4.new_code_cell if kind == "solution" else nbformat.v4.new_markdown_cell
+    for kind, source in (
+        ("hint", "look"),
+        ("solution", code),
+        ("explanation", "so it is"),
+    ):
+        make = (
+            nbformat.v4.new_code_cell
+            if kind == "solution"
+            else nbformat.v4.new_markdown_cell
+        )
         cells.append(make(source, metadata={"tags": [f"{kind}-1"]}))
     notebook = nbformat.v4.new_notebook(cells=cells)
     (folder / "nn.ipynb").write_text(nbformat.writes(notebook), encoding="utf-8")
@@ -70,13 +78,19 @@ RIGHT = "Exercise 1: right. so it is\n"
     ],
 )
 def test_an_answer_is_judged_by_its_kind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], solution: str, answer: Any, words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    solution: str,
+    answer: Any,
+    words: str,
 ) -> None:
     Judge("nn", {"np": np, "two": 2.0}, written(tmp_path, solution))(1, answer)
     assert words in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("wrong", ["1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"])
+@pytest.mark.parametrize(
+    "wrong", ["1.2 s", True, {}, float("nan"), "1e999", [1, "x"], b"1"]
+)
 def test_what_is_no_number_is_refused_in_words(wrong: Any) -> None:
     assert Key(1.0).refusal(wrong)
 
@@ -100,14 +114,18 @@ def test_where_the_book_runs_a_wrong_solution_or_a_weak_checker_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solution: str, words: str
 ) -> None:
     monkeypatch.setenv(exercises.SOLVED_VARIABLE, "1")
-    Judge("nn", {}, written(tmp_path, "answer_1 = 2.0\nwrong_1 = [1.0, 3.0, 4.0]"))(1, None)
+    Judge("nn", {}, written(tmp_path, "answer_1 = 2.0\nwrong_1 = [1.0, 3.0, 4.0]"))(
+        1, None
+    )
     with pytest.raises(UserError, match=f"exercise 1: .*{words}"):
         Judge("nn", {"np": np}, written(tmp_path, solution))(1, None)
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
 def test_solutions_are_of_a_notebook_that_asks_for_each(path: Path) -> None:
-    cells = json.loads((store.NOTEBOOKS / path.name).read_text(encoding="utf-8"))["cells"]
+    cells = json.loads((store.NOTEBOOKS / path.name).read_text(encoding="utf-8"))[
+        "cells"
+    ]
     tags = [tag for cell in cells for tag in cell["metadata"].get("tags", ())]
     asked = [tag for tag in tags if tag.startswith("exercise-")]
     assert asked == [f"exercise-{number}" for number in exercises.read(path.stem)]

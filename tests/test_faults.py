@@ -50,14 +50,21 @@ def run(
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
     environment = {**os.environ, **paths} if environment is None else environment
     return subprocess.run(
-        argv, env=environment, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S
+        argv,
+        env=environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
 
 
 def only_line(done: subprocess.CompletedProcess[str], status: int = 2) -> str:
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
-    (line,) = [text for text in done.stderr.splitlines() if text.startswith("ddlkit: error: ")]
+    (line,) = [
+        text for text in done.stderr.splitlines() if text.startswith("ddlkit: error: ")
+    ]
     return line.removeprefix("ddlkit: error: ")
 
 
@@ -109,11 +116,15 @@ def command(arguments):
     holds="one line each says what is full and where; the table that was there is whole, no half of another",
 )
 @pytest.mark.lab
-def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab: None) -> None:
+def test_a_full_disk_is_one_line_and_damages_nothing(
+    tmp_path: Path, require_lab: None
+) -> None:
     where = tmp_path / "full"
     where.mkdir()
     shell = f'{FULL.format(where)} "$@"; status=$?; ls -A {where} >&2; exit $status'
-    done = run(["unshare", "--mount", "bash", "-c", shell, "sh", *as_command(SAVE), str(where)])
+    done = run(
+        ["unshare", "--mount", "bash", "-c", shell, "sh", *as_command(SAVE), str(where)]
+    )
     for line, told in zip(done.stdout.splitlines(), ("write", "lock"), strict=True):
         assert line.startswith(f"cannot {told} {where}/")
         assert line.endswith(": No space left on device")
@@ -133,20 +144,32 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path: Path, require_lab
     holds="reproduce.sh says so in one line",
 )
 @pytest.mark.lab
-def test_a_build_that_is_full_or_read_only_is_one_line(clone: Clone, require_lab: None) -> None:
+def test_a_build_that_is_full_or_read_only_is_one_line(
+    clone: Clone, require_lab: None
+) -> None:
     build = clone.path / "build"
     build.mkdir()
     clone.ddlkit_does(f"{FILL.format(build)} exit 1")
     script = f"{FULL.format(build)} exec bash reproduce.sh --recorded"
-    done = run(["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path)
+    done = run(
+        ["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path
+    )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("reproduce.sh: ") and f"{build} is full: make room there" in line
+    assert (
+        line.startswith("reproduce.sh: ")
+        and f"{build} is full: make room there" in line
+    )
     shutil.rmtree(build)
     build.mkdir()
     script = f"mount -t tmpfs -o ro none {build} && exec bash reproduce.sh --recorded"
-    done = run(["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path)
-    assert (done.returncode, done.stderr) == (1, f"reproduce.sh: cannot write to {build}\n")
+    done = run(
+        ["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"reproduce.sh: cannot write to {build}\n",
+    )
 
 
 # -- damaged files ---------------------------------------------------------------------------------
@@ -157,7 +180,9 @@ def test_a_build_that_is_full_or_read_only_is_one_line(clone: Clone, require_lab
     injected="each in turn, to table or stamp; also a stamp whose values are of another kind",
     holds="refused in one line that names the file, when read and when a session would go on",
 )
-@pytest.mark.parametrize("damage", ["truncated", "swapped", {"sha256": "0" * 64}, {"schema": []}])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "swapped", {"sha256": "0" * 64}, {"schema": []}]
+)
 def test_damaged_tables_are_refused_in_one_line(damage: Any, tmp_path: Path) -> None:
     a, b = tmp_path / "drift-a.csv", tmp_path / "drift-b.csv"
     for path in (a, b):
@@ -199,12 +224,24 @@ def test_a_killed_run_takes_its_stage_along(clone: Clone) -> None:
     holds="one line, status 128 and the signal, no traceback from the process that forks them",
 )
 @pytest.mark.parametrize("trial", range(TRIALS))
-def test_ranks_that_were_about_to_start_are_not_missed(trial: int, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ddlkit", "measure", "collectives", "--out", str(tmp_path)]
+def test_ranks_that_were_about_to_start_are_not_missed(
+    trial: int, tmp_path: Path
+) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "ddlkit",
+        "measure",
+        "collectives",
+        "--out",
+        str(tmp_path),
+    ]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     how: Any = {"stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     process = subprocess.Popen(argv, env=environment, **how)
-    assert wait_for(lambda: any(tmp_path.glob("ddlkit-run-*/files/rank-logs/config.json")))
+    assert wait_for(
+        lambda: any(tmp_path.glob("ddlkit-run-*/files/rank-logs/config.json"))
+    )
     time.sleep(random.Random(trial).uniform(0.0, 2.0))
     process.send_signal(signal.SIGTERM)
     printed = process.communicate(timeout=PATIENCE_S)[1]
@@ -231,7 +268,9 @@ def command(arguments):
 def staged(clone: Clone, stage: str) -> list[str]:
     """Let a clone of the project do at that stage what the project does, in small: how it is run then."""
     (clone.path / "requirements.txt").write_text("")
-    write_notebook(clone.path / "10_a.ipynb", [("code", "import time\ntime.sleep(0.2)")] * 9)
+    write_notebook(
+        clone.path / "10_a.ipynb", [("code", "import time\ntime.sleep(0.2)")] * 9
+    )
     paths = shlex.quote(os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     argv = shlex.join([*as_command(STAGES[stage]), str(clone.path)])
     clone.ddlkit_does(f"exec env PYTHONPATH={paths} {argv}")
@@ -252,14 +291,20 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     how: dict[str, Any] = {"cwd": clone.path, "env": clone.variables(), "text": True}
     how |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     log, begun = clone.path / f"build/logs/{stage}.log", clone.path / "begun"
-    for number, word in TRIALS * [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]:
+    for number, word in TRIALS * [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "terminated"),
+    ]:
         begun.unlink(missing_ok=True)
         process = subprocess.Popen(argv, **how)
         assert wait_for(begun.exists, 300)
         time.sleep(chance.uniform(0.0, 1.5))
         process.send_signal(number)
         printed = process.communicate(timeout=300)[1]
-        ended = 128 + number, f"reproduce.sh: {word}; the same command goes on from here\n"
+        ended = (
+            128 + number,
+            f"reproduce.sh: {word}; the same command goes on from here\n",
+        )
         assert (process.returncode, printed) in [ended, (0, "")]
         assert "Traceback" not in log.read_text()
         for path in clone.path.glob("out/*.csv"):
@@ -267,7 +312,9 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     clone.ddlkit_does("echo done")
     done = clone.run(*arguments)
     assert (done.stderr, done.returncode) == ("", 0)
-    with files.scratch():  # the next command makes one, too: that sweeps what killed owners left
+    with (
+        files.scratch()
+    ):  # the next command makes one, too: that sweeps what killed owners left
         pass
 
 
@@ -276,7 +323,9 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
     injected="SIGSTOP to rank 1 of 2 at work",
     holds="the other gives up after its timeout; both are ended, the stopped one too; one line names it",
 )
-def test_a_stopped_rank_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.2)
     stopped: list[psutil.Process] = []
 
@@ -306,8 +355,13 @@ def test_directories_of_the_dead_are_swept(tmp_path: Path) -> None:
         "with scratch(Path(sys.argv[1])) as place: print(place, flush=True); time.sleep(60)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    owners = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in "ab"]
-    dead, living = (Path(owner.stdout.readline().strip()) for owner in owners if owner.stdout)
+    owners = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for _ in "ab"
+    ]
+    dead, living = (
+        Path(owner.stdout.readline().strip()) for owner in owners if owner.stdout
+    )
     owners[0].kill()
     owners[0].wait()
     (tmp_path / "ddlkit-run").mkdir()
@@ -341,8 +395,15 @@ def test_a_kernel_that_does_not_start_is_one_line(
     assert "24 open files are allowed, " in line and line.endswith(": ulimit -n 128")
     (tmp_path / "sitecustomize.py").write_text(DIES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(UserError, match=r"10_a.ipynb: its kernel did not start: .*exit status 3"):
-        book.run([tmp_path / "10_a.ipynb"], executed=tmp_path / "e", reports=tmp_path, inputs=())
+    with pytest.raises(
+        UserError, match=r"10_a.ipynb: its kernel did not start: .*exit status 3"
+    ):
+        book.run(
+            [tmp_path / "10_a.ipynb"],
+            executed=tmp_path / "e",
+            reports=tmp_path,
+            inputs=(),
+        )
 
 
 @pytest.mark.fault(
@@ -362,14 +423,18 @@ def test_low_memory_is_one_line(tmp_path: Path) -> None:
     with open(times, "wb") as file:
         file.write(b"bytes,seconds\n1000,0.5\n")
         file.truncate(10**8)
-    assert "memory is used up" in only_line(run([sys.executable, "-c", code, str(times)]))
+    assert "memory is used up" in only_line(
+        run([sys.executable, "-c", code, str(times)])
+    )
 
 
 # -- the lab ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault(
-    fault="no root", injected="another user's effective id", holds="a lab is refused in one line"
+    fault="no root",
+    injected="another user's effective id",
+    holds="a lab is refused in one line",
 )
 @pytest.mark.lab
 def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> None:
@@ -397,7 +462,11 @@ def test_without_root_a_lab_is_one_line(require_lab: None, tmp_path: Path) -> No
     ],
 )
 def test_a_lab_without_its_tools_is_one_line(
-    missing: str, told: str, tmp_path: Path, require_lab: None, monkeypatch: pytest.MonkeyPatch
+    missing: str,
+    told: str,
+    tmp_path: Path,
+    require_lab: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(network, "DEADLINE_S", 4.0)
     there = {} if missing == "ip" else {"ip": f'exec {shutil.which("ip")} "$@"'}
@@ -432,19 +501,29 @@ def test_a_damaged_state_is_a_dead_lab(
         shown = f"{label}: 0 ranks over an unknown link, owner unknown, dead"
         assert shown in capsys.readouterr().out
         assert cli.main(["lab", "down", "--label", label]) == 2
-        assert f"the state of lab {label} is damaged: remove it by" in capsys.readouterr().err
+        assert (
+            f"the state of lab {label} is damaged: remove it by"
+            in capsys.readouterr().err
+        )
         assert network.clean() == [label]
         assert not (network.NAMESPACES / f"{label}-rank0").exists()
         (tmp_path / f"{label}.json").write_text(text)
         with Lab(LabShape(1, 1e9), f"after{os.getpid()}"):
             assert [row["alive"] for row in network.status()] == [True]
     finally:
-        subprocess.run(["ip", "netns", "del", f"{label}-rank0"], stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["ip", "netns", "del", f"{label}-rank0"], stderr=subprocess.DEVNULL
+        )
 
 
 # -- odd environments and folders ------------------------------------------------------------------
 
-ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+ASCII = {
+    "LC_ALL": "C",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONIOENCODING": "ascii",
+}
 DUMB = {"TERM": "dumb", "COLUMNS": "1", "LINES": "0"}
 ODD = {
     "ASCII on a dumb terminal": {**os.environ, **ASCII, **DUMB, "HOME": "/nowhere"},
@@ -466,7 +545,9 @@ def test_odd_environments_change_nothing(odd: str, tmp_path: Path) -> None:
         "import sys; from ddlkit import cli; from ddlkit.core.units import format_seconds as f\n"
         "sys.exit(cli.main(['fit', sys.argv[1]]) or print(f(5e-6)))"
     )
-    done = run([sys.executable, "-c", code, str(times)], {**ODD[odd], "PYTHONPATH": str(ROOT)})
+    done = run(
+        [sys.executable, "-c", code, str(times)], {**ODD[odd], "PYTHONPATH": str(ROOT)}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     *lines, last = done.stdout.splitlines()
     assert last == ("5 \\xb5s" if "ASCII" in odd else "5 µs")
@@ -487,7 +568,9 @@ def test_odd_folders_change_nothing(tmp_path: Path, clone: Clone) -> None:
         directory.mkdir(parents=True)
     (tmp_path / "link").symlink_to(real)
     folder = tmp_path / "link" / ODD_FOLDER
-    Origin(machine={}).save(folder / "drift-a.csv", faulty_points.drift()["drift"], "drift")
+    Origin(machine={}).save(
+        folder / "drift-a.csv", faulty_points.drift()["drift"], "drift"
+    )
     assert len(store.load_table(folder / "drift-a.csv")) == 1
     with pytest.raises(UserError, match="was not done after 5 s"):
         run_endless(folder / "o", Loopback(), timeout_s=5.0)
@@ -511,16 +594,25 @@ def test_odd_folders_change_nothing(tmp_path: Path, clone: Clone) -> None:
     injected="links to a victim's file under every name that a writer of ours was known to use",
     holds="the victim's file is as before: names are random, and no link is followed",
 )
-def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_planted_link_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (victim := tmp_path / "victim").write_text("precious")
     (shared := tmp_path / "shared").mkdir()
     for name in (".x.csv.planted.tmp", "y.csv", "z.csv", ".lock"):
         (shared / name).symlink_to(victim)
     files.atomic_write_text(shared / "y.csv", "ours")
-    assert (shared / "y.csv").read_text() == "ours" and not (shared / "y.csv").is_symlink()
-    with pytest.raises(UserError, match="cannot lock .*lock: "), store.lock(shared / ".lock"):
+    assert (shared / "y.csv").read_text() == "ours" and not (
+        shared / "y.csv"
+    ).is_symlink()
+    with (
+        pytest.raises(UserError, match="cannot lock .*lock: "),
+        store.lock(shared / ".lock"),
+    ):
         pass
-    with pytest.raises(UserError, match="cannot write .*z.csv: Too many levels of symbolic links"):
+    with pytest.raises(
+        UserError, match="cannot write .*z.csv: Too many levels of symbolic links"
+    ):
         files.append_text(shared / "z.csv", "ours")
     monkeypatch.setattr(secrets, "token_hex", lambda n: "planted")
     with pytest.raises(UserError, match="File exists"):
@@ -529,14 +621,18 @@ def test_no_planted_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def listening_at(process: psutil.Process) -> list[str]:
-    listing = run(["nsenter", "-t", str(process.pid), "-n", "ss", "-ltnpH"]).stdout.splitlines()
+    listing = run(
+        ["nsenter", "-t", str(process.pid), "-n", "ss", "-ltnpH"]
+    ).stdout.splitlines()
     mine = [line.split()[3] for line in listing if f"pid={process.pid}," in line]
     return [at.rpartition(":")[0] for at in mine]
 
 
 LISTENING = [
     (Loopback(), {launch.LOCALHOST}),
-    pytest.param(Lab(LabShape(2, 1e9)), {"10.77.0.1", "10.77.0.2"}, marks=pytest.mark.lab),
+    pytest.param(
+        Lab(LabShape(2, 1e9)), {"10.77.0.1", "10.77.0.2"}, marks=pytest.mark.lab
+    ),
 ]
 
 
@@ -557,11 +653,15 @@ def test_ranks_listen_at_their_own_address_alone(
     def look(_: object) -> str:
         if not (tmp_path / "job.json").exists():
             return ""
-        found.extend(at for rank in ranks_below(os.getpid()) for at in listening_at(rank))
+        found.extend(
+            at for rank in ranks_below(os.getpid()) for at in listening_at(rank)
+        )
         return "seen"
 
     monkeypatch.setattr(type(place), "lost", look)
-    up: AbstractContextManager[object] = place if isinstance(place, Lab) else nullcontext()
+    up: AbstractContextManager[object] = (
+        place if isinstance(place, Lab) else nullcontext()
+    )
     with up, pytest.raises(UserError, match="^seen"):
         run_endless(tmp_path, place)
     assert len(found) >= 3, "the store, and gloo of each rank"
@@ -577,7 +677,15 @@ def test_ranks_listen_at_their_own_address_alone(
     holds="all pass: none needs another before it, none leaves anything to the next",
 )
 def test_tests_pass_in_any_order_and_twice(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--shuffle=7"]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--shuffle=7",
+    ]
     twice = 2 * ("tests/test_workload.py", "tests/test_link.py")
     done = run([*argv, f"--basetemp={tmp_path / 'p'}", "--keep-duplicates", *twice])
     assert done.returncode == 0, done.stdout[-2000:]

@@ -31,10 +31,23 @@ REPLAYED = [("none", True), ("buffer:25MB", True), ("none", False)]
 RECORDING = Source((source.default_recording(),))
 
 
-def samples(sizes: np.ndarray, seconds: np.ndarray, link: str = "lab:1gbit") -> pd.DataFrame:
+def samples(
+    sizes: np.ndarray, seconds: np.ndarray, link: str = "lab:1gbit"
+) -> pd.DataFrame:
     """All-reduces among four ranks that nothing disturbs."""
-    how = {"link": link, "ranks": 4, "collective": "all_reduce", "algorithm": "ring", "session": 0}
-    quiet = {"messages_per_sample": 1, "in_flight": 1, "stolen": 0.0, "link_bits_per_s": 0.0}
+    how = {
+        "link": link,
+        "ranks": 4,
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "session": 0,
+    }
+    quiet = {
+        "messages_per_sample": 1,
+        "in_flight": 1,
+        "stolen": 0.0,
+        "link_bits_per_s": 0.0,
+    }
     return pd.DataFrame({"bytes": sizes, "seconds": seconds}).assign(**how, **quiet)
 
 
@@ -44,9 +57,16 @@ def made() -> Lab:
     for spec, negotiated in REPLAYED:
         plan = make_plan(spec, slow)
         place = ("replay", "resnet101", "cpu", 1, 4, "lab:1gbit", 1e9, "all_reduce")
-        how: dict[str, Any] = {"dilation": 3.0, "profile_sha256": "abc", "negotiated": negotiated}
+        how: dict[str, Any] = {
+            "dilation": 3.0,
+            "profile_sha256": "abc",
+            "negotiated": negotiated,
+        }
         case = Case(*place, spec, ";".join(map(str, plan.ends)), **how)
-        told, timeline = predict(slow, plan, COST), Iteration(slow, plan, COST).timeline()
+        told, timeline = (
+            predict(slow, plan, COST),
+            Iteration(slow, plan, COST).timeline(),
+        )
         for repeat in range(2):
             key = {"case": case.key, "repeat": repeat}
             times = {"iteration_s": told.iteration_s, "compute_s": told.compute_s}
@@ -89,7 +109,11 @@ def test_compatible_settings_are_those_with_the_most_statements_best_first() -> 
     assert settings[0] == osf_scaling.setting() == best
     low, high = search.range_of("VGG-16: scaling factor", osf_scaling.ANCHOR)
     keys = ["network", "quantity"]
-    row = osf_scaling.over(osf_scaling.fig03, keys).set_index(keys).loc["VGG16", "simulated"]
+    row = (
+        osf_scaling.over(osf_scaling.fig03, keys)
+        .set_index(keys)
+        .loc["VGG16", "simulated"]
+    )
     assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
 
 
@@ -106,15 +130,21 @@ def test_formulas_are_exact_where_they_hold() -> None:
 
 
 BEFORE = np.repeat([1024 << k for k in range(17)], 3)
-TENSORS = np.repeat(sorted({4 * count for count in networks.parameters("ResNet101")}), 3)
+TENSORS = np.repeat(
+    sorted({4 * count for count in networks.parameters("ResNet101")}), 3
+)
 
 
-def ring(sizes: np.ndarray, factor: float = 1.0, link: str = "lab:1gbit") -> pd.DataFrame:
+def ring(
+    sizes: np.ndarray, factor: float = 1.0, link: str = "lab:1gbit"
+) -> pd.DataFrame:
     seconds = factor * osf.update_s(sizes, 4, 125e6, overhead_s=9e-4)
     return samples(sizes, seconds, link).assign(network="ResNet101")
 
 
-def test_a_true_ring_is_predicted_by_all_but_the_logarithm_and_told_apart_if_runs_agree() -> None:
+def test_a_true_ring_is_predicted_by_all_but_the_logarithm_and_told_apart_if_runs_agree() -> (
+    None
+):
     """On one day the line beats Eq 18 on small tensors, on another nothing is decided: all is drawn."""
     for factor, decided in ((1.0, True), (1.5, False)):
         frame = osf_lab.fig10(ring(BEFORE), ring(TENSORS, factor), "ResNet101")
@@ -135,8 +165,13 @@ def test_a_true_ring_is_predicted_by_all_but_the_logarithm_and_told_apart_if_run
         osf_lab.fig10(ring(BEFORE), ring(TENSORS, link="lab:2gbit"), "ResNet101")
 
 
-def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_profiled() -> None:
+def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_profiled() -> (
+    None
+):
     workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "lab:1gbit", 4)
     assert workload.compute_s == pytest.approx(runs["compute_s"].median())
     workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "no link", 4)
-    assert runs.empty and workload.compute_s == RECORDING.profile("googlenet").workload().compute_s
+    assert (
+        runs.empty
+        and workload.compute_s == RECORDING.profile("googlenet").workload().compute_s
+    )

@@ -22,7 +22,14 @@ from ddlkit.core.cost import (
     gap,
 )
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import COUNTS, SIMPLE_FIRST, THROUGH_ALL, fit, held_out_errors, unseen_errors
+from ddlkit.core.fit import (
+    COUNTS,
+    SIMPLE_FIRST,
+    THROUGH_ALL,
+    fit,
+    held_out_errors,
+    unseen_errors,
+)
 from ddlkit.core.pieces import LINES
 from ddlkit.core.sparse import SparseGather
 from ddlkit.formats import messages
@@ -32,7 +39,9 @@ SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {
     "alpha_beta": AlphaBeta(1e-3, 8e-9),
     "piecewise": Piecewise(3e5, 2e-4, -1e-3, 8e-9, 1e-4),
-    "segments": Segments(*map(np.array, ([3e5, 9e6], [1e-4, 3e-3, 3e-2], [2e-8, 9e-9, 7e-9]))),
+    "segments": Segments(
+        *map(np.array, ([3e5, 9e6], [1e-4, 3e-3, 3e-2], [2e-8, 9e-9, 7e-9]))
+    ),
     "table": Table(SIZES, 1e-3 + 8e-9 * SIZES),
     "chords": Chords(SIZES, 1e-3 + 8e-9 * SIZES),
 }
@@ -42,7 +51,9 @@ def samples(
     truth: MessageCost, noise: float, repeats: int = 9, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     sizes = np.repeat(SIZES, repeats)
-    return sizes, truth(sizes) * np.exp(np.random.default_rng(seed).normal(0, noise, sizes.size))
+    return sizes, truth(sizes) * np.exp(
+        np.random.default_rng(seed).normal(0, noise, sizes.size)
+    )
 
 
 @pytest.mark.parametrize("form", SIMPLE_FIRST)
@@ -63,7 +74,9 @@ def test_exact_data_give_the_exact_cost_and_json_keeps_the_draws_of_scattered_on
 def test_intervals_of_repeats_hold_the_truth_as_often_as_they_should() -> None:
     inside, truth_s = [], TRUTHS["alpha_beta"](SIZES)
     for seed in range(60):
-        line = fit("alpha_beta", *samples(TRUTHS["alpha_beta"], 0.01, 25, seed), draws=100)
+        line = fit(
+            "alpha_beta", *samples(TRUTHS["alpha_beta"], 0.01, 25, seed), draws=100
+        )
         lower, upper = line.interval(SIZES)
         inside.append((lower <= truth_s) & (truth_s <= upper))
     assert 0.90 <= np.mean(inside) <= 0.99
@@ -72,11 +85,15 @@ def test_intervals_of_repeats_hold_the_truth_as_often_as_they_should() -> None:
 def test_lines_are_what_their_names_say() -> None:
     sizes, seconds = samples(TRUTHS["segments"], 0.05)
     medians = np.array([np.median(seconds[sizes == size]) for size in SIZES])
-    costs = {how: fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost for how in LINES}
+    costs = {
+        how: fit(f"alpha_beta:{how}", sizes, seconds, draws=0).cost for how in LINES
+    }
     for how in LINES:
         exact = fit(f"alpha_beta:{how}", *samples(TRUTHS["alpha_beta"], 0.0), draws=2)
         for line in (exact.cost, *exact.draws):
-            assert (line.alpha_s, line.beta_s_per_byte) == pytest.approx((1e-3, 8e-9), rel=1e-6)
+            assert (line.alpha_s, line.beta_s_per_byte) == pytest.approx(
+                (1e-3, 8e-9), rel=1e-6
+            )
     assert costs["ends"](SIZES[[0, -1]]) == pytest.approx(medians[[0, -1]])
     slope, start = np.polyfit(SIZES, medians, 1)
     assert costs["medians"].alpha_s == pytest.approx(max(start, 0.0))
@@ -104,7 +121,9 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
         return fit("alpha_beta", sizes, seconds, draws=0).cost
 
     others = np.repeat([SIZES[3], 5000.0, SIZES[8], 3e8], 3)
-    sizes, errors = unseen_errors(make, samples(truth, 0.0), (others, 2 * truth(others)))
+    sizes, errors = unseen_errors(
+        make, samples(truth, 0.0), (others, 2 * truth(others))
+    )
     assert sizes.tolist() == sorted(set(others))
     np.testing.assert_allclose(errors, -0.5, rtol=1e-6)
     assert seen == [set(SIZES) - {size} for size in sizes]
@@ -120,20 +139,36 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
         ("piecewise", [1, 2, 3, 4], [1, 2, 3, 4], "at least 5 distinct sizes"),
         ("spline", [1, 2, 3], [1, 2, 3], "unknown cost form 'spline'"),
         ("segments:2KB", [1, 2, 3], [1, 2, 3], "write segments, nothing behind it"),
-        ("alpha_beta:nan", [1, 2, 3], [1, 2, 3], "use relative, least_squares, medians, ends"),
-        ("piecewise:2", [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "do not determine the parameters"),
+        (
+            "alpha_beta:nan",
+            [1, 2, 3],
+            [1, 2, 3],
+            "use relative, least_squares, medians, ends",
+        ),
+        (
+            "piecewise:2",
+            [1, 2, 3, 4, 5],
+            [1, 2, 3, 4, 5],
+            "do not determine the parameters",
+        ),
     ],
 )
-def test_degenerate_data_are_refused(form: str, sizes: list, seconds: list, message: str) -> None:
+def test_degenerate_data_are_refused(
+    form: str, sizes: list, seconds: list, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         fit(form, sizes, seconds)
 
 
-def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three_errors() -> None:
+def test_twelve_sizes_tell_dense_tables_to_one_percent_within_intervals_of_three_errors() -> (
+    None
+):
     """95% of the rows would need intervals of five times the error: NCCL's outliers are many errors away."""
     dense = clusters.judged(clusters.dense_predictions())
     assert dense["median"].median() <= 0.0103 and dense["median"].min() < 0.004
-    assert dense["below_25_mib"].median() <= 0.016 and dense["below_25_mib"].max() <= 0.031
+    assert (
+        dense["below_25_mib"].median() <= 0.016 and dense["below_25_mib"].max() <= 0.031
+    )
     assert (dense["half_width"] / dense["median"]).median() <= 3
     assert dense["covered"].sum() / dense["n"].sum() >= 0.87
 
@@ -158,7 +193,9 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
         for numbers in wanted.itertuples(index=False):
             fitted = fit(numbers.form, rows["bytes"], rows["seconds"], draws=20)
             computed = np.concatenate([fitted.cost(at), *fitted.interval(at)])
-            np.testing.assert_allclose(computed, numbers[5:], rtol=1e-9, err_msg=str(numbers[:5]))
+            np.testing.assert_allclose(
+                computed, numbers[5:], rtol=1e-9, err_msg=str(numbers[:5])
+            )
 
 
 LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
@@ -170,8 +207,12 @@ def log(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return sizes.astype(float), seconds
 
 
-@pytest.mark.parametrize(("form", "least"), [("auto", 0.9), ("table", 0.92), ("alpha_beta", 0.95)])
-def test_intervals_hold_a_size_that_the_fit_has_not_seen(form: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("form", "least"), [("auto", 0.9), ("table", 0.92), ("alpha_beta", 0.95)]
+)
+def test_intervals_hold_a_size_that_the_fit_has_not_seen(
+    form: str, least: float
+) -> None:
     """On twelve nccl-tests logs, every fourth inner size held out."""
     inside = []
     for sizes, seconds in map(log, LOGS):
@@ -194,10 +235,17 @@ def test_intervals_hold_beyond_the_sizes_of_real_logs(form: str) -> None:
     assert len(inside) == 9 * len(LOGS) and np.mean(inside) >= 0.90
 
 
-def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back() -> None:
+def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back() -> (
+    None
+):
     rows, at = log(LOGS[0]), np.array([1.0, 1e6, 1e9])
-    errors = {form: np.median(np.abs(held_out_errors(form, *rows)[1])) for form in SIMPLE_FIRST}
-    counted = {form: COUNTS * e if form in THROUGH_ALL else e for form, e in errors.items()}
+    errors = {
+        form: np.median(np.abs(held_out_errors(form, *rows)[1]))
+        for form in SIMPLE_FIRST
+    }
+    counted = {
+        form: COUNTS * e if form in THROUGH_ALL else e for form, e in errors.items()
+    }
     chosen = fit("auto", *rows, workers=16)
     assert counted[chosen.form] <= 1.12 * min(counted.values())
     assert chosen.held_out_error == errors[chosen.form]
@@ -207,12 +255,20 @@ def test_auto_takes_the_form_that_does_best_on_sizes_left_out_and_is_read_back()
     assert chosen.cost.to_dict() == same.cost.to_dict()
     described = chosen.to_dict()["fit"]
     assert described["why"] == chosen.why
-    assert described["median_abs_held_out_error"] == chosen.held_out_error == same.held_out_error
+    assert (
+        described["median_abs_held_out_error"]
+        == chosen.held_out_error
+        == same.held_out_error
+    )
     np.testing.assert_array_equal(chosen.interval(rows[0]), same.interval(rows[0]))
     text = json.dumps(chosen.to_dict())
     cost, draws = costs_from_dict(json.loads(text))
-    np.testing.assert_array_equal([draw(at) for draw in draws], [d(at) for d in chosen.draws])
-    assert len(text) < 50_000 and {draw.workers for draw in draws} == {cost.workers} == {16}
+    np.testing.assert_array_equal(
+        [draw(at) for draw in draws], [d(at) for d in chosen.draws]
+    )
+    assert len(text) < 50_000 and {draw.workers for draw in draws} == {
+        cost.workers
+    } == {16}
     gathers = fit("table", *rows, workers=4, collective="all_gather").draws
     assert SparseGather(gathers[0], 0.01)(1e6) != SparseGather(gathers[1], 0.01)(1e6)
 
@@ -221,7 +277,10 @@ def test_of_forms_that_do_as_well_auto_takes_the_simplest() -> None:
     sizes = np.geomspace(1e3, 1e8, 20)
     assert fit("auto", sizes, COST(sizes)).cost.form == "alpha_beta"
     jump = np.array([2e-5, 5e-4, 5e-4 - 5e6 * 1.5e-9]), np.array([2e-9, 5e-10, 2e-9])
-    assert fit("auto", sizes, Segments(np.array([1e5, 5e6]), *jump)(sizes)).form == "segments"
+    assert (
+        fit("auto", sizes, Segments(np.array([1e5, 5e6]), *jump)(sizes)).form
+        == "segments"
+    )
     # Where no size can be spared it is the line, which has no interval.
     line = fit("auto", [1e3, 1e4, 1e5], [1.0, 2.0, 3.0])
     assert (line.cost.form, line.draws) == ("alpha_beta", ())
@@ -231,10 +290,14 @@ def test_of_forms_that_do_as_well_auto_takes_the_simplest() -> None:
     assert held_out_errors("alpha_beta", [1, 2, 3], [1, 2, 3])[1].size == 0
 
 
-def least_loss(sizes: np.ndarray, seconds: np.ndarray, straight: str, minimum: int) -> float:
+def least_loss(
+    sizes: np.ndarray, seconds: np.ndarray, straight: str, minimum: int
+) -> float:
     """Of pieces straight in these ("l": logarithm of the size, "s": size), every cut tried by polyfit."""
     grid, losses = np.unique(sizes), []
-    for cuts in combinations(range(minimum, grid.size - minimum + 1), len(straight) - 1):
+    for cuts in combinations(
+        range(minimum, grid.size - minimum + 1), len(straight) - 1
+    ):
         bounds = (0, *cuts, grid.size)
         if min(np.diff(bounds)) < minimum:
             continue
@@ -261,7 +324,9 @@ def test_breakpoints_by_sums_are_those_of_trying_every_one(
     jump = np.where(sizes > 1e5, 1e-4, 0.0)
     seconds = (1e-5 + 1e-9 * sizes + jump) * np.exp(random.normal(0, 0.05, sizes.size))
     loss = float(np.sum(fit(form, sizes, seconds, draws=0).relative_residuals ** 2))
-    assert loss == pytest.approx(least_loss(sizes, seconds, straight, minimum), rel=1e-9)
+    assert loss == pytest.approx(
+        least_loss(sizes, seconds, straight, minimum), rel=1e-9
+    )
 
 
 def test_errors_of_one_range_of_sizes_do_not_widen_the_others() -> None:
@@ -282,12 +347,20 @@ def test_a_gap_is_how_far_apart_the_nearest_two_sizes_lie_and_twice_as_far_is_fo
     sizes, seconds = log(LOGS[0])
     held_out = fit("chords", sizes, seconds).held_out
     assert held_out is not None and held_out.apart == 2
-    few, many = (fit("chords", sizes[::step], seconds[::step], draws=0).cost for step in (2, 1))
+    few, many = (
+        fit("chords", sizes[::step], seconds[::step], draws=0).cost for step in (2, 1)
+    )
     ratio = held_out.log_error(3e6, few) / held_out.log_error(3e6, many)
     assert ratio == pytest.approx(4)
 
 
-WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 0, "apart": 0}
+WHOLE = {
+    "at_bytes": [1.0, 2.0],
+    "log_errors": [0.1, 0.1],
+    "below": 0,
+    "above": 0,
+    "apart": 0,
+}
 
 
 @pytest.mark.parametrize(
@@ -302,7 +375,9 @@ WHOLE = {"at_bytes": [1.0, 2.0], "log_errors": [0.1, 0.1], "below": 0, "above": 
     ],
 )
 def test_damaged_and_older_draws_are_refused(damaged: dict) -> None:
-    with pytest.raises(UserError, match="draws are not what ddlkit fit writes: fit again"):
+    with pytest.raises(
+        UserError, match="draws are not what ddlkit fit writes: fit again"
+    ):
         costs_from_dict({**COST.to_dict(), "fit": damaged})
 
 
@@ -310,11 +385,20 @@ def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = log(LOGS[0])
-    compared, same = fits.compare(*rows, "alpha_beta:ends", workers=16), fit("auto", *rows)
-    assert list(compared.table.index) == [*SIMPLE_FIRST, "alpha_beta:ends"] == list(compared.fits)
+    compared, same = (
+        fits.compare(*rows, "alpha_beta:ends", workers=16),
+        fit("auto", *rows),
+    )
+    assert (
+        list(compared.table.index)
+        == [*SIMPLE_FIRST, "alpha_beta:ends"]
+        == list(compared.fits)
+    )
     assert (compared.chosen, compared.why) == (same.form, same.why)
     monkeypatch.chdir(tmp_path)
-    words = f"fit {LOGS[0]} --compare --form alpha_beta:ends --place out_of_place --json"
+    words = (
+        f"fit {LOGS[0]} --compare --form alpha_beta:ends --place out_of_place --json"
+    )
     assert cli.main(words.split()) == 0
     answer = json.loads(capsys.readouterr().out)
     assert Path(answer["drawn"]).is_file() and answer["chosen"] == compared.chosen

@@ -14,7 +14,9 @@ import fuzzing
 from ddlkit import cli
 from ddlkit.run.sessions import kinds
 
-assert kinds  # what is loaded by the first input counts neither as its time nor its memory
+assert (
+    kinds
+)  # what is loaded by the first input counts neither as its time nor its memory
 
 INPUTS = int(os.environ.get("DDLKIT_FUZZ", "0"))
 """So many in all, if given: 50000 for a night. Else 1,000, and 20,000 with --long."""
@@ -72,7 +74,9 @@ def test_a_mutated_input_is_refused_in_one_line_or_answered_sanely(
         folder.mkdir(parents=True)
         monkeypatch.chdir(folder)
         got = fuzzing.answer(given, folder)
-        assert fuzzing.wrong(given, got) == "", f"{folder}: {' '.join(given.words)}"[:400]
+        assert fuzzing.wrong(given, got) == "", f"{folder}: {' '.join(given.words)}"[
+            :400
+        ]
         shutil.rmtree(folder)
         ended.add(got.status)
     assert ended == {0, 2}

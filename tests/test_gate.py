@@ -15,11 +15,16 @@ from ddlkit.model import make_plan
 from ddlkit.model.predictor import planners
 from ddlkit.report import papers
 
-CLAIMS, PLANS = Path(__file__).with_name("gate.csv"), Path(__file__).with_name("gate_plans.csv")
+CLAIMS, PLANS = (
+    Path(__file__).with_name("gate.csv"),
+    Path(__file__).with_name("gate_plans.csv"),
+)
 COSTS: dict[str, MessageCost] = {
     "expensive start": AlphaBeta(5e-3, 8e-9),
     "cheap start": AlphaBeta(1e-4, 2e-8),
-    "steps": Table(np.array([1e3, 1e5, 1e6, 1e7, 1e8]), np.array([1e-3, 1.1e-3, 8e-3, 7e-2, 0.9])),
+    "steps": Table(
+        np.array([1e3, 1e5, 1e6, 1e7, 1e8]), np.array([1e-3, 1.1e-3, 8e-3, 7e-2, 0.9])
+    ),
 }
 
 
@@ -36,13 +41,17 @@ def planned(profile: str) -> pd.DataFrame:
                 ends = ";".join(str(end) for end in plan.ends)
                 iteration_s = predict(workload, plan, cost).iteration_s
                 rows.append((profile, spec, name, ends, iteration_s))
-    return pd.DataFrame(rows, columns=["profile", "spec", "cost", "ends", "iteration_s"])
+    return pd.DataFrame(
+        rows, columns=["profile", "spec", "cost", "ends", "iteration_s"]
+    )
 
 
 @pytest.mark.parametrize("profile", sorted(set(pd.read_csv(PLANS)["profile"])))
 def test_planners_choose_what_they_chose(profile: str) -> None:
     before = pd.read_csv(PLANS).query("profile == @profile")
-    merged = before.merge(planned(profile), on=["profile", "spec", "cost"], suffixes=("_was", ""))
+    merged = before.merge(
+        planned(profile), on=["profile", "spec", "cost"], suffixes=("_was", "")
+    )
     assert len(merged) == len(before)
     assert merged["ends"].tolist() == merged["ends_was"].tolist()
     assert merged["iteration_s"].tolist() == pytest.approx(
@@ -55,4 +64,6 @@ def test_claims_come_out_as_they_did() -> None:
     now = papers.evaluate().set_index("id").sort_index()
     assert before["outcome"].to_dict() == now["outcome"].to_dict()
     for end in ("low", "high"):
-        assert before[end].tolist() == pytest.approx(now[end].tolist(), rel=1e-5, nan_ok=True)
+        assert before[end].tolist() == pytest.approx(
+            now[end].tolist(), rel=1e-5, nan_ok=True
+        )

@@ -66,11 +66,17 @@ def packed(archive: Path, into: Path) -> set[str]:
 def test_the_first_stage_goes_on_after_a_failure_and_says_so(
     tmp_path: Path, fail: str, status: int, steps: list[str]
 ) -> None:
-    around = {"PYTHON": played(tmp_path, NOTING), "NOTED": str(tmp_path / "noted"), "FAIL": fail}
+    around = {
+        "PYTHON": played(tmp_path, NOTING),
+        "NOTED": str(tmp_path / "noted"),
+        "FAIL": fail,
+    }
     done = day(1, 60, "90s", tmp_path / "day", "--ignore-load", **around)
     called = (tmp_path / "noted").read_text().split("-c import ")[1:]
     assert done.returncode == status
-    assert [step for step, call in zip(steps, called, strict=True) if step in call] == steps
+    assert [
+        step for step, call in zip(steps, called, strict=True) if step in call
+    ] == steps
     for call in called:
         words = call.split("sys.argv[1:]])")[1].split()
         if words[1] == "ddlkit":

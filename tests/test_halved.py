@@ -51,7 +51,11 @@ def outcomes(paper: str) -> dict[str, str]:
         if claim.paper == paper and claim.id in claims.CHECKS
     }
     model = claims.Evidence.MODEL
-    judged = {c.id: c.verdict(result) for c, result in results.items() if result.evidence is model}
+    judged = {
+        c.id: c.verdict(result)
+        for c, result in results.items()
+        if result.evidence is model
+    }
     return {name: str(verdict.outcome) for name, verdict in judged.items()}
 
 

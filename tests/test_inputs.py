@@ -22,7 +22,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("inputs")
     table = speed.measure_inputs(place, (80, 60), 2, 32, BRIEF)
     assert not list(place.iterdir())  # no pictures stay
-    return store.save_table(table["inputs"], place, "inputs-x", schema="inputs", command=[])
+    return store.save_table(
+        table["inputs"], place, "inputs-x", schema="inputs", command=[]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,9 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
     for part in recorded:
         for stored in ("jpeg", "raw"):
             times = part.times(stored)
-            whole_s = naive_iteration_s(times) + part.input_s("decode", stored, part.ranks)
+            whole_s = naive_iteration_s(times) + part.input_s(
+                "decode", stored, part.ranks
+            )
             sum_s = part.predicted_s(stored, 0, "after")
             most_s = whole_s + (part.ranks - 1) * part.input_s("read", stored, 1)
             assert whole_s * (1 - 1e-9) <= sum_s <= most_s * (1 + 1e-9)
@@ -63,5 +67,7 @@ def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) ->
         speed.measure_inputs(tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
     with pytest.raises(UserError, match="no training with pictures in"):
         figures.parts(tmp_path)
-    with pytest.raises(UserError, match="no decode of jpeg by 3 ranks: measure input again"):
+    with pytest.raises(
+        UserError, match="no decode of jpeg by 3 ranks: measure input again"
+    ):
         recorded[0].input_s("decode", "jpeg", 3)

@@ -28,13 +28,21 @@ from strategies import costs, plans, random_workload, workloads
 
 
 @given(st.data())
-def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(data: st.DataObject) -> None:
+def test_an_iteration_lies_between_perfect_overlap_and_no_overlap(
+    data: st.DataObject,
+) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
     found = predict(workload, plan, cost)
     slack = 1e-9 * (1 + found.iteration_s)
-    assert found.iteration_s >= perfect_overlap(Iteration(workload, plan, cost)).iteration_s - slack
-    assert found.iteration_s <= no_overlap(Iteration(workload, plan, cost)).iteration_s + slack
+    assert (
+        found.iteration_s
+        >= perfect_overlap(Iteration(workload, plan, cost)).iteration_s - slack
+    )
+    assert (
+        found.iteration_s
+        <= no_overlap(Iteration(workload, plan, cost)).iteration_s + slack
+    )
     assert 0 < found.scaling_factor <= 1 + 1e-12 or found.compute_s == 0
 
 
@@ -55,14 +63,21 @@ def test_copies_lengthen_an_iteration_by_at_most_both_ways(
     together = Iteration(workload, single, cost, copy_s_per_byte=s_per_byte).prediction
     longer_s = together.iteration_s - predict(workload, single, cost).iteration_s
     assert longer_s == pytest.approx(2 * whole_s, abs=slack)
-    assert copied.timeline().end_s.max() == pytest.approx(found) or not workload.update_s
+    assert (
+        copied.timeline().end_s.max() == pytest.approx(found) or not workload.update_s
+    )
 
 
 @given(st.data())
-def test_timeline_agrees_with_the_prediction_and_conserves_bytes(data: st.DataObject) -> None:
+def test_timeline_agrees_with_the_prediction_and_conserves_bytes(
+    data: st.DataObject,
+) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
-    timeline, found = Iteration(workload, plan, cost).timeline(), predict(workload, plan, cost)
+    timeline, found = (
+        Iteration(workload, plan, cost).timeline(),
+        predict(workload, plan, cost),
+    )
     messages = np.isin(timeline.kind, COMMUNICATION)
     assert timeline.end_s.max() == pytest.approx(found.iteration_s, rel=1e-12)
     assert timeline.bytes[messages].sum() == workload.bytes.sum()
@@ -80,12 +95,17 @@ def test_simulation_is_the_longest_path_of_its_graph(data: st.DataObject) -> Non
     graph = nx.DiGraph()
     graph.add_weighted_edges_from(Iteration(workload, plan, cost).edges())
     longest = nx.dag_longest_path_length(graph)
-    assert predict(workload, plan, cost).iteration_s == pytest.approx(longest, rel=1e-12)
+    assert predict(workload, plan, cost).iteration_s == pytest.approx(
+        longest, rel=1e-12
+    )
 
 
 def test_group_ends_is_its_recursion_over_every_scenario() -> None:
     rng = np.random.default_rng(0)
-    ready_s, communication_s = np.cumsum(rng.random((50, 30)), axis=1), rng.random((50, 30))
+    ready_s, communication_s = (
+        np.cumsum(rng.random((50, 30)), axis=1),
+        rng.random((50, 30)),
+    )
     ends_s, end_s = group_ends(ready_s, communication_s), np.zeros(50)
     for k in range(30):
         end_s = np.maximum(end_s, ready_s[:, k]) + communication_s[:, k]
@@ -130,7 +150,9 @@ def test_impossible_workloads_costs_and_plans_are_refused() -> None:
 
 
 @given(st.data())
-def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(data: st.DataObject) -> None:
+def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(
+    data: st.DataObject,
+) -> None:
     workload, cost = data.draw(workloads()), data.draw(costs())
     plan = data.draw(plans(workload.n))
     one = predict(workload, plan, cost).iteration_s
@@ -149,10 +171,14 @@ def test_draws_are_predictions_and_scatter_lengthens_no_message_twice(data: st.D
 spans = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30)
 
 
-def line_of(compute: list[tuple[int, int]], messages: list[tuple[int, int]]) -> Timeline:
+def line_of(
+    compute: list[tuple[int, int]], messages: list[tuple[int, int]]
+) -> Timeline:
     rows = [("backward", s) for s in compute] + [("all_reduce", s) for s in messages]
     names = ("task", "kind", "stream", "origin", "start_s", "end_s")
-    spans = ((f"{kind} {a}", kind, kind, "simulated", a, a + d) for kind, (a, d) in rows)
+    spans = (
+        (f"{kind} {a}", kind, kind, "simulated", a, a + d) for kind, (a, d) in rows
+    )
     return Timeline.from_rows(dict(zip(names, span, strict=True)) for span in spans)
 
 
@@ -160,31 +186,50 @@ def line_of(compute: list[tuple[int, int]], messages: list[tuple[int, int]]) -> 
 def timelines(draw: st.DrawFn) -> Timeline:
     """Spans of two ranks, two streams and several iterations, some before 0, some at the same time."""
     rows = draw(
-        st.lists(st.tuples(*[st.integers(0, 1)] * 3, st.integers(-9, 30), st.integers(0, 9)))
+        st.lists(
+            st.tuples(*[st.integers(0, 1)] * 3, st.integers(-9, 30), st.integers(0, 9))
+        )
     )
-    names = ("task", "kind", "stream", "rank", "iteration", "origin", "start_s", "end_s")
+    names = (
+        "task",
+        "kind",
+        "stream",
+        "rank",
+        "iteration",
+        "origin",
+        "start_s",
+        "end_s",
+    )
     spans = []
     for number, (stream, rank, iteration, start, length) in enumerate(rows):
         kind = "backward" if stream else "all_reduce"
         of_rank = f"task {number}", kind, f"s{stream}", rank, iteration, "simulated"
-        span = dict(zip(names, (*of_rank, start / 7, (start + length) / 7), strict=True))
+        span = dict(
+            zip(names, (*of_rank, start / 7, (start + length) / 7), strict=True)
+        )
         spans.append(span | {"group": number, "bytes": number})
     return Timeline.from_rows(spans)
 
 
 @given(spans, spans)
-def test_busy_overlap_and_exposed_count_the_ticks(compute: list, messages: list) -> None:
+def test_busy_overlap_and_exposed_count_the_ticks(
+    compute: list, messages: list
+) -> None:
     if not compute and not messages:
         return
     line = line_of(compute, messages)
-    work, sent = ({t for a, d in of for t in range(a, a + d)} for of in (compute, messages))
+    work, sent = (
+        {t for a, d in of for t in range(a, a + d)} for of in (compute, messages)
+    )
     assert line.busy_s(("backward",)) == len(work)
     assert line.overlap_s() == len(work & sent)
     assert line.exposed_communication_s() == len(sent - work)
 
 
 @given(timelines())
-def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Timeline) -> None:
+def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(
+    line: Timeline,
+) -> None:
     trace = json.loads(json.dumps(line.to_chrome_trace()))
     heads = [event for event in trace["traceEvents"] if event["ph"] == "M"]
     names = {(e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in heads}
@@ -192,10 +237,14 @@ def test_chrome_trace_holds_every_span_once_one_at_a_time_in_a_thread(line: Time
     assert len(events) + len(names) == len(trace["traceEvents"])
     assert [event["name"] for event in events] == line.task.tolist()
     assert [event["cat"] for event in events] == line.kind.tolist()
-    assert [event["dur"] for event in events] == pytest.approx((line.end_s - line.start_s) * 1e6)
+    assert [event["dur"] for event in events] == pytest.approx(
+        (line.end_s - line.start_s) * 1e6
+    )
     assert not events or min(event["ts"] for event in events) == 0
     busy: dict[tuple[int, int], float] = {}
-    for row, event in sorted(enumerate(events), key=lambda e: (e[1]["ts"], e[1]["dur"])):
+    for row, event in sorted(
+        enumerate(events), key=lambda e: (e[1]["ts"], e[1]["dur"])
+    ):
         place = (event["pid"], event["tid"])
         assert names[("process_name", event["pid"], 0)] == f"rank {line.rank[row]}"
         assert names[("thread_name", *place)].split()[0] == line.stream[row]

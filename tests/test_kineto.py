@@ -35,7 +35,11 @@ from ddlkit.formats.kineto import (
 )
 from ddlkit.store import files
 
-PHASES = [Event(FORWARD, 10.0, 11.0), Event(BACKWARD, 11.0, 14.0), Event(UPDATE, 14.0, 14.5)]
+PHASES = [
+    Event(FORWARD, 10.0, 11.0),
+    Event(BACKWARD, 11.0, 14.0),
+    Event(UPDATE, 14.0, 14.5),
+]
 GRADIENT = f"{EVALUATE}: {ACCUMULATE}"
 
 
@@ -48,11 +52,15 @@ def profile_of(*events: Event) -> KinetoTrace:
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6), st.floats(0.1, 2.9))
-def test_backward_ends_with_the_last_gradient(lengths: list[float], last: float) -> None:
+def test_backward_ends_with_the_last_gradient(
+    lengths: list[float], last: float
+) -> None:
     ends = 11.0 + np.cumsum(lengths)
     starts = np.concatenate([[11.0], ends[:-1]])
     messages = [
-        Event("gloo:all_reduce", a, b) for a, b in zip(starts, ends, strict=True) if b < 14.5
+        Event("gloo:all_reduce", a, b)
+        for a, b in zip(starts, ends, strict=True)
+        if b < 14.5
     ]
     gradients = [Event(GRADIENT, 11.0, 11.05), Event(GRADIENT, 11.05, 11.0 + last)]
     sizes = list(range(1, len(messages) + 1))
@@ -102,7 +110,9 @@ def record(model: nn.Module, path: Path, **options: Any) -> None:
             optimizer.step()
 
     iterate()
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+    with torch.profiler.profile(
+        activities=[ProfilerActivity.CPU], **options
+    ) as profiler:
         for _ in range(N_ITERATIONS):
             iterate()
     profiler.export_chrome_trace(str(path))
@@ -132,7 +142,10 @@ def test_phases_found_without_marks_lie_where_the_marks_are(recorded: Path) -> N
     for marked, found in zip(
         *map(kineto.iterations, (read_kineto(recorded), without)), strict=True
     ):
-        (opens, closes), (start, end) = marked.phases["forward"], found.phases["forward"]
+        (opens, closes), (start, end) = (
+            marked.phases["forward"],
+            found.phases["forward"],
+        )
         assert opens <= start < closes <= end == found.phases["backward"][0]
         for kind in ("backward", "update"):
             (opens, closes), (start, end) = marked.phases[kind], found.phases[kind]
@@ -143,7 +156,9 @@ def test_phases_found_without_marks_lie_where_the_marks_are(recorded: Path) -> N
 def test_what_a_recorded_profile_lacks_is_said(tmp_path: Path) -> None:
     path = tmp_path / "no-shapes.json"
     record(tiny(), path)
-    with pytest.raises(UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"):
+    with pytest.raises(
+        UserError, match=r"no-shapes\.json: sizes of gradients.*record_shapes=True"
+    ):
         layer_profile(read_kineto(path))
     assert timeline(read_kineto(path)).n == 4 * N_ITERATIONS  # and a wait, of marks
 
@@ -163,7 +178,9 @@ class Gpu:
         event = {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start}
         self.events.append({**event, "args": args})
 
-    def launch(self, name: str, took_us: float, cat: str = "kernel", **args: Any) -> None:
+    def launch(
+        self, name: str, took_us: float, cat: str = "kernel", **args: Any
+    ) -> None:
         link = {"correlation": len(self.events)}
         with self.within("cudaLaunchKernel", "cuda_runtime", **link):
             self.now_us += LAUNCH_US
@@ -196,21 +213,32 @@ def gpu_training(forward: list[float], backward: list[float], *paces: float) -> 
             node: dict[str, Any] = {"Sequence number": i}
             with gpu.within(f"{EVALUATE}: AddmmBackward0", **node):
                 gpu.launch("wgrad", backward[i] * pace)
-            shape: dict[str, Any] = {"Input Dims": [[10 * i + 10]], "Input type": ["c10::BFloat16"]}
+            shape: dict[str, Any] = {
+                "Input Dims": [[10 * i + 10]],
+                "Input type": ["c10::BFloat16"],
+            }
             with gpu.within(GRADIENT), gpu.within(ACCUMULATE, **shape):
                 pass
-        sent: dict[str, Any] = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "BFloat16"}
+        sent: dict[str, Any] = {
+            "In msg nelems": 1000,
+            "Out msg nelems": 1000,
+            "dtype": "BFloat16",
+        }
         gpu.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 10.0, **sent)
         with gpu.within("Optimizer.step#SGD.step", "user_annotation"):
             gpu.launch("sgd", 30.0)
     return gpu.json()
 
 
-lengths = st.lists(st.tuples(st.floats(100, 1e4), st.floats(100, 1e4)), min_size=1, max_size=5)
+lengths = st.lists(
+    st.tuples(st.floats(100, 1e4), st.floats(100, 1e4)), min_size=1, max_size=5
+)
 
 
 @given(lengths, st.integers(1, 3))
-def test_times_of_a_gpu_are_those_of_its_kernels(layers: list[tuple[float, float]], k: int) -> None:
+def test_times_of_a_gpu_are_those_of_its_kernels(
+    layers: list[tuple[float, float]], k: int
+) -> None:
     forward, backward = map(list, zip(*layers, strict=True))
     trace = parse_kineto(gpu_training(forward, backward, *[1.0] * k), "gpu")
     profile, _ = layer_profile(trace)
@@ -246,7 +274,9 @@ UNREADABLE = {
 def test_a_file_that_cannot_be_read_is_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.json.gz"
     path.write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(UserError, match=rf"^[^\n]*mine\.json\.gz: [^\n]*{UNREADABLE[text]}[^\n]*$"):
+    with pytest.raises(
+        UserError, match=rf"^[^\n]*mine\.json\.gz: [^\n]*{UNREADABLE[text]}[^\n]*$"
+    ):
         layer_profile(read_kineto(path))
 
 
@@ -260,13 +290,17 @@ def of(events: Events, name: str, **changes: Any) -> dict[str, Any]:
 
 def edited(add: Callable[[Events], Events], *gone: str) -> str:
     events = json.loads(gpu_training(*LAYERS))["traceEvents"]
-    return json.dumps([e for e in events if not e["name"].startswith(gone)] + add(events))
+    return json.dumps(
+        [e for e in events if not e["name"].startswith(gone)] + add(events)
+    )
 
 
 STEP = {"ph": "X", "name": "ProfilerStep#7", "dur": 9e3}
 LEFT_OUT: dict[str, Callable[[Events], Events]] = {
     "1 spans of the GPU": lambda es: [of(es, "gemm", ts=1e9 - 5e3, dur=5e3, args={})],
-    "1 gradients: undefined": lambda es: [of(es, ACCUMULATE, args={"Input type": [""]})],
+    "1 gradients: undefined": lambda es: [
+        of(es, ACCUMULATE, args={"Input type": [""]})
+    ],
     "1 of 2 steps": lambda _: [{**STEP, "ts": 1e9}, {**STEP, "ts": 1e9 + 9e3}],
 }
 
@@ -283,15 +317,21 @@ def test_what_belongs_to_no_iteration_is_left_out_and_counted(what: str) -> None
 def test_no_work_of_a_gpu_that_is_behind_counts_twice() -> None:
     """Here two iterations, and a kernel of the second's forward that another stream does at once."""
     events = json.loads(gpu_training(*LAYERS, 1.0, 1.0))["traceEvents"]
-    launch, gemm = [events[k - 1 : k + 1] for k, e in enumerate(events) if e["name"] == "gemm"][2]
+    launch, gemm = [
+        events[k - 1 : k + 1] for k, e in enumerate(events) if e["name"] == "gemm"
+    ][2]
     events.append({**gemm, "tid": 7, "ts": launch["ts"] + LAUNCH_US, "dur": 1.0})
     profile, _ = layer_profile(parse_kineto(json.dumps(events), "gpu"), [1])
-    assert profile.forward_s.sum() == pytest.approx(550e-6, rel=1e-3)  # 50 of them the copy before
+    assert profile.forward_s.sum() == pytest.approx(
+        550e-6, rel=1e-3
+    )  # 50 of them the copy before
 
 
 def test_iterations_of_two_kinds_are_shown_as_two_and_chosen() -> None:
     mixed = parse_kineto(gpu_training(*LAYERS, 1.0, 9.0, 1.0, 9.0, 9.0), "gpu")
-    with pytest.raises(UserError, match=r"0,2 take 1\.53 ms; 1,3-4 take 13\.5 ms: .* 0,2$"):
+    with pytest.raises(
+        UserError, match=r"0,2 take 1\.53 ms; 1,3-4 take 13\.5 ms: .* 0,2$"
+    ):
         layer_profile(mixed)
     for chosen, pace in (((0, 2), 1e-6), ((1, 3, 4), 9e-6)):
         profile, _ = layer_profile(mixed, chosen)
@@ -301,10 +341,16 @@ def test_iterations_of_two_kinds_are_shown_as_two_and_chosen() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Events], Events], tuple[str, ...]]] = {
-    "forward runs again": (lambda es: [of(es, "aten::linear", ts=of(es, "Optimizer")["ts"])], ()),
+    "forward runs again": (
+        lambda es: [of(es, "aten::linear", ts=of(es, "Optimizer")["ts"])],
+        (),
+    ),
     "its phases take": (lambda es: [of(es, "sgd", ts=of(es, "gemm")["ts"])], ()),
     "a PyTorch before 1.12": (lambda _: [], (EVALUATE,)),
-    "cudaLaunchKernel gives work": (lambda _: [], ("gemm", "wgrad", "sgd", "nccl", "Memcpy")),
+    "cudaLaunchKernel gives work": (
+        lambda _: [],
+        ("gemm", "wgrad", "sgd", "nccl", "Memcpy"),
+    ),
 }
 
 
@@ -315,14 +361,28 @@ def test_a_trace_is_refused_by_its_cause_and_nothing_is_written(
     add, gone = REFUSED[cause]
     trace, *outs = (tmp_path / name for name in ("in.json", "out.csv", "sent.csv"))
     trace.write_text(edited(add, *gone))
-    assert cli.main(["import", str(trace), "--out", str(outs[0]), "--messages", str(outs[1])]) == 2
+    assert (
+        cli.main(
+            ["import", str(trace), "--out", str(outs[0]), "--messages", str(outs[1])]
+        )
+        == 2
+    )
     line = capsys.readouterr().err
-    assert cause in line and line.count("\n") == 1 and not any(out.exists() for out in outs)
+    assert (
+        cause in line
+        and line.count("\n") == 1
+        and not any(out.exists() for out in outs)
+    )
 
 
 def test_a_message_has_its_size_from_what_launched_it(tmp_path: Path) -> None:
     gpu, dims = Gpu(), {"Input Dims": [[500]], "Input type": ["float"]}
-    sizes = {"In msg nelems": 500, "Out msg nelems": 1000, "dtype": "Float", "Group size": 2}
+    sizes = {
+        "In msg nelems": 500,
+        "Out msg nelems": 1000,
+        "dtype": "Float",
+        "Group size": 2,
+    }
     for name, args, launches in (
         ("record_param_comms", {**sizes, "Collective name": "_allgather_base"}, 1),
         ("nccl:all_reduce", dims, 1),
@@ -346,7 +406,9 @@ def test_a_damaged_trace_is_one_line_or_finite(data: st.DataObject) -> None:
     events = json.loads(gpu_training(*LAYERS))["traceEvents"]
     event = data.draw(st.sampled_from(events))
     values: list[Any] = [None, "", [], {}, -1, 1e308, math.nan, 10**30, [[-1]], True]
-    event[data.draw(st.sampled_from(sorted(event)))] = data.draw(st.sampled_from(values))
+    event[data.draw(st.sampled_from(sorted(event)))] = data.draw(
+        st.sampled_from(values)
+    )
     text = json.dumps(events)
     text = text[: data.draw(st.just(len(text)) | st.integers(0, len(text)))]
     try:

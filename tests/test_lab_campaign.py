@@ -45,12 +45,16 @@ def written(directory: Path, described: object, name: str = "tiny.json") -> Path
 
 
 def points(file: Path, out: Path, **how: Any) -> list[Point]:
-    return list(grammar.points(out=out, session=1, name=str(file), device="cpu", **how).body)
+    return list(
+        grammar.points(out=out, session=1, name=str(file), device="cpu", **how).body
+    )
 
 
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:
     made: list[LabPoints] = []
-    monkeypatch.setattr(campaigns, "campaign", lambda labs, predict: made.__iadd__(labs) and [])
+    monkeypatch.setattr(
+        campaigns, "campaign", lambda labs, predict: made.__iadd__(labs) and []
+    )
     points(file, out)
     return made
 
@@ -76,7 +80,9 @@ def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     sizes = [len(lab.asked) for lab in found]
     assert sizes == [16, 16 + 4, 8], "a request that two grids share is there once"
     assert set(found[0].asked.values()) == {2}
-    assert sorted(found[1].asked.values()) == [2] * 12 + [5] * 8, "the most that any grid asks"
+    assert sorted(found[1].asked.values()) == [2] * 12 + [5] * 8, (
+        "the most that any grid asks"
+    )
     assert {request.batch for request in found[0].asked} == {4, 8}
 
 
@@ -87,9 +93,15 @@ def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"measure": "tensors"}, "measure: 'tensors': must be campaign"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
         ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
-        ({"points": [{"workers": 2, "rates": "fast"}]}, r"rates: 'fast': rate 'fast' is not"),
+        (
+            {"points": [{"workers": 2, "rates": "fast"}]},
+            r"rates: 'fast': rate 'fast' is not",
+        ),
         ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
-        ({"delays": ["1ms"] * 20_000, "engines": "emulated"}, "40000 cases, the product of its"),
+        (
+            {"delays": ["1ms"] * 20_000, "engines": "emulated"},
+            "40000 cases, the product of its",
+        ),
     ],
 )
 def test_a_wrong_value_is_one_line_before_anything_is_measured(
@@ -110,21 +122,27 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
         ("grids: [{workers: 2}]", "must be a mapping with points"),
     ],
 )
-def test_what_is_no_file_of_points_is_told(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_no_file_of_points_is_told(
+    tmp_path: Path, text: str, told: str
+) -> None:
     with pytest.raises(UserError, match=told) as caught:
         read(written(tmp_path, text, "bad.yml"))
     assert "\n" not in str(caught.value)
 
 
 def test_runs_and_predictions_lie_between_two_calibrations(tmp_path: Path) -> None:
-    file = written(tmp_path, {**WHOLE, "points": [{"workers": [2, 3], "rates": "1gbit"}]})
+    file = written(
+        tmp_path, {**WHOLE, "points": [{"workers": [2, 3], "rates": "1gbit"}]}
+    )
     played = [point.key for point in points(file, tmp_path) if point.what != "layers"]
     one = [f"collectives/p2-1gbit-all_reduce {when}" for when in ("before", "after")]
     assert played[:3] == [one[0], "replay/p2-1gbit", one[1]]
     predicted = [point.key for point in points(file, tmp_path, predict=True)]
     assert predicted[-1] == "predicted/cases"
     assert not [key for key in predicted if key.startswith("replay")]
-    assert predicted.index(one[1]) > predicted.index("collectives/p3-1gbit-all_reduce before")
+    assert predicted.index(one[1]) > predicted.index(
+        "collectives/p3-1gbit-all_reduce before"
+    )
 
 
 # -- in the lab --------------------------------------------------------------------------------
@@ -146,22 +164,35 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def rows_so_far(out: Path) -> int:
-    return sum(path.read_text().count("\n") for path in out.glob(".partial/*/replay.jsonl"))
+    return sum(
+        path.read_text().count("\n") for path in out.glob(".partial/*/replay.jsonl")
+    )
 
 
 class TestLab:
-    pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("require_lab")]
+    pytestmark = [
+        pytest.mark.lab,
+        pytest.mark.alone,
+        pytest.mark.usefixtures("require_lab"),
+    ]
 
     @pytest.mark.fault(
         fault="a replay in the lab is interrupted, or killed",
         injected="SIGINT, and the next time SIGKILL, while ranks replay",
         holds="no rank, no lab; complete rows are kept, and what follows measures the others once",
     )
-    def test_neither_kill_nor_interrupt_loses_a_finished_case(self, tmp_path: Path) -> None:
-        rounds = 40  # seconds, so that the kill comes in the middle even on a busy machine
+    def test_neither_kill_nor_interrupt_loses_a_finished_case(
+        self, tmp_path: Path
+    ) -> None:
+        rounds = (
+            40  # seconds, so that the kill comes in the middle even on a busy machine
+        )
         file = written(tmp_path, {**WHOLE, "rounds": rounds})
         out = tmp_path / "out"
-        with pytest.raises(KeyboardInterrupt), interrupted_when(lambda: rows_so_far(out) > 8):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            interrupted_when(lambda: rows_so_far(out) > 8),
+        ):
             measure(str(file), out=out)
         mine = f"process {os.getpid()}"
         assert not ranks_below(os.getpid())
@@ -179,13 +210,23 @@ class TestLab:
         psutil.wait_procs(ranks, timeout=60)
         assert len(ranks) == 2 and not alive(ranks)
         network.clean()
-        lines = (out / ".partial" / "p2-1gbit" / "replay.jsonl").read_text().splitlines()[:-1]
+        lines = (
+            (out / ".partial" / "p2-1gbit" / "replay.jsonl")
+            .read_text()
+            .splitlines()[:-1]
+        )
         key = ["case", "repeat", "iteration_s"]
-        finished = {tuple(row[name] for name in key) for row, _ in map(json.loads, lines)}
+        finished = {
+            tuple(row[name] for name in key) for row, _ in map(json.loads, lines)
+        }
         assert len(finished) > kept + 7
         assert measure(str(file), out=out) == out
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
-        assert len(runs) == runs[["case", "repeat"]].drop_duplicates().shape[0] == 2 * rounds
+        assert (
+            len(runs)
+            == runs[["case", "repeat"]].drop_duplicates().shape[0]
+            == 2 * rounds
+        )
         assert finished <= set(runs[key].itertuples(False, None))
         spans = store.load_table(out / "timeline-p2-1gbit.csv.gz", "timeline")
         assert set(spans["case"]) == set(runs["case"])
@@ -194,7 +235,9 @@ class TestLab:
         measure(str(file), out=out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
 
-    def test_predictions_come_before_their_runs_and_runs_say_which(self, tmp_path: Path) -> None:
+    def test_predictions_come_before_their_runs_and_runs_say_which(
+        self, tmp_path: Path
+    ) -> None:
         file, out = written(tmp_path, {**WHOLE, "rounds": 1}), tmp_path / "out"
         measure(str(file), out=out, predict=True)
         said = store.load_table(out / "predicted-cases.csv", "predicted")
@@ -207,10 +250,16 @@ class TestLab:
         digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
         assert set(runs["predicted"]) == {digest[:DIGITS]}
         assert set(runs["case"]) == set(said["case"])
-        assert calibrated == {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
+        assert calibrated == {
+            path: path.read_bytes() for path in out.glob("collectives-*.csv")
+        }
         found = accuracy.joined(Source((out,)))
         assert found["model_error"].notna().all() and (found["runs"] == 1).all()
-        more = written(tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]})
-        with pytest.raises(UserError, match="buffer:64KB.*: name another file, and predict before"):
+        more = written(
+            tmp_path, {**WHOLE, "rounds": 1, "plans": ["none", "single", "buffer:64KB"]}
+        )
+        with pytest.raises(
+            UserError, match="buffer:64KB.*: name another file, and predict before"
+        ):
             measure(str(more), out=out)
         assert len(store.load_table(out / "runs-p2-1gbit.csv")) == len(runs)

@@ -41,7 +41,11 @@ while part := s.recv(1 << 18): found.update(part)
 print(found.hexdigest())
 """
 
-pytestmark = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("require_emulated")]
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.alone,
+    pytest.mark.usefixtures("require_emulated"),
+]
 
 
 def shape(ranks: int = 2, rate: float = 1e9, **how: Any) -> LabShape:
@@ -53,7 +57,9 @@ def link_process(label: str) -> psutil.Process:
     return psutil.Process(state["needs"][-1][0])
 
 
-def test_what_is_lost_is_sent_again_and_arrives_as_it_was_and_the_host_sees_nothing() -> None:
+def test_what_is_lost_is_sent_again_and_arrives_as_it_was_and_the_host_sees_nothing() -> (
+    None
+):
     rate, n_bytes, before = 5e7, 2_000_000, links()
     with Lab(shape(rate=rate, delay_s=1e-3, loss=0.01)) as lab:
         process = link_process(lab.label)
@@ -70,7 +76,9 @@ def test_what_is_lost_is_sent_again_and_arrives_as_it_was_and_the_host_sees_noth
     assert heard == hashlib.sha256(random.Random(1).randbytes(n_bytes)).hexdigest()
     assert n_bytes * 1538 / 1448 <= took_s * rate / 8
     names, values = (line.split() for line in counters if line[:4] == "Tcp:")
-    assert int(dict(zip(names, values, strict=True))["RetransSegs"]) > 0, "something was lost"
+    assert int(dict(zip(names, values, strict=True))["RetransSegs"]) > 0, (
+        "something was lost"
+    )
     assert not process.is_running() and traces(lab.label) == [] and links() == before
 
 
@@ -97,10 +105,14 @@ def test_a_killed_link_ends_its_ranks_with_one_line_and_leaves_nothing() -> None
         assert wait_for(lambda: len(ranks_below(os.getpid())) == 2)
         link_process("cutoff").kill()
 
-    settings = CollectivesSettings(["all_reduce"], [2**24], Budget(1, 10**6, 10**6, 60.0))
+    settings = CollectivesSettings(
+        ["all_reduce"], [2**24], Budget(1, 10**6, 10**6, 60.0)
+    )
     with Lab(shape(delay_s=1e-3), "cutoff") as lab:
         threading.Thread(target=kill_link).start()
-        with pytest.raises(UserError, match="process of the emulated link .* gone") as raised:
+        with pytest.raises(
+            UserError, match="process of the emulated link .* gone"
+        ) as raised:
             calibrate(lab, settings)
         assert "\n" not in str(raised.value)
         assert alive(ranks_below(os.getpid())) == []
@@ -115,7 +127,9 @@ def test_a_killed_link_ends_its_ranks_with_one_line_and_leaves_nothing() -> None
     holds="the link's process ends, by itself where nobody ends it",
 )
 def test_the_link_of_a_killed_owner_ends_by_itself(number: signal.Signals) -> None:
-    process = start(OWNER.replace("LabShape(2, 1e9)", "LabShape(2, 1e9, Conditions(1e-3))"))
+    process = start(
+        OWNER.replace("LabShape(2, 1e9)", "LabShape(2, 1e9, Conditions(1e-3))")
+    )
     assert process.stdout is not None
     label, _ = process.stdout.readline().split()
     link = link_process(label)
@@ -127,7 +141,9 @@ def test_the_link_of_a_killed_owner_ends_by_itself(number: signal.Signals) -> No
     assert traces(label) == []
 
 
-def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_start_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(tunnel, "DEVICE", str(tmp_path / "tun"))
     lab = Lab(shape())
     with pytest.raises(UserError, match="tbf lab works without it"):
@@ -143,7 +159,9 @@ def test_a_lab_of_the_command_line_stays(capsys: pytest.CaptureFixture[str]) -> 
     argv = ["lab", "up", "--engine", "emulated", "--ranks", "2", "--rate", "500mbit"]
     argv += ["--delay", "2ms", "--loss", "0.1%", "--label", "stays"]
     command = [sys.executable, "-m", "ddlkit", *argv]
-    subprocess.run(command, cwd=ROOT, start_new_session=True, check=True, timeout=PATIENCE_S)
+    subprocess.run(
+        command, cwd=ROOT, start_new_session=True, check=True, timeout=PATIENCE_S
+    )
     try:
         link = link_process("stays")
         assert "stays" not in clean() and alive([link])

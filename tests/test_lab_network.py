@@ -38,19 +38,25 @@ needs_lab = [pytest.mark.lab, pytest.mark.alone, pytest.mark.usefixtures("requir
 
 
 def lines(*argv: str) -> list[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        argv, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def traces(label: str) -> list[str]:
     """Every namespace, state file and live process in a namespace of a lab."""
-    names = [line.split()[0] for line in lines("ip", "netns") if line.startswith(f"{label}-")]
+    names = [
+        line.split()[0] for line in lines("ip", "netns") if line.startswith(f"{label}-")
+    ]
     inside = [pid for name in names for pid in lines("ip", "netns", "pids", name)]
     return names + inside + [path.name for path in network.STATE.glob(f"*{label}*")]
 
 
 def links() -> list[str]:
     """The host's interfaces and routes: what a lab must never touch."""
-    return lines("ip", "-br", "link") + lines("ip", "-br", "addr") + lines("ip", "route")
+    return (
+        lines("ip", "-br", "link") + lines("ip", "-br", "addr") + lines("ip", "route")
+    )
 
 
 def start(code: str) -> subprocess.Popen[str]:
@@ -106,11 +112,17 @@ class TestNetwork:
         before = links()
         with Lab(LabShape(3, 1e9)) as lab:
             sleeper = subprocess.Popen(entering(lab, 0, "sleep", "60"))
-            assert len([t for t in traces(lab.label) if t.startswith(f"{lab.label}-")]) == 4
+            assert (
+                len([t for t in traces(lab.label) if t.startswith(f"{lab.label}-")])
+                == 4
+            )
             assert links() == before
         assert sleeper.wait(timeout=PATIENCE_S) == -signal.SIGKILL
         assert traces(lab.label) == [] and links() == before
-        with pytest.raises(ZeroDivisionError), lab:  # again; and an error inside takes it down
+        with (
+            pytest.raises(ZeroDivisionError),
+            lab,
+        ):  # again; and an error inside takes it down
             raise ZeroDivisionError
         assert traces(lab.label) == []
 
@@ -132,7 +144,9 @@ class TestNetwork:
         injected="a queueing discipline that there is not",
         holds="one line; nothing of the lab is left",
     )
-    def test_a_build_that_fails_leaves_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_build_that_fails_leaves_nothing(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(network, "_shape", lambda device, rate: "root nonsense")
         lab = Lab(LabShape(2, 1e9))
         with pytest.raises(UserError, match="tc -n"):
@@ -180,7 +194,9 @@ class TestOwner:
         injected="SIGINT, SIGTERM, SIGHUP with a process in the lab",
         holds="lab and process are gone",
     )
-    def test_a_signal_takes_the_lab_down(self, owner: Owner, number: signal.Signals) -> None:
+    def test_a_signal_takes_the_lab_down(
+        self, owner: Owner, number: signal.Signals
+    ) -> None:
         process, label, inside = owner
         process.send_signal(number)
         process.wait(timeout=PATIENCE_S)
@@ -237,17 +253,27 @@ class TestOwner:
     def test_a_killed_owner_leaves_a_lab_that_clean_removes(self, owner: Owner) -> None:
         process, label, inside = owner
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
+        os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+        )  # dead, but still a zombie
         assert {row["label"]: row["alive"] for row in status()}[label] is False
         process.wait()
-        with Lab(LabShape(1, 1e9), "next"):  # the next lab removes the dead one, as `clean` does
+        with Lab(
+            LabShape(1, 1e9), "next"
+        ):  # the next lab removes the dead one, as `clean` does
             assert traces(label) == []
-        assert not psutil.pid_exists(inside) or psutil.Process(inside).status() == "zombie"
+        assert (
+            not psutil.pid_exists(inside) or psutil.Process(inside).status() == "zombie"
+        )
         assert label not in clean()
 
-    def test_the_lab_of_a_running_process_is_not_taken_from_it(self, owner: Owner) -> None:
+    def test_the_lab_of_a_running_process_is_not_taken_from_it(
+        self, owner: Owner
+    ) -> None:
         process, label, _ = owner
-        ((pid, start),) = json.loads((network.STATE / f"{label}.json").read_text())["needs"]
+        ((pid, start),) = json.loads((network.STATE / f"{label}.json").read_text())[
+            "needs"
+        ]
         assert network._runs((pid, start)) and not network._runs((pid, start + 1))
         assert label not in clean()
         with pytest.raises(UserError, match=f"running process {process.pid}"):

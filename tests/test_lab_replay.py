@@ -40,7 +40,9 @@ def random_times(script: Script, rng: np.random.Generator, ranks: int) -> np.nda
 
 
 @given(st.data(), st.floats(0.1, 100))
-def test_dilation_stretches_time_and_leaves_bytes(data: st.DataObject, k: float) -> None:
+def test_dilation_stretches_time_and_leaves_bytes(
+    data: st.DataObject, k: float
+) -> None:
     workload = data.draw(workloads())
     plan = data.draw(plans(workload.n))
     spec = f"cuts:{','.join(map(str, plan.ends))}"
@@ -49,11 +51,18 @@ def test_dilation_stretches_time_and_leaves_bytes(data: st.DataObject, k: float)
     assert slow.bytes == plain.bytes and sum(plain.bytes) == workload.bytes.sum()
     assert np.allclose(slow.ready_s, np.multiply(plain.ready_s, k))
     assert slow.compute_s == pytest.approx(workload.compute_s * k)
-    assert all(0 <= 4 * n - size < 4 for n, size in zip(plain.elements, plain.bytes, strict=True))
+    assert all(
+        0 <= 4 * n - size < 4
+        for n, size in zip(plain.elements, plain.bytes, strict=True)
+    )
 
 
 def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
-    more: dict[str, Any] = {"density": 0.01, "selection_sha256": "abc", "straggler": 1.5}
+    more: dict[str, Any] = {
+        "density": 0.01,
+        "selection_sha256": "abc",
+        "straggler": 1.5,
+    }
     case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
     script = Script.from_case(case, lambda elements, density: 1e-9 * elements)
     assert script.kept == [max(1, round(0.01 * d)) for d in script.elements]
@@ -66,7 +75,9 @@ def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))
-def test_no_overlap_and_no_byte_lost(data: st.DataObject, ranks: int, seed: int) -> None:
+def test_no_overlap_and_no_byte_lost(
+    data: st.DataObject, ranks: int, seed: int
+) -> None:
     workload = data.draw(workloads(max_tensors=6))
     plan = data.draw(plans(workload.n))
     spec = f"cuts:{','.join(map(str, plan.ends))}"
@@ -121,7 +132,11 @@ def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) ->
     # The spans of the first round, of both ranks, and every byte in them.
     assert set(spans["repeat"]) == {0} and set(spans["rank"]) == {0, 1}
     sums = spans.groupby(["case", "kind"])["bytes"].sum()
-    assert sums[keys[0], "all_reduce"] == sums[keys[1], "all_reduce"] == 2 * TINY.bytes.sum()
+    assert (
+        sums[keys[0], "all_reduce"]
+        == sums[keys[1], "all_reduce"]
+        == 2 * TINY.bytes.sum()
+    )
     script = Script.from_case(cases[2], waited)
     assert sums[keys[2], "all_gather"] == 2 * sum(script.sent_bytes)
     assert sums[keys[2], "sparsify"] == 2 * TINY.bytes.sum()
@@ -168,12 +183,16 @@ class TestLab:
     def test_a_replay_is_no_shorter_than_its_wire_and_its_compute(self) -> None:
         """One message after all compute can hide nothing, and takes its bytes over the rate."""
         n_bytes = 4 * MIB
-        workload = Workload.from_arrays(0.02, [0.01, 0.01], [n_bytes // 2] * 2, update_s=0.01)
+        workload = Workload.from_arrays(
+            0.02, [0.01, 0.01], [n_bytes // 2] * 2, update_s=0.01
+        )
         with Lab(LabShape(2, 2e8)) as lab:
             case = planned("single", lab, workload)
             runs, _ = replay.replay(lab, 2, [case], rounds=2)
             carried = sent_by(lab)
-        wire_s = n_bytes * 8 / (2e8 * FRAMING)  # each of 2 ranks sends 2 x 1/2 of the message
+        wire_s = (
+            n_bytes * 8 / (2e8 * FRAMING)
+        )  # each of 2 ranks sends 2 x 1/2 of the message
         assert (runs["exposed_communication_s"] > 0.95 * wire_s).all()
         # Ranks x rounds: it went over the shaped links, and with it little but framing and greetings.
         assert 2 * 2 * n_bytes < carried["bytes"] < 1.25 * 2 * 2 * n_bytes

@@ -31,21 +31,34 @@ LABS = [
 ]
 
 
-def truth(link: str, ranks: int, values: Floats = TRUE, waking: float | None = None) -> GlooRing:
+def truth(
+    link: str, ranks: int, values: Floats = TRUE, waking: float | None = None
+) -> GlooRing:
     return ring_of(values, read_link(link), ranks, waking)
 
 
 def made(
-    labs: Sequence[tuple[str, int]] = LABS, values: Floats = TRUE, waking: float | None = None
+    labs: Sequence[tuple[str, int]] = LABS,
+    values: Floats = TRUE,
+    waking: float | None = None,
 ) -> pd.DataFrame:
     """A collectives table of labs that follow the law."""
     frames = []
     for link, ranks in labs:
         sizes = np.repeat(SIZES, 5)
         seconds = truth(link, ranks, values, waking)(sizes)
-        known = {"link": link, "link_bits_per_s": read_link(link).rate_bits_per_s, "ranks": ranks}
+        known = {
+            "link": link,
+            "link_bits_per_s": read_link(link).rate_bits_per_s,
+            "ranks": ranks,
+        }
         frames.append(pd.DataFrame({**known, "bytes": sizes, "seconds": seconds}))
-    how = {"collective": "all_reduce", "algorithm": "ring", "in_flight": 1, "session": 0}
+    how = {
+        "collective": "all_reduce",
+        "algorithm": "ring",
+        "in_flight": 1,
+        "session": 0,
+    }
     return pd.concat(frames).assign(**how, stolen=0.0, messages_per_sample=1)
 
 
@@ -72,8 +85,13 @@ def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
     assert len(known) == len(LABS) and held_out_rings(known[:1], 2, waking) == []
     for lab, ring in zip(known, held_out_rings(known, 2, waking), strict=True):
         np.testing.assert_allclose(ring(lab.bytes), lab.seconds, rtol=0.02)
-    values, other = (fit_rings(known, 2, law) for law in (waking, (waking or 0.0) + 0.5))
-    for link, ranks in [("emulated:50mbit-delay5ms", 3), ("emulated:1gbit-delay1ms", 8)]:
+    values, other = (
+        fit_rings(known, 2, law) for law in (waking, (waking or 0.0) + 0.5)
+    )
+    for link, ranks in [
+        ("emulated:50mbit-delay5ms", 3),
+        ("emulated:1gbit-delay1ms", 8),
+    ]:
         exact_s = truth(link, ranks, waking=waking)(SIZES)
         there = ring_of(values, read_link(link), ranks, waking)
         np.testing.assert_allclose(there(SIZES), exact_s, rtol=0.02)
@@ -86,7 +104,10 @@ def test_labs_that_follow_the_law_are_told_by_it() -> None:
     known = pd.concat([made(LABS, waking=0.3), made(tbf)])
     table = labs.held_out(known, 2, 0.3)
     assert set(table["kind"]) == {"tbf", "emulated"} and len(table) == 8 * SIZES.size
-    assert table["error"].abs().groupby([table["kind"], table["link"]]).median().max() < labs.WELL
+    assert (
+        table["error"].abs().groupby([table["kind"], table["link"]]).median().max()
+        < labs.WELL
+    )
     one = table[(table["link"] == "lab:500mbit")].sort_values("bytes")
     assert [*dict.fromkeys(one["decides"])] == ["start-up", "knee", "bytes"]
 
@@ -98,7 +119,9 @@ def test_labs_are_predicted_as_they_were_before_they_were_recorded() -> None:
     said = again.table("predicted").query("model == 'with_wake_up'")
     said[["ranks", "link", "bytes"]] = said["case"].str.split(" ", expand=True)
     known = ring_labs(many.table("collectives"))
-    for (link, ranks), own in said.query("quantity == 'message'").groupby(["link", "ranks"]):
+    for (link, ranks), own in said.query("quantity == 'message'").groupby(
+        ["link", "ranks"]
+    ):
         named = read_link(str(link))
         kind = named.engine, named.delay_s > 0
         law = wake_up if kind == ("emulated", True) else None

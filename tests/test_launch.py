@@ -27,10 +27,21 @@ from ddlkit.run.jobs import launch
 from ddlkit.run.jobs.launch import Loopback, Place
 from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store.files import scratch
-from places import PATIENCE_S, ROOT, alive, family, free_port, listening, ranks_below, wait_for
+from places import (
+    PATIENCE_S,
+    ROOT,
+    alive,
+    family,
+    free_port,
+    listening,
+    ranks_below,
+    wait_for,
+)
 
 ENDLESS = CollectivesSettings(
-    ["all_reduce"], [1024], Budget(max_repeats=10**7, max_s=600.0, relative_halfwidth=0.0)
+    ["all_reduce"],
+    [1024],
+    Budget(max_repeats=10**7, max_s=600.0, relative_halfwidth=0.0),
 )
 
 
@@ -41,7 +52,9 @@ def run_endless(out: Path | None, place: Place, **how: Any) -> None:
 def python(*argv: str, **how: Any) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **how.pop("environment", {})}
     command = [*how.pop("by", ()), sys.executable, *argv]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, **how)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, **how
+    )
 
 
 @pytest.mark.parametrize("at_work", [False, True])
@@ -68,10 +81,14 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
         run_endless(tmp_path, Loopback())
     killer.join()
     line = str(caught.value)
-    assert line.startswith("rank 1 of 2 was killed by SIGKILL in job collectives; last line: ")
+    assert line.startswith(
+        "rank 1 of 2 was killed by SIGKILL in job collectives; last line: "
+    )
     assert "\n" not in line
     assert len(started) == 2 and not alive(started)
-    assert any((tmp_path / launch.LOGS).rglob("*.log")), "what a failed job said is kept"
+    assert any((tmp_path / launch.LOGS).rglob("*.log")), (
+        "what a failed job said is kept"
+    )
 
 
 SCRIPT = """
@@ -121,7 +138,9 @@ def test_no_rank_outlives_a_parent_that_is_killed(moment: str, tmp_path: Path) -
         parent.kill()
         assert wait_for(lambda: not alive(children), 1.0), "a rank outlived its parent"
     with scratch(tmp_path):
-        assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, "the next launch sweeps what is nobody's"
+        assert len([*tmp_path.glob("ddlkit-run-*")]) == 1, (
+            "the next launch sweeps what is nobody's"
+        )
 
 
 @pytest.mark.fault(
@@ -138,7 +157,9 @@ def test_no_rank_and_no_file_outlives_a_signal(tmp_path: Path) -> None:
         assert wait_for(lambda: not directory.exists() and not alive(first))
         assert wait_for(lambda: joined(tmp_path))
         children = family(parent.pid)
-        assert len(first) == 2 and len(children) == 4, "two ranks, and two of what forks them"
+        assert len(first) == 2 and len(children) == 4, (
+            "two ranks, and two of what forks them"
+        )
         parent.terminate()
         assert parent.wait(PATIENCE_S) == 128 + signal.SIGTERM
         assert wait_for(lambda: not alive(children)), "a rank outlived its parent"
@@ -160,11 +181,18 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     """Two nodes of one rank each, by the variables that both give: what the README says of clusters."""
     config = tmp_path / "config.json"
     few = {"collectives": ["all_reduce"], "sizes": [1024], "budget": {"max_repeats": 9}}
-    config.write_text(json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few}))
+    config.write_text(
+        json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few})
+    )
     argv = [sys.executable, "-m", "ddlkit.run.jobs.launch", "collectives", str(config)]
     names = {
         "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+        "srun": (
+            "SLURM_PROCID",
+            "SLURM_NTASKS",
+            "SLURM_LOCALID",
+            "SLURM_NTASKS_PER_NODE",
+        ),
     }
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     meeting |= {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
@@ -184,7 +212,9 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
 )
 def test_a_directory_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="^cannot write .*file/out/rank-logs/.*: Not a directory"):
+    with pytest.raises(
+        UserError, match="^cannot write .*file/out/rank-logs/.*: Not a directory"
+    ):
         run_endless(tmp_path / "file" / "out", Loopback())
 
 
@@ -218,7 +248,9 @@ def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
 ) -> None:
     done = python("-c", BARE, by=["unshare", "--net"], cwd=tmp_path)
     said = done.stderr.splitlines()[-1].partition(": ")[2]
-    assert said.startswith("no rank is started: this machine does not reach itself at 127.0.0.1 (")
+    assert said.startswith(
+        "no rank is started: this machine does not reach itself at 127.0.0.1 ("
+    )
     assert said.endswith("; as root: ip link set lo up")
     assert not [*tmp_path.rglob("rank*.log")]
 
@@ -230,26 +262,36 @@ def test_a_machine_without_loopback_is_one_line_before_any_rank_starts(
 )
 def test_a_rank_that_hangs_ends_the_job_with_one_line() -> None:
     hanging = faulty_job.faulty_job, faulty_job.FaultySettings()
-    with pytest.raises(UserError, match="^rank 1 of 2 does not answer in job faulty_job") as caught:
+    with pytest.raises(
+        UserError, match="^rank 1 of 2 does not answer in job faulty_job"
+    ) as caught:
         launch.launch(*hanging, ranks=2, place=Loopback(), join={"timeout_s": 2.0})
     said = str(caught.value)
-    assert "rank 0 gave up; its last line: " in said and "Timed out waiting 2000ms" in said
+    assert (
+        "rank 0 gave up; its last line: " in said and "Timed out waiting 2000ms" in said
+    )
     assert "\n" not in said and not ranks_below(os.getpid())
 
 
 def test_gradients_that_differ_between_ranks_are_not_timed() -> None:
     apart = apart_job.apart_job, faulty_job.FaultySettings()
-    with pytest.raises(UserError, match="not finite and the same on all ranks: not timed"):
+    with pytest.raises(
+        UserError, match="not finite and the same on all ranks: not timed"
+    ):
         launch.launch(*apart, ranks=2, place=Loopback())
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
     code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
-        assert python("-c", code, environment={jobs.PARENT: str(parent)}).stdout == output
+        assert (
+            python("-c", code, environment={jobs.PARENT: str(parent)}).stdout == output
+        )
 
 
-def test_wrong_work_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_work_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "config.json"
     for job, text, complaint in (
         ("collectives", "", "Expecting value"),

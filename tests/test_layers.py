@@ -41,7 +41,12 @@ class Slow(nn.Module):
     """A layer that takes a known time; without parameters it stands for an activation."""
 
     def __init__(
-        self, clock: Simulated, forward_s: float, backward_s: float, *, weight: bool = True
+        self,
+        clock: Simulated,
+        forward_s: float,
+        backward_s: float,
+        *,
+        weight: bool = True,
     ) -> None:
         super().__init__()
         self.clock, self.forward_s, self.backward_s = clock, forward_s, backward_s
@@ -146,7 +151,9 @@ def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
     assert set(samples["ranks"]) == {2}
     assert len(profile.tensor) == 10
     phases = [profile.forward_s.sum(), profile.backward_s.sum(), profile.update_s]
-    assert phases == pytest.approx(median[["forward", "backward", "update"]].to_list(), rel=1e-9)
+    assert phases == pytest.approx(
+        median[["forward", "backward", "update"]].to_list(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,9 @@ def test_an_iteration_that_cannot_be_a_graph_costs_only_that(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse() -> None:
-        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+        raise RuntimeError(
+            "CUDA error: operation not permitted when stream is capturing\nmore"
+        )
 
     monkeypatch.setattr(torch.cuda, "Stream", refuse)
     assert not layers._graph(known("lenet5", 2, torch.device("cpu")))

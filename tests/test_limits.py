@@ -27,7 +27,9 @@ def test_an_alias_counts_as_all_that_it_stands_for(width: int, levels: int) -> N
     pairs = zip(range(levels - 1), range(1, levels), strict=True)
     lines = [f"{to}: &a{to} [{','.join([f'*a{of}'] * width)}]" for of, to in pairs]
     text = "\n".join([f"0: &a0 [{','.join('x' * width)}]", *lines])
-    values = sum(1 + sum(width**k for k in range(level + 2)) for level in range(levels)) + 1
+    values = (
+        sum(1 + sum(width**k for k in range(level + 2)) for level in range(levels)) + 1
+    )
     if values <= files.MOST_YAML_VALUES:
         assert len(files.parse_yaml(text)) == levels
     else:
@@ -49,7 +51,9 @@ COST = Table(np.array([1e3, 1e5, 1e7]), np.array([1e-3, 2e-3, 8e-2]))
 
 def workload(n: int, seed: int = 0) -> Workload:
     draw = np.random.default_rng(seed)
-    return Workload.from_arrays(0.1, draw.exponential(1e-3, n), draw.integers(1, 10**6, n))
+    return Workload.from_arrays(
+        0.1, draw.exponential(1e-3, n), draw.integers(1, 10**6, n)
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 200), st.integers(0, 1000))
@@ -67,7 +71,9 @@ def test_no_output_takes_the_place_of_a_recorded_table_or_of_its_stamp(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = pd.read_csv(io.StringIO(SPANS))
-    recorded = store.save_table(frame, tmp_path, "timeline-x", schema="timeline", command=["test"])
+    recorded = store.save_table(
+        frame, tmp_path, "timeline-x", schema="timeline", command=["test"]
+    )
     own, trace = tmp_path / "own.csv", tmp_path / "trace.txt"
     own.write_text(SPANS)
     trace.write_text(TRACED)

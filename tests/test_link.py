@@ -25,7 +25,9 @@ TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)
 BURSTS = st.sampled_from([0.0, 0.5, 3.0])
 SLOWDOWNS = st.sampled_from([0.0, 0.1, 1.0])
-OF_EACH = st.lists(st.tuples(SLOWDOWNS, SLOWDOWNS), min_size=12, max_size=12).map(np.array)
+OF_EACH = st.lists(st.tuples(SLOWDOWNS, SLOWDOWNS), min_size=12, max_size=12).map(
+    np.array
+)
 
 
 def columns(messages: list[tuple[float, ...]]) -> tuple[np.ndarray, Parts]:
@@ -89,7 +91,9 @@ def test_more_lanes_and_credit_end_no_later_and_never_beat_link_or_processor(
     on_link = max(ready[k] + parts.wire_s[k:].sum() for k in range(len(ready)))
     assert ends.max() >= on_link - burst - 1e-9
     at_once = min(software, lanes)
-    on_cores = max(ready[k] + parts.software_s[k:].sum() / at_once for k in range(len(ready)))
+    on_cores = max(
+        ready[k] + parts.software_s[k:].sum() / at_once for k in range(len(ready))
+    )
     assert ends.max() >= on_cores - 1e-9
 
 
@@ -99,7 +103,10 @@ def test_two_equal_messages_share_and_a_third_waits_for_a_lane() -> None:
     # The processor does the software of one at a time: two take twice as long each.
     np.testing.assert_allclose(ends_of(Link(2, 1.0), [0, 0], parts), [6.0, 6.0])
     # Ready at 0 and 0, and an empty one at 4: until computing ends at 4 they move at half their rate.
-    parts, link = Parts(np.zeros(3), np.array([2.0, 2.0, 0.0])), Link(2, message_slowdown=1.0)
+    parts, link = (
+        Parts(np.zeros(3), np.array([2.0, 2.0, 0.0])),
+        Link(2, message_slowdown=1.0),
+    )
     np.testing.assert_allclose(ends_of(link, [0.0, 0.0, 4.0], parts)[:2], [6.0, 6.0])
     with pytest.raises(UserError, match="0 messages in flight"):
         Link(0)
@@ -110,10 +117,17 @@ def test_a_rested_link_has_credit_and_a_busy_one_has_not() -> None:
     sizes = np.array([1.0, 1.0, 1.0, 30.0, 30.0])
     link = Link(1, 1.0, 8.0, 1.0)
     ends = ends_of(link, np.zeros(5), Parts(np.full(5, 10.0), sizes))
-    np.testing.assert_allclose(np.diff(ends, prepend=0.0), [10.0, 10.0, 10.0, 22.0, 30.0])
+    np.testing.assert_allclose(
+        np.diff(ends, prepend=0.0), [10.0, 10.0, 10.0, 22.0, 30.0]
+    )
 
 
-@given(st.floats(1e-5, 1e-2), st.floats(0, 3), st.integers(1, 40), st.integers(1_000, 10_000_000))
+@given(
+    st.floats(1e-5, 1e-2),
+    st.floats(0, 3),
+    st.integers(1, 40),
+    st.integers(1_000, 10_000_000),
+)
 def test_a_row_of_equals_costs_what_was_calibrated(
     alpha: float, slower: float, per_sample: int, size: int
 ) -> None:
@@ -213,5 +227,9 @@ def test_of_more_ways_than_are_kept_the_plan_is_hardly_longer(
     monkeypatch.setattr(iteration, "undominated", counted)
     few = jointly(work, way)
     assert max(kept) > 20 and few.plan.ends[-1] == work.n
-    assert shortest_s <= few.iteration_s <= jointly(work, way, planning.none(work)).iteration_s
+    assert (
+        shortest_s
+        <= few.iteration_s
+        <= jointly(work, way, planning.none(work)).iteration_s
+    )
     assert few.iteration_s <= jointly(work, way, planning.single(work)).iteration_s

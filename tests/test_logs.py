@@ -20,8 +20,16 @@ from ddlkit.formats.messages import read_bytes_seconds
 
 SIZES = [1024 * 4**k for k in range(9)]
 KINDS = {
-    **{"all_reduce": ("sum", -1, 2), "reduce_scatter": ("sum", -1, 1), "reduce": ("sum", 0, 0)},
-    **{"all_gather": ("none", -1, 1), "alltoall": ("none", -1, 1), "broadcast": ("none", 0, 0)},
+    **{
+        "all_reduce": ("sum", -1, 2),
+        "reduce_scatter": ("sum", -1, 1),
+        "reduce": ("sum", 0, 0),
+    },
+    **{
+        "all_gather": ("none", -1, 1),
+        "alltoall": ("none", -1, 1),
+        "broadcast": ("none", 0, 0),
+    },
 }
 """Redop, root, and k, where busbw is k (n - 1) / n times algbw, 0 for once: nccl-tests' PERFORMANCE.md."""
 
@@ -30,7 +38,9 @@ def us(size: int) -> float:
     return 21.5 + size / 11e3
 
 
-def row(kind: str, n: int, size: int, *times: float, sent: float = 1.0, bus: float = 0.0) -> str:
+def row(
+    kind: str, n: int, size: int, *times: float, sent: float = 1.0, bus: float = 0.0
+) -> str:
     """Return a row; sent is algbw over size by time, bus is busbw over algbw where it is unusual."""
     redop, root, passes = KINDS[kind]
     cells = [size, size // 4, "float", redop, root]
@@ -41,25 +51,35 @@ def row(kind: str, n: int, size: int, *times: float, sent: float = 1.0, bus: flo
     return "  ".join(map(str, cells)) + "\n"
 
 
-def nccl(kind: str = "all_reduce", n: int = 8, title: str = "", rows: str = "", **how: Any) -> str:
+def nccl(
+    kind: str = "all_reduce", n: int = 8, title: str = "", rows: str = "", **how: Any
+) -> str:
     title = f"# Collective test starting: {title}_perf_mpi\n" if title else ""
-    ranks = "".join(f"#  Rank {k:2} Pid 9 on n1 device {k} [0000:1{k}:00] B1\n" for k in range(n))
+    ranks = "".join(
+        f"#  Rank {k:2} Pid 9 on n1 device {k} [0000:1{k}:00] B1\n" for k in range(n)
+    )
     rows = rows or "".join(row(kind, n, size, **how) for size in SIZES)
     head = "#  size  count  type  redop  root" + 2 * "  time  algbw  busbw  #wrong"
     return f"{title}# nThread 1\n{ranks}#\n{head}\n#  (B)\n{rows}# Avg bus bandwidth    : 9.5\n#\n"
 
 
 def osu(name: str = "MPI-CUDA Allreduce") -> str:
-    head = f"# OSU {name} Latency Test v7.1\n# SIZE  avg Latency(US)  P50 Tail Lat(us)\n"
+    head = (
+        f"# OSU {name} Latency Test v7.1\n# SIZE  avg Latency(US)  P50 Tail Lat(us)\n"
+    )
     return head + "".join(f"{size:<12}{us(size):12.2f}{1.0:12.2f}\n" for size in SIZES)
 
 
 def imb(name: str = "Allreduce", n: int = 8) -> str:
-    head = f"# Benchmarking {name}\n# #processes = {n}\n#bytes #repetitions t_avg[usec]\n"
+    head = (
+        f"# Benchmarking {name}\n# #processes = {n}\n#bytes #repetitions t_avg[usec]\n"
+    )
     return head + "".join(f"{size:12} 99 {us(size):12.2f}\n" for size in [0, *SIZES])
 
 
-def read(folder: Path, text: str, **how: Any) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+def read(
+    folder: Path, text: str, **how: Any
+) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     (folder / "a.log").write_text(text)
     return read_bytes_seconds(folder / "a.log", **how)
 
@@ -70,27 +90,63 @@ def refusal(folder: Path, text: str, **how: Any) -> str:
     return str(caught.value)
 
 
-TABLE = [words for line in nccl().splitlines() if len(words := line.strip("# ").split()) == 13]
+TABLE = [
+    words
+    for line in nccl().splitlines()
+    if len(words := line.strip("# ").split()) == 13
+]
 FORMATS = {
-    **{"nccl": nccl(), "osu": osu(), "imb": imb(), "none of #": nccl().replace("#", "")},
+    **{
+        "nccl": nccl(),
+        "osu": osu(),
+        "imb": imb(),
+        "none of #": nccl().replace("#", ""),
+    },
     "old": nccl().replace("#wrong", "error").replace("root", "").replace("-1", ""),
-    **{name: "\n".join(map(by.join, TABLE)) for name, by in {"csv": ",", "no #": "  "}.items()},
+    **{
+        name: "\n".join(map(by.join, TABLE))
+        for name, by in {"csv": ",", "no #": "  "}.items()
+    },
 }
-LABELS = ["{}", "[1,0]<stdout>:{}", "[prterun-n1-8@1,0]<stdout>: {}", "  0: {}", "[n1.local] {}"]
-LABELS += ["\x1b[36m(head, rank=0, pid=7)\x1b[0m [1,0]<stdout>:{}", "n1: {}", "> > {}", "    {}"]
-LABELS += ["2026-05-01T10:00:00.123Z {}", "[2026-05-01 10:00:00,123] n1: {}", "12:30:00 {}"]
-LABELS += ["[0] {}", "10.0.0.1: {}", "worker-1  | {}", "Fri May  1 10:00:00 2026<stdout>:{}"]
+LABELS = [
+    "{}",
+    "[1,0]<stdout>:{}",
+    "[prterun-n1-8@1,0]<stdout>: {}",
+    "  0: {}",
+    "[n1.local] {}",
+]
+LABELS += [
+    "\x1b[36m(head, rank=0, pid=7)\x1b[0m [1,0]<stdout>:{}",
+    "n1: {}",
+    "> > {}",
+    "    {}",
+]
+LABELS += [
+    "2026-05-01T10:00:00.123Z {}",
+    "[2026-05-01 10:00:00,123] n1: {}",
+    "12:30:00 {}",
+]
+LABELS += [
+    "[0] {}",
+    "10.0.0.1: {}",
+    "worker-1  | {}",
+    "Fri May  1 10:00:00 2026<stdout>:{}",
+]
 LABELS += ["2026-05-01T10:00:00Z stdout F {}", "2026-05-01 10:00:00,123 INFO {}"]
 
 
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("kept", FORMATS)
-def test_a_table_is_the_same_however_it_was_kept(tmp_path: Path, kept: str, label: str) -> None:
+def test_a_table_is_the_same_however_it_was_kept(
+    tmp_path: Path, kept: str, label: str
+) -> None:
     text = "".join(f"{label.format(line)}\n" for line in FORMATS[kept].splitlines())
     inside = "[1,0]<stdout>:" if ">:" in label else "[0]" * label.startswith("[0]")
     text = text.replace("  -1  ", f"  -1{inside}  ")
     sizes, seconds, meta = read(tmp_path, f"# My cluster\n```\n{text}```\n")
-    assert sizes.tolist() == np.repeat(SIZES, 1 if kept in ("osu", "imb") else 2).tolist()
+    assert (
+        sizes.tolist() == np.repeat(SIZES, 1 if kept in ("osu", "imb") else 2).tolist()
+    )
     np.testing.assert_allclose(seconds, [us(size) * 1e-6 for size in sizes], rtol=3e-4)
     assert meta["source"] == {"osu": "osu-cuda", "imb": "imb"}.get(kept, "nccl-tests")
     ranks = None if kept in ("osu", "csv", "no #") else 8
@@ -99,17 +155,25 @@ def test_a_table_is_the_same_however_it_was_kept(tmp_path: Path, kept: str, labe
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_collective_is_named_or_decided_or_asked_for(tmp_path: Path, kind: str, n: int) -> None:
+def test_the_collective_is_named_or_decided_or_asked_for(
+    tmp_path: Path, kind: str, n: int
+) -> None:
     text, may_be = nccl(kind, n), [k for k in KINDS if KINDS[k] == KINDS[kind]]
     assert read(tmp_path, nccl(kind, n, kind))[2]["collective"] == kind
-    said = refusal(tmp_path, text) if len(may_be) > 1 else read(tmp_path, text)[2]["collective"]
+    said = (
+        refusal(tmp_path, text)
+        if len(may_be) > 1
+        else read(tmp_path, text)[2]["collective"]
+    )
     assert said.endswith(" or ".join(may_be))
     for wanted in may_be:
         assert read(tmp_path, text, collective=wanted)[2]["collective"] == wanted
     for other in {*KINDS} - {*may_be}:
         words = f"of {' or '.join(may_be)}, not of {other}"
         assert words in refusal(tmp_path, text, collective=other)
-        assert f"not those of {other} of {n} ranks" in refusal(tmp_path, nccl(kind, n, other))
+        assert f"not those of {other} of {n} ranks" in refusal(
+            tmp_path, nccl(kind, n, other)
+        )
 
 
 def test_versions_print_other_rates_sizes_and_units(tmp_path: Path) -> None:
@@ -118,24 +182,44 @@ def test_versions_print_other_rates_sizes_and_units(tmp_path: Path) -> None:
     assert read(tmp_path, nccl(rows=rows))[2]["collective"] == "alltoall"
     for sent, bus, n in ((7 / 8, 1.0, 1), (8.0, 7 / 8, 8), (7.0, 1.0, 8)):
         sizes, _, meta = read(tmp_path, nccl("all_gather", sent=sent, bus=bus))
-        assert meta["collective"] == "all_gather" and (sizes[::2] == np.multiply(SIZES, n)).all()
+        assert (
+            meta["collective"] == "all_gather"
+            and (sizes[::2] == np.multiply(SIZES, n)).all()
+        )
     rows = "512 128 float sum -1" + 2 * " 0.18 2.77 4.85 0" + "\n"
     rows += "17179869184 4294967296 float sum -1" + 2 * " 1.6e+07 1.09 1.91 0" + "\n"
     assert read(tmp_path, nccl(rows=rows))[1][[0, 2]].tolist() == [0.18e-6, 16.0]
-    assert "contradicts size" in refusal(tmp_path, nccl(rows=rows.replace("0.18", "0.22")))
+    assert "contradicts size" in refusal(
+        tmp_path, nccl(rows=rows.replace("0.18", "0.22"))
+    )
     old = nccl(rows="1048576 262144 float sum -1" + 2 * " 0.100 10.49 18.35 0" + "\n")
-    old = old.replace("size  count", "bytes  N").replace("redop", "op").replace("#wrong", "res")
+    old = (
+        old.replace("size  count", "bytes  N")
+        .replace("redop", "op")
+        .replace("#wrong", "res")
+    )
     assert read(tmp_path, old)[1] == pytest.approx([1e-4, 1e-4])
 
 
-def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(tmp_path: Path) -> None:
-    text = imb(n=2) + imb(n=8) + nccl("broadcast", 4) + imb("Allgather") + "#repetitions\n9 2 3\n"
+def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(
+    tmp_path: Path,
+) -> None:
+    text = (
+        imb(n=2)
+        + imb(n=8)
+        + nccl("broadcast", 4)
+        + imb("Allgather")
+        + "#repetitions\n9 2 3\n"
+    )
     first = "4 tables: choose one by --table: 1 all_reduce, 2 ranks, 10 rows; 2 all_reduce, 8 ranks"
     others = "; 3 broadcast, 4 ranks, 9 rows; 4 all_gather, 8 ranks, 10 rows"
     for table in (None, 0, 5):
         assert f"{first}, 10 rows{others}" in refusal(tmp_path, text, table=table)
     assert others not in refusal(tmp_path, text, collective="all_reduce")
-    chosen: list[dict[str, Any]] = [{"table": 2}, {"collective": "all_reduce", "ranks": 8}]
+    chosen: list[dict[str, Any]] = [
+        {"table": 2},
+        {"collective": "all_reduce", "ranks": 8},
+    ]
     assert [read(tmp_path, text, **how)[2]["ranks"] for how in chosen] == [8, 8]
     one_rank = {osu(f"MPI All-to-All{v} Personalized Exchange"): 8 for v in ("", "v")}
     one_rank |= {imb("Allgather"): 8, imb("Reduce_scatter"): 1, osu("MPI Broadcast"): 1}
@@ -146,11 +230,16 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(tmp_path: Pa
 def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
     for text, words in {
         "mpirun -np 2 x\nn1: Test NCCL failure\n": "its last line is 'n1: Test NCCL failure'",
-        nccl().partition("#  (B)")[0] + "killed\n": "did the run fail? Its last line is 'killed'",
+        nccl().partition("#  (B)")[0]
+        + "killed\n": "did the run fail? Its last line is 'killed'",
         "# Size Avg Latency(us)\n8 2.15\n16 2.2": "fewer digits than in the row before",
         osu("MPI").replace("avg ", ""): "Latency, but no collective's average times",
-        osu("MPI Allgather"): "the bytes of all_gather are those of one rank: give --ranks",
-        osu().replace("OSU", ""): "does not name its collective: say --collective all_reduce or",
+        osu(
+            "MPI Allgather"
+        ): "the bytes of all_gather are those of one rank: give --ranks",
+        osu().replace(
+            "OSU", ""
+        ): "does not name its collective: say --collective all_reduce or",
         osu().replace("21.59", "nan"): "'nan' must be a finite number",
         imb().replace("21.59", "1e308"): "'1e308' is beyond",
         nccl(n=1, title="all_reduce"): "one rank sends no messages",
@@ -163,22 +252,33 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
 def test_a_cut_or_doubled_log_is_refused_or_has_rows_of_the_whole(
     kept: str, cut: int, each: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder, lines = tmp_path_factory.mktemp("cut"), FORMATS[kept].splitlines(keepends=True)
+    folder, lines = (
+        tmp_path_factory.mktemp("cut"),
+        FORMATS[kept].splitlines(keepends=True),
+    )
     with contextlib.suppress(UserError):
         sizes, seconds, _ = read(folder, "".join(line * each for line in lines[:cut]))
         whole = read(folder, FORMATS[kept])[:2]
-        assert np.array_equal([sizes, seconds], [column[: len(sizes)] for column in whole])
-        assert each == 1 and (kept not in ("nccl", "old") or len(sizes) == len(whole[0]))
+        assert np.array_equal(
+            [sizes, seconds], [column[: len(sizes)] for column in whole]
+        )
+        assert each == 1 and (
+            kept not in ("nccl", "old") or len(sizes) == len(whole[0])
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_mutated_logs_are_refused_or_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_mutated_logs_are_refused_or_read(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """50,000 with --long, and a million rows."""
     is_long, path, taken = request.config.getoption("--long"), tmp_path / "a.log", 0
     n = 1_000_000 if is_long else 100_001
     rows = "".join(f"{k} {us(k):.2f} 1.00\n" for k in range(1, n + 1))
-    assert f"{n} rows, more than 100000" in refusal(tmp_path, osu().partition("1024")[0] + rows)
+    assert f"{n} rows, more than 100000" in refusal(
+        tmp_path, osu().partition("1024")[0] + rows
+    )
     for number in range(50_000 if is_long else 500):
         draw = random.Random(number)
         text = draw.choice([*FORMATS.values()]).encode()
@@ -187,7 +287,11 @@ def test_mutated_logs_are_refused_or_read(tmp_path: Path, request: pytest.Fixtur
         path.write_bytes(text)
         with contextlib.suppress(UserError):  # whose text is one line, by test_shown.py
             sizes, seconds, _ = read_bytes_seconds(path)
-            assert len(sizes) and min(sizes) > 0 and 0 < min(seconds) <= max(seconds) < np.inf
+            assert (
+                len(sizes)
+                and min(sizes) > 0
+                and 0 < min(seconds) <= max(seconds) < np.inf
+            )
             taken += 1
     assert 0 < taken < number
 
@@ -199,8 +303,14 @@ def test_commands_tell_another_collective_and_several_populations(
     near, log = np.random.default_rng(0).lognormal(0, 0.02, (9, 2)), tmp_path / "a.log"
 
     def slower(*factors: int) -> str:
-        times = near * np.transpose([factors, [1] * 9]) * np.transpose([[us(s) for s in SIZES]])
-        return nccl(rows="".join(row("all_reduce", 8, SIZES[k], *times[k]) for k in range(9)))
+        times = (
+            near
+            * np.transpose([factors, [1] * 9])
+            * np.transpose([[us(s) for s in SIZES]])
+        )
+        return nccl(
+            rows="".join(row("all_reduce", 8, SIZES[k], *times[k]) for k in range(9))
+        )
 
     def told(words: str, status: int = 0) -> Any:
         assert cli.main(f"{words} --json".split()) == status
@@ -213,7 +323,10 @@ def test_commands_tell_another_collective_and_several_populations(
     _, seconds, meta = read(tmp_path, text := slower(*[10] * 5, *[1] * 4))
     np.testing.assert_array_equal(seconds, read(tmp_path, text, place="in_place")[1])
     assert meta["place"].startswith("in_place: ") and "out_of_place" in meta["place"]
-    assert meta["place"] in told(f"predict --profile {profile} --collectives {log}")["warnings"][0]
+    assert (
+        meta["place"]
+        in told(f"predict --profile {profile} --collectives {log}")["warnings"][0]
+    )
     log.write_text(nccl("alltoall", title="alltoall"))
     (tmp_path / "cost.json").write_text(json.dumps(told(f"fit {log}")))
     for source in (f"--collectives {log}", f"--cost {tmp_path / 'cost.json'}"):
@@ -221,4 +334,7 @@ def test_commands_tell_another_collective_and_several_populations(
         assert "alltoall" in line and "all_reduce" in line
     both = [f"{s},{us(s) * k * 1e-6}\n" for s in SIZES for k in (1, 1, 10, 10)]
     log.write_text("".join(["bytes,seconds\n", *both]))
-    assert "times of several kinds?" in told(f"fit {log} --form table")["fit"]["warnings"][0]
+    assert (
+        "times of several kinds?"
+        in told(f"fit {log} --form table")["fit"]["warnings"][0]
+    )

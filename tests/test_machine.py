@@ -25,8 +25,12 @@ def test_the_description_is_complete_plain_data() -> None:
     assert said["cpu"]["model"] and said["cpu"]["cores"] >= 1
     assert said["memory_bytes"] > 2**27
     assert said["os"] and platform.release() in said["kernel"]
-    assert all({"model", "driver", "memory_bytes"} <= gpu.keys() for gpu in said["gpus"])
-    assert platform.node() not in json.dumps([said[key] for key in ("cpu", "os", "gpus")])
+    assert all(
+        {"model", "driver", "memory_bytes"} <= gpu.keys() for gpu in said["gpus"]
+    )
+    assert platform.node() not in json.dumps(
+        [said[key] for key in ("cpu", "os", "gpus")]
+    )
 
 
 def test_names_keep_what_tells_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +46,10 @@ def test_names_keep_what_tells_machines_apart(monkeypatch: pytest.MonkeyPatch) -
 def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = machine.parse_gpus(SMI)
     assert gpus[0] == gpus[1] and gpus[0]["driver"] == "570.86.15"
-    assert gpus[0]["memory_bytes"] == 143771 * 2**20 and gpus[0]["compute_capability"] == "9.0"
+    assert (
+        gpus[0]["memory_bytes"] == 143771 * 2**20
+        and gpus[0]["compute_capability"] == "9.0"
+    )
     monkeypatch.setattr(machine, "_gpus", lambda: gpus)
     assert machine.name() == "2x-nvidia-h200"
     monkeypatch.setattr(machine, "_gpus", lambda: gpus[:1])
@@ -52,9 +59,20 @@ def test_gpus_name_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _git(directory: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    who = (
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    )
     done = subprocess.run(
-        ["git", *who, *arguments], cwd=directory, capture_output=True, text=True, check=True
+        ["git", *who, *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
@@ -88,5 +106,7 @@ def test_a_copied_tree_takes_its_commit_from_the_environment(
         monkeypatch.setenv("DDLKIT_COMMIT", said)
         assert machine.commit(tmp_path) == commit
     monkeypatch.setenv("DDLKIT_COMMIT", "main")
-    with pytest.raises(UserError, match="^DDLKIT_COMMIT is '.*: give 7 to 40 hex digits"):
+    with pytest.raises(
+        UserError, match="^DDLKIT_COMMIT is '.*: give 7 to 40 hex digits"
+    ):
         machine.commit(tmp_path)

@@ -20,7 +20,9 @@ from ddlkit.report.accuracy import validate
 from ddlkit.report.source import Source
 from strategies import random_workload
 
-RECORDINGS = sorted({path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")})
+RECORDINGS = sorted(
+    {path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")}
+)
 WORKLOAD = random_workload(np.random.default_rng(3), 30)
 
 
@@ -32,7 +34,9 @@ def test_the_command_predicts_what_the_report_validates(
     recording = Source(tuple(dict.fromkeys((directory, directory.parent))))
     runs = Source((directory,)).table("runs")
     runs = runs[(runs["kind"] == "replay") & (runs["collective"] == "all_reduce")]
-    runs = runs[runs["profile_sha256"].isin(recording.workloads())]  # others' profiles have left
+    runs = runs[
+        runs["profile_sha256"].isin(recording.workloads())
+    ]  # others' profiles have left
     labs = runs[runs["straggler"] == 1].groupby(["link", "workers"])["case"].unique()
     some = [cases[len(cases) // 2] for cases in labs.iloc[-1:]]
     measured = Source((directory,)).table("collectives")
@@ -40,7 +44,9 @@ def test_the_command_predicts_what_the_report_validates(
         runs[runs["case"].isin(some)], recording.workloads(), Calibration.of(measured)
     ) if some else pd.DataFrame()  # fmt: skip
     files = [
-        path for place in recording.directories for path in store.list_tables(place, "layers-*.csv")
+        path
+        for place in recording.directories
+        for path in store.list_tables(place, "layers-*.csv")
     ]
     profiles = {store.read_profile(path).sha256: path for path in files}
     for case in cases.to_dict("records"):
@@ -48,7 +54,14 @@ def test_the_command_predicts_what_the_report_validates(
         lab = f"link == '{link}' and ranks == {ranks} and collective == 'all_reduce'"
         tables = store.list_tables(directory, "collectives-*.csv")
         tables = [path for path in tables if len(store.load_table(path).query(lab))]
-        words = ["--profile", profiles[case["profile_sha256"]], "--ranks", ranks, "--link", link]
+        words = [
+            "--profile",
+            profiles[case["profile_sha256"]],
+            "--ranks",
+            ranks,
+            "--link",
+            link,
+        ]
         words += ["--collectives", *tables, "--plan", f"cuts:{case['ends']}"]
         words += ["--dilation", case["dilation"], "--in-flight", case["in_flight"]]
         words += ["--copy-s-per-byte", case["copy_s_per_byte"]]
@@ -62,10 +75,17 @@ def test_the_command_predicts_what_the_report_validates(
 
 def table(ranks: int = 4) -> pd.DataFrame:
     rng, sizes = np.random.default_rng(0), np.repeat(np.geomspace(1e3, 1e8, 9), 5)
-    known = {"link": "lab:1gbit", "ranks": ranks, "collective": "all_reduce", "algorithm": "ring"}
+    known = {
+        "link": "lab:1gbit",
+        "ranks": ranks,
+        "collective": "all_reduce",
+        "algorithm": "ring",
+    }
     known |= {"session": 0, "messages_per_sample": 1, "in_flight": 1, "stolen": 0.0}
     seconds = (1e-3 + 8e-9 * sizes) * np.exp(rng.normal(0, 0.02, sizes.size))
-    return pd.DataFrame({"bytes": sizes, "seconds": seconds, "link_bits_per_s": 0.0, **known})
+    return pd.DataFrame(
+        {"bytes": sizes, "seconds": seconds, "link_bits_per_s": 0.0, **known}
+    )
 
 
 def test_a_forecast_holds_its_prediction_and_more_noise_makes_it_wider() -> None:
@@ -85,7 +105,9 @@ def test_a_forecast_holds_its_prediction_and_more_noise_makes_it_wider() -> None
     copied = forecast(WORKLOAD, plan, known, copy_s_per_byte=1e-9).prediction
     assert copied.exposed_communication_s > found.prediction.exposed_communication_s
     sure = Communication(AlphaBeta(1e-3, 1e-9, workers=4))
-    assert forecast(WORKLOAD, plan, sure).interval_s is None and sure.sparse(1.0) is sure
+    assert (
+        forecast(WORKLOAD, plan, sure).interval_s is None and sure.sparse(1.0) is sure
+    )
 
 
 TWO = np.repeat([1e3, 1e6], 4)
@@ -105,7 +127,9 @@ def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:
     noise = Noise.of(TWO, SECONDS)
     factors = noise.factors([10.0, 9e4, 1e6, 1e9], draws=400)
     assert factors.shape == (400, 4)
-    assert np.all(noise.drift >= PRIOR_DRIFT[2]), "of one session: as labs drift between two"
+    assert np.all(noise.drift >= PRIOR_DRIFT[2]), (
+        "of one session: as labs drift between two"
+    )
     still = replace(noise, drift=np.zeros(2)).factors([10.0, 9e4, 1e6, 1e9], draws=400)
     seen = np.unique(still[:, 0])  # below the first size: as there, around their mean
     assert seen == pytest.approx(np.array([0.9, 1.0, 1.2]) / 1.025)
@@ -114,7 +138,9 @@ def test_single_messages_scatter_as_the_samples_of_the_nearest_size() -> None:
 
 def test_a_mean_of_several_messages_scatters_less_than_one_by_the_root() -> None:
     one = np.random.default_rng(0).normal(1, 0.05, (2000, 16))
-    drawn = Noise.of(1e3, one.mean(axis=1), messages_per_sample=16).factors([1e3], draws=4000)
+    drawn = Noise.of(1e3, one.mean(axis=1), messages_per_sample=16).factors(
+        [1e3], draws=4000
+    )
     assert drawn.mean() == pytest.approx(1, abs=0.005)
     assert drawn.std() == pytest.approx(0.05, rel=0.1)
 
@@ -131,11 +157,15 @@ def test_the_next_session_lies_within_the_interval_as_often_as_it_says() -> None
     assert 0.91 <= inside / trials <= 0.98
 
 
-def test_all_messages_of_a_draw_drift_together_and_a_lacking_size_as_its_neighbours() -> None:
+def test_all_messages_of_a_draw_drift_together_and_a_lacking_size_as_its_neighbours() -> (
+    None
+):
     noise = Noise.of(np.tile(TWO, 2), [*SECONDS, *1.1 * SECONDS], np.repeat([0, 1], 8))
     factors = noise.factors([1e6, 1e6, 1e6], draws=200)
     assert np.all(factors == factors[:, :1]) and factors.std() > 0.05
-    lacking = Noise.of([1e3, 2e3, 1e9, 1e3, 2e3], [1.0, 1.0, 1.0, 1.2, 1.1], [0, 0, 0, 1, 1])
+    lacking = Noise.of(
+        [1e3, 2e3, 1e9, 1e3, 2e3], [1.0, 1.0, 1.0, 1.2, 1.1], [0, 0, 0, 1, 1]
+    )
     assert np.all(lacking.drift > 0)
     assert lacking.drift[2] == pytest.approx(lacking.drift[0]), (
         "far from all: as they do on average"

@@ -31,10 +31,16 @@ from test_layers import ONCE, Slow, clock
 assert clock  # a fixture: what is timed takes no time but what is added
 FILE, CPU = Path(__file__).with_name("given_models.py"), torch.device("cpu")
 FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
-NET = [f"{layer}.{kind}" for layer in ("first", "inner", "head") for kind in ("weight", "bias")]
+NET = [
+    f"{layer}.{kind}"
+    for layer in ("first", "inner", "head")
+    for kind in ("weight", "bias")
+]
 
 
-def given(name: str, budget: Budget = ONCE) -> tuple[Training, LayerProfile, str, list[str]]:
+def given(
+    name: str, budget: Budget = ONCE
+) -> tuple[Training, LayerProfile, str, list[str]]:
     """A function of given_models.py, measured: training, profile, order, what is said."""
     notes: list[str] = []
     with joined(PATIENCE_S) as me:
@@ -47,34 +53,56 @@ def given(name: str, budget: Budget = ONCE) -> tuple[Training, LayerProfile, str
 @pytest.mark.parametrize(
     ("name", "n_bytes"),
     [
-        *(("dict_outputs", {4}), ("autocast", {4}), ("pure_bf16", {2}), ("several_dtypes", {2, 4})),
-        *(("tied", {4}), ("reentrant", {4}), ("not_reentrant", {4}), ("accumulates_inside", {4})),
+        *(
+            ("dict_outputs", {4}),
+            ("autocast", {4}),
+            ("pure_bf16", {2}),
+            ("several_dtypes", {2, 4}),
+        ),
+        *(
+            ("tied", {4}),
+            ("reentrant", {4}),
+            ("not_reentrant", {4}),
+            ("accumulates_inside", {4}),
+        ),
     ],
 )
 def test_gradients_become_ready_in_the_order_in_which_ddp_rebuilds(
     name: str, n_bytes: set[int]
 ) -> None:
     training, profile, order, notes = given(name)
-    assert sorted(profile.tensor) == sorted({*NET} - {"head.weight" if name == "tied" else ""})
+    assert sorted(profile.tensor) == sorted(
+        {*NET} - {"head.weight" if name == "tied" else ""}
+    )
     assert training.precision == {2: "bf16", 4: "fp32", 6: "bf16+fp32"}[sum(n_bytes)]
     assert order == "as DDP rebuilds"
     assert set(profile.gradient_bytes // profile.parameters) == n_bytes
     assert (profile.flops > 0).any() and profile.forward_s.sum() > 0
-    assert ("no optimizer is given: SGD with momentum" in notes) == (name != "dict_outputs")
+    assert ("no optimizer is given: SGD with momentum" in notes) == (
+        name != "dict_outputs"
+    )
     assert isinstance(training.optimizer, torch.optim.AdamW) == (name == "dict_outputs")
-    assert any("itself, times: 4;" in note for note in notes) == (name == "accumulates_inside")
+    assert any("itself, times: 4;" in note for note in notes) == (
+        name == "accumulates_inside"
+    )
 
 
 def test_what_ddp_could_not_train_is_said() -> None:
     _, profile, order, notes = given("frozen_and_unused")
     assert profile.tensor == tuple(NET[2:])
     assert order == "not rebuilt by DDP, which needs find_unused_parameters"
-    assert "2 tensors get no gradient and have no row: unused.weight, unused.bias" in notes
-    assert given("parts_alone")[2].startswith("not compared: loss() does not call the model itself")
+    assert (
+        "2 tensors get no gradient and have no row: unused.weight, unused.bias" in notes
+    )
+    assert given("parts_alone")[2].startswith(
+        "not compared: loss() does not call the model itself"
+    )
 
 
 def test_profiles_of_known_networks_are_as_recorded() -> None:
-    paths = store.list_tables(store.RECORDED / "cpu-2x-amd-epyc-suite", "layers-*resnet18-b4-fp32*")
+    paths = store.list_tables(
+        store.RECORDED / "cpu-2x-amd-epyc-suite", "layers-*resnet18-b4-fp32*"
+    )
     recorded = store.read_profile(paths[0])
     profile, _ = profile_layers("resnet18", 4, budget=ONCE, threads=1)
     for column in ("tensor", "layer", "parameters", "gradient_bytes", "flops"):
@@ -85,7 +113,9 @@ def test_profiles_of_known_networks_are_as_recorded() -> None:
 # -- when, by a clock that only layers move ------------------------------------------------------
 
 
-def measured(model: nn.Module, loss: Callable[[], Any], accumulate: int = 1) -> LayerProfile:
+def measured(
+    model: nn.Module, loss: Callable[[], Any], accumulate: int = 1
+) -> LayerProfile:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     training = Training("mine", model, loss, optimizer, accumulate=accumulate)
     training.try_out()
@@ -96,15 +126,21 @@ def measured(model: nn.Module, loss: Callable[[], Any], accumulate: int = 1) -> 
 
 
 def row(clock: Simulated) -> tuple[nn.Sequential, Tensor]:
-    return nn.Sequential(*(Slow(clock, k / 1e3, 2 * k / 1e3) for k in (1, 2, 4))), torch.ones(2, 4)
+    return nn.Sequential(
+        *(Slow(clock, k / 1e3, 2 * k / 1e3) for k in (1, 2, 4))
+    ), torch.ones(2, 4)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_checkpointing_computes_anew_is_backward(clock: Simulated, reentrant: bool) -> None:
+def test_what_checkpointing_computes_anew_is_backward(
+    clock: Simulated, reentrant: bool
+) -> None:
     model, x = row(clock)
 
     def loss() -> Any:
-        return model[2](checkpoint(model[1], model[0](x), use_reentrant=reentrant)).sum()
+        return model[2](
+            checkpoint(model[1], model[0](x), use_reentrant=reentrant)
+        ).sum()
 
     profile = measured(model, loss)
     assert profile.tensor == ("0.weight", "1.weight", "2.weight")
@@ -113,15 +149,21 @@ def test_what_checkpointing_computes_anew_is_backward(clock: Simulated, reentran
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_of_accumulated_gradients_the_last_time_counts(clock: Simulated, inside: bool) -> None:
+def test_of_accumulated_gradients_the_last_time_counts(
+    clock: Simulated, inside: bool
+) -> None:
     model, x = row(clock)
 
     def loss() -> Any:
-        return [model(x).sum().backward() for _ in range(3)] if inside else model(x).sum()
+        return (
+            [model(x).sum().backward() for _ in range(3)] if inside else model(x).sum()
+        )
 
     profile = measured(model, loss, accumulate=1 if inside else 3)
     assert profile.backward_s == pytest.approx([0.002, 0.004, 0.008])
-    assert profile.forward_s == pytest.approx(np.array([1, 2, 4]) / 7 * (3 * 0.007 + 2 * 0.014))
+    assert profile.forward_s == pytest.approx(
+        np.array([1, 2, 4]) / 7 * (3 * 0.007 + 2 * 0.014)
+    )
 
 
 def test_of_shared_and_frozen_layers_time_is_where_it_belongs(clock: Simulated) -> None:
@@ -141,7 +183,11 @@ def test_of_shared_and_frozen_layers_time_is_where_it_belongs(clock: Simulated) 
 def test_what_is_compiled_is_profiled_as_ddp_splits_it() -> None:
     training, profile, order, notes = given("compiled", FEW)
     assert training.ddp and order == "as DDP rebuilds" and len(profile.tensor) == 16
-    assert profile.forward_s[0] > 0 and not profile.forward_s[1:].any() and not profile.flops.any()
+    assert (
+        profile.forward_s[0] > 0
+        and not profile.forward_s[1:].any()
+        and not profile.flops.any()
+    )
     first = profile.backward_s[-1] / profile.backward_s.sum()
     assert first < models.LATE and "compiled: " in notes[-1], "a first bucket of 1 MiB"
     assert given("one_bucket", FEW)[-1][-1].endswith("of backward: nothing can overlap")
@@ -162,7 +208,10 @@ def test_what_inductor_compiles_is_measured(
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("no_scalar", r"loss\(\) gives torch.Size\(\[16, 64\]\): it must give a scalar"),
+        (
+            "no_scalar",
+            r"loss\(\) gives torch.Size\(\[16, 64\]\): it must give a scalar",
+        ),
         ("no_parameter", r"it must give a scalar that depends on trained parameters$"),
         (
             "nothing",
@@ -182,22 +231,36 @@ def test_an_error_of_the_users_is_shown_without_our_frames(
     mine = tmp_path / "mine.py"
     mine.write_text("import beside\n\n\ndef net():\n    return beside.net()\n")
     (tmp_path / "beside.py").write_text("import nowhere\n")
-    for spec, where in ((f"{mine}:net", "import nowhere"), (f"{FILE}:fails_within", "model(x)")):
-        assert cli.main(["measure", "layers", "--model", spec, "--out", str(tmp_path)]) == 2
+    for spec, where in (
+        (f"{mine}:net", "import nowhere"),
+        (f"{FILE}:fails_within", "model(x)"),
+    ):
+        assert (
+            cli.main(["measure", "layers", "--model", spec, "--out", str(tmp_path)])
+            == 2
+        )
         said = capsys.readouterr().err
         assert where in said and "/ddlkit/" not in said
-        assert said.splitlines()[-1].startswith(f"ddlkit: error: {spec.partition(':')[0]}")
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.py", "beside.py"}, "nothing written"
+        assert said.splitlines()[-1].startswith(
+            f"ddlkit: error: {spec.partition(':')[0]}"
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.py", "beside.py"}, (
+        "nothing written"
+    )
 
 
-def test_a_network_of_torchvision_needs_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_torchvision_needs_torchvision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def lacking() -> Any:
         raise UserError("torchvision cannot be imported")
 
     monkeypatch.setattr(registry, "import_torchvision", lacking)
     with pytest.raises(UserError, match="^torchvision cannot be imported$"):
         load("torchvision:resnet50:32", CPU, [])
-    with pytest.raises(UserError, match="^batch 0 of torchvision:resnet50: must be at least 1$"):
+    with pytest.raises(
+        UserError, match="^batch 0 of torchvision:resnet50: must be at least 1$"
+    ):
         known("torchvision:resnet50", 0, CPU, model=nn.Linear(1, 1))
     for spec in ("torchvision:resnet50:8:8", "mine.py"):
         with pytest.raises(UserError, match="^model .*: give FILE.py:function"):
@@ -209,9 +272,28 @@ def test_a_network_of_torchvision_needs_torchvision(monkeypatch: pytest.MonkeyPa
 
 def two_agents(*what: object) -> list[str]:
     """What two agents of torchrun, of one rank each, print of a command of ours that both end well."""
-    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    agent = [sys.executable, "-m", "torch.distributed.run", *where, "-m", "ddlkit", *map(str, what)]
-    common = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    where = [
+        "--nnodes",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(free_port()),
+    ]
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *where,
+        "-m",
+        "ddlkit",
+        *map(str, what),
+    ]
+    common = {
+        "PYTHONPATH": str(ROOT),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     nodes = [{**os.environ, **common, "PET_NODE_RANK": str(rank)} for rank in range(2)]
     started = [subprocess.Popen(agent, env=node, **how) for node in nodes]
@@ -222,16 +304,22 @@ def two_agents(*what: object) -> list[str]:
 
 def test_two_agents_of_torchrun_measure_together(tmp_path: Path) -> None:
     model = f"{FILE}:tied"
-    said = two_agents("measure", "layers", "--model", model, "--out", tmp_path, "--budget", "1s")
+    said = two_agents(
+        "measure", "layers", "--model", model, "--out", tmp_path, "--budget", "1s"
+    )
     assert ["as DDP rebuilds" in each for each in said] == [True, False]
-    profile = store.read_profile(tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2)
+    profile = store.read_profile(
+        tmp_path / "layers-given_models-tied-b1-r2.csv", ranks=2
+    )
     assert len(profile.tensor) == 5
 
 
 @pytest.mark.alone
 def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
     minutes = ["--minutes", 0.4, "--confirm-minutes", 1e-5]
-    said = two_agents("advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path)
+    said = two_agents(
+        "advise", "--model", f"{FILE}:pure_bf16", *minutes, "--out", tmp_path
+    )
     assert ["predicted gain" in each for each in said] == [True, False]
     assert set(store.load_table(tmp_path / "trials.csv", "trials")["ranks"]) == {2}
 
@@ -245,9 +333,13 @@ def test_ranks_meet_that_torchrun_or_slurm_count(
         given("tied")
 
 
-def test_models_that_differ_between_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_differ_between_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = [1.0, 6.0, 12739.0]
     monkeypatch.setattr(models, "everyones", lambda mine: np.array([mine, other]))
     differ = "rank 0's has 6 tensors of 12480 elements, rank 1's has 6 tensors of 12739 elements"
-    with pytest.raises(UserError, match=f"dict_outputs: models differ between ranks: {differ}"):
+    with pytest.raises(
+        UserError, match=f"dict_outputs: models differ between ranks: {differ}"
+    ):
         given("dict_outputs")

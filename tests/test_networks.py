@@ -94,13 +94,19 @@ def test_a_profile_holds_every_tensor_and_all_flops(
         assert ((profile.flops > 0) == (weight & (profile.parameters > 1000))).all()
 
 
-def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the_nearest() -> None:
-    (inputs, labels), (again, _) = (registry.sample_batch("lenet5", 2) for _ in range(2))
+def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the_nearest() -> (
+    None
+):
+    (inputs, labels), (again, _) = (
+        registry.sample_batch("lenet5", 2) for _ in range(2)
+    )
     assert torch.equal(inputs, again)
     network = registry.build("lenet5")
     assert network.training
     assert torch.isfinite(torch.nn.functional.cross_entropy(network(inputs), labels))
-    with pytest.raises(UserError, match="unknown network 'resnet5': did you mean 'resnet50'"):
+    with pytest.raises(
+        UserError, match="unknown network 'resnet5': did you mean 'resnet50'"
+    ):
         registry.sample_batch("resnet5", 1)
 
 
@@ -108,7 +114,10 @@ def test_torchvision_is_imported_beside_a_cpu_torch_and_its_absence_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stub = "torchvision._meta_registrations"
-    beside = RuntimeError("operator torchvision::nms does not exist"), ModuleType("torchvision")
+    beside = (
+        RuntimeError("operator torchvision::nms does not exist"),
+        ModuleType("torchvision"),
+    )
     absent = ModuleNotFoundError("No module named 'torchvision'")
     monkeypatch.delitem(sys.modules, stub, raising=False)
     monkeypatch.setattr(importlib, "import_module", Mock(side_effect=[*beside, absent]))

@@ -32,7 +32,9 @@ def test_the_lab_computes_in_proportion_to_the_papers_cluster() -> None:
     np.testing.assert_allclose(whole, played()["iteration"], rtol=1e-9)
     for network, rows in played().groupby("network"):
         computed_s = rows["forward"] + rows["backward"] + rows["update"]
-        np.testing.assert_allclose(computed_s, omgs.setting(str(network)).compute_s, rtol=1e-3)
+        np.testing.assert_allclose(
+            computed_s, omgs.setting(str(network)).compute_s, rtol=1e-3
+        )
 
 
 def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
@@ -62,8 +64,19 @@ def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["method", "seed", "epoch", "accuracy"])
     return frame.assign(
-        **{"network": "resnet20_half", "schedule": "constant", "measured_on": "held_out"},
-        **{"epochs": 2, "loss": 1.0, "images": 64, "batch": 32, "ranks": 4, "parameters": 1000},
+        **{
+            "network": "resnet20_half",
+            "schedule": "constant",
+            "measured_on": "held_out",
+        },
+        **{
+            "epochs": 2,
+            "loss": 1.0,
+            "images": 64,
+            "batch": 32,
+            "ranks": 4,
+            "parameters": 1000,
+        },
         **{"selected": 10, "messages": 1, "ends": frame["method"]},
     )
 

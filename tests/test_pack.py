@@ -26,7 +26,9 @@ FOLDERS = sorted({path.parent for path in PARTS})
 
 def save(folder: Path, name: str, seconds: float = 0.5, **more: Any) -> Path:
     moment = "end" if "append" in more else "start"
-    frame = pd.DataFrame({"moment": moment, "work": "a, quoted", "device": "cpu"}, range(3))
+    frame = pd.DataFrame(
+        {"moment": moment, "work": "a, quoted", "device": "cpu"}, range(3)
+    )
     frame = frame.assign(sample=range(3), seconds=seconds)
     how = {"schema": "drift", "command": ["test"], "machine": MACHINE, **more}
     return store.save_table(frame, folder, name, **how)
@@ -38,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
     save(tmp_path, "drift-a")
     save(tmp_path, "drift-b.csv.gz", 0.25)
     facts = pd.DataFrame({"subject": ["cpu"], "fact": ["cores"], "value": ["2"]})
-    store.save_table(facts, tmp_path, "facts-a", schema="facts", command=["t"], machine=MACHINE)
+    store.save_table(
+        facts, tmp_path, "facts-a", schema="facts", command=["t"], machine=MACHINE
+    )
     (tmp_path / "mine.csv").write_text("bytes,seconds\n1,2\n")
     return tmp_path
 
@@ -49,10 +53,14 @@ def loose(folder: Path) -> dict[str, bytes]:
 
 def contents(folder: Path) -> dict[str, tuple[pd.DataFrame, dict[str, Any]]]:
     paths = [path for path in store.list_tables(folder) if path.name != "mine.csv"]
-    return {path.name: (store.load_table(path), store.load_stamp(path)) for path in paths}
+    return {
+        path.name: (store.load_table(path), store.load_stamp(path)) for path in paths
+    }
 
 
-def assert_same(folder: Path, before: dict[str, tuple[pd.DataFrame, dict[str, Any]]]) -> None:
+def assert_same(
+    folder: Path, before: dict[str, tuple[pd.DataFrame, dict[str, Any]]]
+) -> None:
     now = contents(folder)
     assert now.keys() == before.keys()
     for name, (frame, stamp) in before.items():
@@ -87,7 +95,11 @@ def test_every_recorded_part_is_cut_out_with_its_original_hash_and_read() -> Non
 
 
 def test_recordings_are_few_files() -> None:
-    there = [path for path in store.RECORDED.rglob("*") if path.is_file() and path.name != ".lock"]
+    there = [
+        path
+        for path in store.RECORDED.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    ]
     assert len(there) <= MOST_FILES
     for folder in FOLDERS:
         assert sum(path.parent == folder for path in there) <= MOST_FILES_A_FOLDER
@@ -96,11 +108,18 @@ def test_recordings_are_few_files() -> None:
 def test_packed_tables_are_read_as_loose_ones(folder: Path) -> None:
     before, bytes_before = contents(folder), loose(folder)
     assert [path.name for path in tables.pack(folder)] == list(before)
-    assert {*loose(folder)} == {"drift.csv.gz", "facts.csv.gz", tables.STAMPS, "mine.csv"}
+    assert {*loose(folder)} == {
+        "drift.csv.gz",
+        "facts.csv.gz",
+        tables.STAMPS,
+        "mine.csv",
+    }
     assert_same(folder, before)
     for name in before:
         data = bytes_before[name]
-        assert cut_out(folder / name) == (gzip.decompress(data) if name.endswith(".gz") else data)
+        assert cut_out(folder / name) == (
+            gzip.decompress(data) if name.endswith(".gz") else data
+        )
         stamp = json.loads(bytes_before[f"{name.partition('.')[0]}.json"])
         assert store.load_stamp(folder / name) == stamp
     assert tables.pack(folder) == []
@@ -112,7 +131,11 @@ def test_packed_tables_are_found_by_name_and_pattern(folder: Path) -> None:
     assert store.list_tables(folder, "drift-*.csv*") == [a, b]
     assert store.list_tables(folder.parent, f"{folder.name}/drift-*.csv") == [a]
     assert folder / "mine.csv" in store.list_tables(folder)
-    assert store.expand_tables([folder / "drift-*", folder / "no*"]) == [a, b, folder / "no*"]
+    assert store.expand_tables([folder / "drift-*", folder / "no*"]) == [
+        a,
+        b,
+        folder / "no*",
+    ]
     assert store.has_table(a) and not store.has_table(folder / "drift-c.csv")
     assert tables.is_stamped(a) and not tables.is_stamped(folder / "mine.csv")
     for taken in (a, folder / tables.STAMPS, folder / "drift.csv.gz"):
@@ -137,7 +160,10 @@ def test_tables_of_another_header_and_full_packs_go_into_a_second(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "MOST_PACK_CHARACTERS", 260)
-    old, rows = folder / "drift-d.csv", "moment,work,device,seconds,sample\nend,x,cpu,1.0,0\n"
+    old, rows = (
+        folder / "drift-d.csv",
+        "moment,work,device,seconds,sample\nend,x,cpu,1.0,0\n",
+    )
     stamp = store.load_stamp(folder / "drift-a.csv") | {"rows": 1}
     old.write_text(rows)
     stamp["sha256"] = hashlib.sha256(rows.encode()).hexdigest()
@@ -151,7 +177,9 @@ def test_tables_of_another_header_and_full_packs_go_into_a_second(
 def test_tables_of_two_machines_are_not_packed(folder: Path) -> None:
     save(folder, "drift-x", machine={"name": "another"})
     before = loose(folder)
-    with pytest.raises(UserError, match="tables of another and cpu-made-up: give each its folder"):
+    with pytest.raises(
+        UserError, match="tables of another and cpu-made-up: give each its folder"
+    ):
         tables.pack(folder)
     assert loose(folder) == before
     assert store.machines_in(folder) == {"another", "cpu-made-up"}
@@ -202,7 +230,9 @@ def dies_packing(folder: Path, allowed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_crash_at_any_moment_leaves_every_table_readable(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a first pack, and of one that grows and replaces a part; the next call completes it."""
     grown = tmp_path_factory.mktemp("grown") / "it"

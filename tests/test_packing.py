@@ -45,7 +45,9 @@ def begin(out: Path, points: str, *files: Path) -> subprocess.Popen[bytes]:
 
 def contents(directory: Path) -> dict[str, bytes]:
     """Every file but the lock, by its path in there."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != ".lock")
+    files = (
+        path for path in directory.rglob("*") if path.is_file() and path.name != ".lock"
+    )
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
@@ -63,7 +65,9 @@ def out(tmp_path: Path) -> Path:
     """A recording of three tables, one of them in a campaign's folder."""
     out = tmp_path / "here" / "rec"
     for name, directory in (("a", out), ("b", out), ("c", out / "campaign")):
-        Origin().save(directory / f"drift-{name}.csv", faulty_points.drift()["drift"], "drift")
+        Origin().save(
+            directory / f"drift-{name}.csv", faulty_points.drift()["drift"], "drift"
+        )
     return out
 
 
@@ -78,7 +82,9 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
     restore(again, file)
     assert contents(again) == expected
     with tarfile.open(file) as archive:
-        assert {(member.uid, member.uname, member.gname) for member in archive} == {(0, "", "")}
+        assert {(member.uid, member.uname, member.gname) for member in archive} == {
+            (0, "", "")
+        }
 
 
 @pytest.mark.fault(
@@ -86,16 +92,22 @@ def test_what_is_packed_is_restored_as_it_was(out: Path, tmp_path: Path) -> None
     injected="half of it, none of it, no gzip, another recording's name, a table missing",
     holds="one line; nothing is unpacked",
 )
-def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_gone_on_from_is_one_line(
+    out: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "rec.tgz"
     pack_into(out, file)
     whole = file.read_bytes()
     (out / "drift-b.csv").unlink()
-    with pytest.raises(UserError, match="holds 1 tables that .* lacks, such as drift-b.csv: "):
+    with pytest.raises(
+        UserError, match="holds 1 tables that .* lacks, such as drift-b.csv: "
+    ):
         restore(out, file)
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(UserError, match="holds a recording of rec, not of other: name another"):
+    with pytest.raises(
+        UserError, match="holds a recording of rec, not of other: name another"
+    ):
         restore(other, file)
     for damaged in (whole[: len(whole) // 2], b"not gzip", b""):
         file.write_bytes(damaged)
@@ -110,7 +122,10 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(out: Path, tmp_path: Pat
     holds="it is told; the session goes on",
 )
 def test_a_disk_that_refuses_ends_no_session_before_its_end(
-    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(engine, "EVERY_S", 0.0)
     file = tmp_path / "rec.tgz"
@@ -130,7 +145,9 @@ def points_in(directory: Path) -> int:
     return len([*directory.glob("drift-p*.csv")])
 
 
-def lived(out: Path, file: Path, chance: random.Random, number: signal.Signals, goal: int) -> None:
+def lived(
+    out: Path, file: Path, chance: random.Random, number: signal.Signals, goal: int
+) -> None:
     """A recording whose child is killed after so many points, and then it is itself, each at random."""
     parent = begin(out, "steady", file)
     try:
@@ -158,7 +175,9 @@ def lived(out: Path, file: Path, chance: random.Random, number: signal.Signals, 
     holds="the packed file is whole each time and holds no less than before, of one that was ended "
     "exactly what was measured; the last run ends with all points",
 )
-def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path) -> None:
+def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(
+    tmp_path: Path,
+) -> None:
     out, file = tmp_path / "machine" / "rec", tmp_path / "packed" / "rec.tgz"
     chance, there = random.Random(3), 0
     for number in (signal.SIGKILL, signal.SIGTERM):
@@ -170,12 +189,16 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(tmp_path: Path)
         there = points_in(kept)
         assert number == signal.SIGKILL or contents(kept) == contents(out)
         (file.parent / f".{file.name}.{os.getpid()}.tmp").write_bytes(b"half")
-    assert sessions.STARTED not in set(store.load_table(out / "outcomes.csv")["outcome"])
+    assert sessions.STARTED not in set(
+        store.load_table(out / "outcomes.csv")["outcome"]
+    )
     shutil.rmtree(out)
     assert begin(out, "steady", file).wait(PATIENCE_S) == 0
     before, after = contents(kept), contents(unpacked(file, tmp_path / "last"))
     changing = {"outcomes.csv", "outcomes.json"}
-    assert {name: before[name] for name in before.keys() - changing}.items() <= after.items()
+    assert {
+        name: before[name] for name in before.keys() - changing
+    }.items() <= after.items()
     assert after == contents(out) and points_in(out) == 20
     assert [path.name for path in file.parent.iterdir()] == ["rec.tgz"]
     assert not [*out.glob(".*.tmp")]
@@ -194,7 +217,10 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
         if not packed:
             assert cli.main(["pack", str(out.parent)]) == 0
         assert (out / "drift.csv.gz").exists() and not [*out.glob("*.csv")]
-        assert [len(store.load_table(path)) for path in store.list_tables(out)] == [1, 1]
+        assert [len(store.load_table(path)) for path in store.list_tables(out)] == [
+            1,
+            1,
+        ]
         capsys.readouterr()
         engine.run_session(pair, out)
         assert "already measured: test/a, test/b" in capsys.readouterr().err

@@ -34,7 +34,9 @@ def test_repaired_fusion_is_the_simulated_buffer(
     assert fused == pytest.approx(simulated)
 
 
-@pytest.mark.parametrize("ours, theirs", [("VGG16", "vgg16"), ("ResNet152", "resnet152")])
+@pytest.mark.parametrize(
+    "ours, theirs", [("VGG16", "vgg16"), ("ResNet152", "resnet152")]
+)
 def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
     with torch.device("meta"):
         module = networks.build(theirs)
@@ -46,15 +48,23 @@ def test_tensor_counts_are_torchvisions(ours: str, theirs: str) -> None:
 
 
 @given(st.integers(2, 64), st.floats(1e6, 1e10), st.floats(1e-6, 1e-2))
-def test_a_ring_is_found_from_its_ends(workers: int, rate: float, step_s: float) -> None:
+def test_a_ring_is_found_from_its_ends(
+    workers: int, rate: float, step_s: float
+) -> None:
     overhead_s = 2 * (workers - 1) * step_s
     sizes = np.repeat([1e3, 3e5, 1e8], 3)
     seconds = osf.update_s(sizes, workers, rate, overhead_s=overhead_s)
     ring = osf.ring_from_ends(sizes, seconds, workers)
-    assert ring.beta_s_per_byte == pytest.approx(2 * (workers - 1) / workers / rate, rel=1e-6)
+    assert ring.beta_s_per_byte == pytest.approx(
+        2 * (workers - 1) / workers / rate, rel=1e-6
+    )
     assert ring(3e5) == pytest.approx(seconds[3])
-    if overhead_s > 1e-6 * seconds[-1]:  # else it drowns in the rounding of the largest message
-        assert osf.bandwidth_delay_bytes(ring) == pytest.approx(rate * 2 * step_s, rel=1e-3)
+    if (
+        overhead_s > 1e-6 * seconds[-1]
+    ):  # else it drowns in the rounding of the largest message
+        assert osf.bandwidth_delay_bytes(ring) == pytest.approx(
+            rate * 2 * step_s, rel=1e-3
+        )
 
 
 @given(workloads(), costs())
@@ -65,9 +75,13 @@ def test_three_papers_and_the_simulation_tell_one_iteration(
     workload = replace(workload, forward_s=workload.forward_s + 0.1)
     alone = predict(workload, plan.none(workload), cost)
     times = dag.IterationTimes.of_workload(workload, cost)
-    assert dag.wait_free_iteration_s(times) + workload.update_s == pytest.approx(alone.iteration_s)
+    assert dag.wait_free_iteration_s(times) + workload.update_s == pytest.approx(
+        alone.iteration_s
+    )
     _, backward_s = osf.of_workload(workload)
-    value = osf.osf(workload.forward_s, backward_s, times.communication_s.tolist(), first=0)
+    value = osf.osf(
+        workload.forward_s, backward_s, times.communication_s.tolist(), first=0
+    )
     computed_s = workload.compute_s - workload.update_s
     assert computed_s / value + workload.update_s == pytest.approx(alone.iteration_s)
 
@@ -76,13 +90,17 @@ def test_three_papers_and_the_simulation_tell_one_iteration(
 def test_an_omgs_merging_is_the_simulated_plan_when_selecting_is_free(
     workload: Workload, alpha_s: float, slope: float, data: st.DataObject
 ) -> None:
-    flags = np.array([False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))])
+    flags = np.array(
+        [False, *data.draw(st.tuples(*[st.booleans()] * (workload.n - 1)))]
+    )
     backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1]
     costs = Scan(0.0, 0.0), alpha_s, slope, workload.forward_s
     instance = omgs.Instance(backward_s, elements.astype(float), *costs)
     even = replace(workload, bytes=workload.parameters)
     merged = FusionPlan("merged", tuple((np.flatnonzero(~flags[::-1]) + 1).tolist()))
-    simulated = predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
+    simulated = (
+        predict(even, merged, AlphaBeta(alpha_s, slope)).iteration_s - even.update_s
+    )
     assert float(omgs.merged_iteration_s(instance, flags)) == pytest.approx(simulated)
     own = omgs.of_planning(workload, AlphaBeta(alpha_s, slope), 1e-10)
     found = plan.make_plan("omgs:1e-10s", workload, AlphaBeta(alpha_s, slope))

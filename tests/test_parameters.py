@@ -14,13 +14,24 @@ import pytest
 from ddlkit.core.errors import UserError
 from ddlkit.report import book, parameters, source
 
-WRONG: tuple[Any, ...] = ("no such thing", -1, None, [], ["no", "no"], math.nan, {}, "x" * 5000)
+WRONG: tuple[Any, ...] = (
+    "no such thing",
+    -1,
+    None,
+    [],
+    ["no", "no"],
+    math.nan,
+    {},
+    "x" * 5000,
+)
 
 
 def given_in(notebook: Path) -> dict[str, Any]:
     """The parameters as the notebook has them."""
     listed = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    first, second = ["".join(c["source"]) for c in listed if c["cell_type"] == "code"][:2]
+    first, second = ["".join(c["source"]) for c in listed if c["cell_type"] == "code"][
+        :2
+    ]
     values: dict[str, Any] = {}
     exec(first, {}, values)
     call = f"parameters.validate({', '.join(f'{name}={name}' for name in values)})"
@@ -37,12 +48,16 @@ def read_once() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("notebook", book.notebooks(), ids=lambda path: path.stem)
-def test_what_a_notebook_has_holds_and_a_wrong_value_is_one_line(notebook: Path) -> None:
+def test_what_a_notebook_has_holds_and_a_wrong_value_is_one_line(
+    notebook: Path,
+) -> None:
     given = given_in(notebook)
     parameters.validate(**given)
     for name in parameters.CHOICES.keys() & given.keys():
         for wrong in WRONG:
-            with pytest.raises(UserError, match=f"^{name} is .*: give one of .") as raised:
+            with pytest.raises(
+                UserError, match=f"^{name} is .*: give one of ."
+            ) as raised:
                 parameters.validate(**{**given, name: wrong})
             assert "\n" not in str(raised.value)
 

@@ -46,12 +46,16 @@ def test_an_argument_that_a_planner_does_not_take_is_one_line(name: str) -> None
             make_plan(f"{name}:{argument}", workload, COST)
         assert "\n" not in str(refused.value)
     for spec in ("single:7", "exact:fast", "none:1"):
-        with pytest.raises(UserError, match=f"plan '{spec}': write {spec.partition(':')[0]}$"):
+        with pytest.raises(
+            UserError, match=f"plan '{spec}': write {spec.partition(':')[0]}$"
+        ):
             make_plan(spec, workload, COST)
 
 
 @given(workloads(), st.integers(1, 2 * 10**8))
-def test_a_buffer_never_overflows_and_never_closes_early(workload: Workload, capacity: int) -> None:
+def test_a_buffer_never_overflows_and_never_closes_early(
+    workload: Workload, capacity: int
+) -> None:
     plan = planning.buffer(workload, capacity)
     sizes, groups = workload.bytes, plan.slices
     for group, following in zip(groups, [*groups[1:], None], strict=True):
@@ -72,7 +76,9 @@ def test_ddp_closes_when_its_cap_is_reached(workload: Workload) -> None:
 
 def every_plan(n: int) -> list[FusionPlan]:
     inner = range(1, n)
-    return [FusionPlan("all", (*cut, n)) for k in range(n) for cut in combinations(inner, k)]
+    return [
+        FusionPlan("all", (*cut, n)) for k in range(n) for cut in combinations(inner, k)
+    ]
 
 
 def random_cost(rng: np.random.Generator) -> MessageCost:
@@ -86,13 +92,17 @@ def test_exact_equals_brute_force_on_1000_random_instances() -> None:
     all_plans = {n: every_plan(n) for n in range(1, 9)}
     for _ in range(1000):
         workload, cost = random_workload(rng, int(rng.integers(1, 9))), random_cost(rng)
-        best = min(predict(workload, plan, cost).iteration_s for plan in all_plans[workload.n])
+        best = min(
+            predict(workload, plan, cost).iteration_s for plan in all_plans[workload.n]
+        )
         found = predict(workload, planning.exact(workload, cost), cost).iteration_s
         assert found == pytest.approx(best, rel=1e-12)
 
 
 @given(st.lists(st.integers(1, 10**8), min_size=1, max_size=60), st.floats(1e-12, 1e-3))
-def test_exact_sends_once_where_every_grouping_ties(sizes: list[int], s_per_byte: float) -> None:
+def test_exact_sends_once_where_every_grouping_ties(
+    sizes: list[int], s_per_byte: float
+) -> None:
     """All ready at once, and time in proportion to size: sums differ by rounding only."""
     workload = Workload.from_arrays(1.0, [0.0] * len(sizes), sizes)
     assert planning.exact(workload, AlphaBeta(0.0, s_per_byte)).ends == (len(sizes),)

@@ -30,7 +30,10 @@ def test_an_idle_link_fuses_if_the_start_up_exceeds_the_wait(
     # A message of 1 MB is over within the 1 ms until the next gradient, or nearly.
     workload = Workload.from_arrays(0.1, [0.001] * 10, [10**6] * 10)
     for name in ("mg_wfbp", "adafusion:repaired"):
-        assert len(make_plan(name, workload, AlphaBeta(start_up_s, 1e-10)).ends) == messages
+        assert (
+            len(make_plan(name, workload, AlphaBeta(start_up_s, 1e-10)).ends)
+            == messages
+        )
 
 
 @given(workloads(), st.integers(1, 10**9), st.floats(1e-3, 10))
@@ -43,11 +46,20 @@ def test_buffer_with_timeout_sends_what_the_repaired_equation_sends(
     assert plan.group_bytes(workload).tolist() == sent[sent > 0][::-1].tolist()
 
 
-@given(st.integers(1, 10), st.integers(0, 2**32), st.floats(0, 1), st.floats(0, 1e-7), st.data())
+@given(
+    st.integers(1, 10),
+    st.integers(0, 2**32),
+    st.floats(0, 1),
+    st.floats(0, 1e-7),
+    st.data(),
+)
 def test_no_plan_is_faster_than_the_bound(
     n: int, seed: int, alpha_s: float, slope: float, data: st.DataObject
 ) -> None:
-    drawn, cost = random_workload(np.random.default_rng(seed), n), AlphaBeta(alpha_s, slope)
+    drawn, cost = (
+        random_workload(np.random.default_rng(seed), n),
+        AlphaBeta(alpha_s, slope),
+    )
     forward_s = float(drawn.backward_s.sum()) / 2  # backward is two thirds
     workload = Workload.from_arrays(forward_s, drawn.backward_s, drawn.bytes)
     constant, other = data.draw(plans(n)), data.draw(plans(n))
@@ -66,7 +78,9 @@ def test_phases_fill_the_time_from_the_first_gradient_to_the_last_message(
     equal = breakdown(workload, plan, cost)
     end_s = predict(workload, plan, cost).iteration_s - workload.update_s
     assert sum(equal.values()) == pytest.approx(end_s - workload.ready_s[0], abs=1e-9)
-    assert set(equal) == set(PHASES) and equal["NEGOTIATE"] == pytest.approx(0, abs=1e-9)
+    assert set(equal) == set(PHASES) and equal["NEGOTIATE"] == pytest.approx(
+        0, abs=1e-9
+    )
     unequal = breakdown(workload, plan, cost, slowest=slowest)
     assert sum(unequal.values()) >= sum(equal.values()) - 1e-9
     assert unequal["ALLREDUCE"] == pytest.approx(equal["ALLREDUCE"])
@@ -85,7 +99,9 @@ def test_phases_read_off_a_simulated_timeline_are_the_simulated_ones(
 
 @pytest.mark.parametrize("capacity", [0, 10**6, 10**9])
 @pytest.mark.parametrize("timeout_s", [0.003, math.inf])
-def test_the_scan_equals_the_repaired_equations_one_by_one(capacity: int, timeout_s: float) -> None:
+def test_the_scan_equals_the_repaired_equations_one_by_one(
+    capacity: int, timeout_s: float
+) -> None:
     compute_s, overheads, slope = 0.2, np.array([1e-5, 1e-3]), 6e-10
     arguments = cluster.fused("VGG16", compute_s, capacity, timeout_s, "tensor")
     workload = arguments[0]
@@ -127,21 +143,35 @@ def test_a_statement_stands_with_the_others_as_counted_by_hand(
     values = {str(k): row.astype(float) for k, row in enumerate(holds)}
     stated = [Stated(name, 0.5, 1.5) for name in values]
     places = np.arange(len(value))
-    search = settle(stated, SimpleNamespace(shape=value.shape, free={"place": places}), values)
+    search = settle(
+        stated, SimpleNamespace(shape=value.shape, free={"place": places}), values
+    )
     left = search.without("0", low, low + width)
     here = [low <= each <= low + width for each in value]
     others = [int(column.sum()) for column in holds[1:].T]
     with_it = max([n for n, it in zip(others, here, strict=True) if it], default=-1)
-    assert (left.most, left.with_it, left.others) == (max(others), with_it, len(holds) - 1)
+    assert (left.most, left.with_it, left.others) == (
+        max(others),
+        with_it,
+        len(holds) - 1,
+    )
     only = {} if all(here) else {"place": [*np.flatnonzero(here)]}
     assert {name: [*values] for name, values in left.only.items()} == only
     total = [n + it for n, it in zip(others, here, strict=True)]
     top = [it for n, it in zip(total, here, strict=True) if n == max(total)]
     best = [it for n, it in zip(others, here, strict=True) if n == max(others)]
     assert left.settings == len(top)
-    assert (left.counted, left.uncounted) == pytest.approx((np.mean(top), np.mean(best)))
+    assert (left.counted, left.uncounted) == pytest.approx(
+        (np.mean(top), np.mean(best))
+    )
     apart = not any(here) or with_it <= max(others) - 2
-    expected = "contradicted" if apart else "compatible" if np.mean(top) >= 0.5 else "undecided"
+    expected = (
+        "contradicted"
+        if apart
+        else "compatible"
+        if np.mean(top) >= 0.5
+        else "undecided"
+    )
     assert left.standing == expected
     own = search.without("0")
     assert own.counted == pytest.approx(holds[0][search.most()].mean())

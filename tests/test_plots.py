@@ -36,13 +36,17 @@ from ddlkit.core.workload import Workload
 from ddlkit.report import outputs, plots
 from ddlkit.report.plots import style as looks
 
-WORKLOAD = Workload.from_arrays(0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01)
+WORKLOAD = Workload.from_arrays(
+    0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01
+)
 COST = AlphaBeta(1e-3, 5e-8)
 SPANS = Iteration(WORKLOAD, make_plan("buffer:1MB", WORKLOAD, COST), COST).timeline()
 DPI = 160
 SIZES = np.repeat(2.0 ** np.arange(10, 25, 2), 5)
 EXACT = {"alpha_beta": fit("alpha_beta", SIZES, COST(SIZES), draws=10)}
-SELECTED = {"scan": fit("scan", np.repeat([1e3, 1e4, 1e5], 3), np.repeat([1e-6, 1e-5, 1e-4], 3))}
+SELECTED = {
+    "scan": fit("scan", np.repeat([1e3, 1e4, 1e5], 3), np.repeat([1e-6, 1e-5, 1e-4], 3))
+}
 
 
 @pytest.fixture
@@ -68,35 +72,59 @@ def luminance(color: str) -> float:
 
 
 def test_looks_of_a_family_and_of_a_series_differ_without_colour() -> None:
-    for family in ("roles", "trials", "plans", "forms", "algorithms", "selections", "spans"):
+    for family in (
+        "roles",
+        "trials",
+        "plans",
+        "forms",
+        "algorithms",
+        "selections",
+        "spans",
+    ):
         styles = looks.FAMILIES[family].values()
         for feature in ["color", "label"] + ["marker"] * (family != "spans"):
-            assert len({str(getattr(style, feature)) for style in styles}) == len(styles), feature
+            assert len({str(getattr(style, feature)) for style in styles}) == len(
+                styles
+            ), feature
     assert set(looks.FAMILIES["spans"]) == set(KINDS)
     with pytest.raises(UserError, match="no style for 'guess'"):
         looks.look("guess")
-    first, second, stranger, other = looks.looks(["adafusion", "adafusion:repaired", "x", "y"])
-    assert luminance(second.color) < luminance(first.color) and second.hollow > first.hollow
+    first, second, stranger, other = looks.looks(
+        ["adafusion", "adafusion:repaired", "x", "y"]
+    )
+    assert (
+        luminance(second.color) < luminance(first.color)
+        and second.hollow > first.hollow
+    )
     assert (stranger.color, stranger.marker) != (other.color, other.marker)
 
 
 def test_bars_are_as_high_as_the_table_says_beside_or_upon_each_other(ax: Axes) -> None:
-    table = pd.DataFrame({"measured": [2.0, 3.0], "model": [1.0, np.nan]}, ["none", "single"])
+    table = pd.DataFrame(
+        {"measured": [2.0, 3.0], "model": [1.0, np.nan]}, ["none", "single"]
+    )
     for stacked in (False, True):
         ax.clear()
         plots.bars(ax, table, label="iteration [ms]", stacked=stacked)
-        first, second = [bars for bars in ax.containers if isinstance(bars, BarContainer)]
+        first, second = [
+            bars for bars in ax.containers if isinstance(bars, BarContainer)
+        ]
         heights = [[bar.get_height() for bar in group] for group in (first, second)]
         assert np.allclose(heights, [[2, 3], [1, 0]])
         assert second[0].get_y() == (2 if stacked else 0)
         apart = second[0].get_x() - first[0].get_x()
         assert apart == pytest.approx(0 if stacked else first[0].get_width())
         assert [group[0].get_hatch() for group in (first, second)] == ["", "///"]
-        assert ax.get_ylabel() == "iteration [ms]" and names(ax.xaxis) == ["none", "single"]
+        assert ax.get_ylabel() == "iteration [ms]" and names(ax.xaxis) == [
+            "none",
+            "single",
+        ]
 
 
 def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
-    table = pd.DataFrame({"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"])
+    table = pd.DataFrame(
+        {"WAIT": [1.0, 2.0, 3.0, 4.0]}, ["1 MB", "1 MB", "1 GB", "1 GB"]
+    )
     plots.bars(ax, table, label="time [s]", stacked=True, pairs="model, lab")
     middles = np.array([bar.get_x() + bar.get_width() / 2 for bar in ax.containers[0]])
     assert np.allclose(ax.get_xticks(), middles.reshape(-1, 2).mean(axis=1))
@@ -104,7 +132,9 @@ def test_two_bars_of_a_pair_stand_together_under_one_name(ax: Axes) -> None:
     assert names(ax.xaxis) == ["1 MB", "1 GB"] and ax.get_xlabel() == "model, lab"
 
 
-def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> None:
+def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_beside_them() -> (
+    None
+):
     """Of gains that is 0, of ratios 1, which are coloured by their logarithms."""
     grid = pd.DataFrame([[1.0, 2.0, 4.0]], ["a"], ["x", "y", "z"])
     shades: dict[bool, dict[float, float]] = {
@@ -115,7 +145,9 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         panel = plots.Panel(grid, 0.9 * grid, 1.1 * grid)
         figure = plots.heat_maps({"b": panel}, label="over that alone", log=log)
         texts = [text.get_text() for text in figure.axes[0].texts]
-        assert texts == ["(1.00)" if log else "1.00", "2.00", "4.00"], "no difference is in it"
+        assert texts == ["(1.00)" if log else "1.00", "2.00", "4.00"], (
+            "no difference is in it"
+        )
         (image,) = figure.axes[0].collections
         found = np.asarray(image.norm(np.array([*wanted], dtype=float)), dtype=float)
         np.testing.assert_allclose(found, [*wanted.values()], atol=1e-12)
@@ -125,7 +157,9 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
 
 
 def test_lines_and_samples_carry_the_numbers_and_their_bands(ax: Axes) -> None:
-    table = pd.DataFrame({"exact": [1.0, 2, 4], "other": [3.0, np.nan, 5]}, [1024, 2048, 4096])
+    table = pd.DataFrame(
+        {"exact": [1.0, 2, 4], "other": [3.0, np.nan, 5]}, [1024, 2048, 4096]
+    )
     ends = table[["exact"]] / 2, table[["exact"]] * 2
     plots.lines(ax, table, xlabel="message size", ylabel="s", log="b", ends=ends)
     for name in table:
@@ -133,7 +167,9 @@ def test_lines_and_samples_carry_the_numbers_and_their_bands(ax: Axes) -> None:
     (band,) = (np.asarray(path.vertices) for path in ax.collections[0].get_paths())
     assert (band[:, 1].min(), band[:, 1].max()) == (0.5, 8) and ax.get_xscale() == "log"
     rows = pd.DataFrame({"epoch": [1, 1, 2, 2], "loss": [4.0, 2, 1, 2], "network": "a"})
-    plots.samples(ax, rows, x="epoch", y="loss", series="network", center="mean", percent=100)
+    plots.samples(
+        ax, rows, x="epoch", y="loss", series="network", center="mean", percent=100
+    )
     np.testing.assert_allclose(drawn(ax, "a"), [(1, 3), (2, 1.5)])
     (band,) = (np.asarray(path.vertices) for path in ax.collections[-1].get_paths())
     assert (band[:, 1].min(), band[:, 1].max()) == (1, 4)
@@ -144,21 +180,34 @@ def test_fitted_lines_pass_through_what_they_were_made_of(ax: Axes) -> None:
     for label in ("line, relative error", "measured, median"):
         x, y = drawn(ax, label).T
         np.testing.assert_allclose(y, 1e3 * COST(x))
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("message size", "all-reduce time [ms]")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "message size",
+        "all-reduce time [ms]",
+    )
     plots.cost_fit(ax, SELECTED)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("elements", "selection time [µs]")
 
 
-def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(ax: Axes) -> None:
-    plots.dots(ax, ["a", "b"], {"model": [1, -2]}, label="%", band=("repeatability", [3, 1]))
+def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(
+    ax: Axes,
+) -> None:
+    plots.dots(
+        ax, ["a", "b"], {"model": [1, -2]}, label="%", band=("repeatability", [3, 1])
+    )
     assert np.allclose(drawn(ax, "model"), [(1, 0), (-2, 1)])
-    (bars,) = [container for container in ax.containers if isinstance(container, BarContainer)]
+    (bars,) = [
+        container for container in ax.containers if isinstance(container, BarContainer)
+    ]
     assert bars.get_label() == "repeatability"
-    assert np.allclose([(bar.get_x(), bar.get_width()) for bar in bars], [(-3, 6), (-1, 2)])
+    assert np.allclose(
+        [(bar.get_x(), bar.get_width()) for bar in bars], [(-3, 6), (-1, 2)]
+    )
     assert names(ax.yaxis) == ["a", "b"]
     plots.intervals(ax, ["a", "b"], {"paper": ([1, 2], [3, 5])}, label="%")
     (thick,) = [lines for lines in ax.collections if isinstance(lines, LineCollection)]
-    assert np.allclose(np.array(thick.get_segments()), [[[1, 0], [3, 0]], [[2, 1], [5, 1]]])
+    assert np.allclose(
+        np.array(thick.get_segments()), [[[1, 0], [3, 0]], [[2, 1], [5, 1]]]
+    )
     ax.clear()
     plots.dots_by_group(ax, ["b", "a", "b", "b"], [1.0, 5.0, 3.0, 9.0], label="%")
     _, points, medians = (np.array(line.get_data()).T for line in ax.get_lines())
@@ -168,12 +217,23 @@ def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(ax: Ax
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:
     plots.gantt(ax, {"": SPANS})
-    corners = [np.asarray(path.vertices) for bars in ax.collections for path in bars.get_paths()]
+    corners = [
+        np.asarray(path.vertices)
+        for bars in ax.collections
+        for path in bars.get_paths()
+    ]
     widths = np.array([np.ptp(corner[:, 0]) for corner in corners])
     assert len(widths) == SPANS.n
-    assert widths.sum() == pytest.approx(1e3 * float((SPANS.end_s - SPANS.start_s).sum()))
-    assert names(ax.yaxis) == ["compute", "communication"] and ax.get_xlabel() == "time [ms]"
-    assert f"{1e3 * SPANS.exposed_communication_s():.3g} ms" in ax.get_title(loc="right")
+    assert widths.sum() == pytest.approx(
+        1e3 * float((SPANS.end_s - SPANS.start_s).sum())
+    )
+    assert (
+        names(ax.yaxis) == ["compute", "communication"]
+        and ax.get_xlabel() == "time [ms]"
+    )
+    assert f"{1e3 * SPANS.exposed_communication_s():.3g} ms" in ax.get_title(
+        loc="right"
+    )
 
 
 OLDER_PROCESSOR = {
@@ -211,7 +271,9 @@ def test_the_same_figure_gives_the_same_bytes_without_a_date(tmp_path: Path) -> 
     assert saved(y, tmp_path / "b") == (png, csv)
     assert saved(y**2, tmp_path / "b")[0] != png
     image = Image.open(io.BytesIO(png))
-    assert image.size == (round(looks.WIDTH * DPI), 2 * DPI) and set(image.info) <= {"dpi"}
+    assert image.size == (round(looks.WIDTH * DPI), 2 * DPI) and set(image.info) <= {
+        "dpi"
+    }
     assert [*map(float, csv.splitlines()[1:])] == [0.3, 1e-17, 0.333333]
 
 
@@ -224,8 +286,14 @@ def test_the_same_figure_gives_the_same_bytes_without_a_date(tmp_path: Path) -> 
 def test_what_is_published_does_not_depend_on_the_processor(tmp_path: Path) -> None:
     written = []
     for name, hidden in {"this": {}, "older": OLDER_PROCESSOR}.items():
-        environment = {**os.environ, **hidden, outputs.REPORTS_VARIABLE: str(tmp_path / name)}
-        subprocess.run([sys.executable, "-c", SCRIPT], env=environment, cwd=store.ROOT, check=True)
+        environment = {
+            **os.environ,
+            **hidden,
+            outputs.REPORTS_VARIABLE: str(tmp_path / name),
+        }
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment, cwd=store.ROOT, check=True
+        )
         written.append((tmp_path / name / "figures" / "wb-x.csv").read_bytes())
     assert written[0] == written[1]
     seconds = np.geomspace(1e-3, 1.0, 9)
@@ -239,16 +307,23 @@ def test_rounding_keeps_six_digits_and_is_done_once(value: float, off: float) ->
     )  # the largest float has no neighbour
     rounded = outputs.rounded(value)
     assert outputs.rounded(rounded) == rounded
-    assert rounded == pytest.approx(value, rel=0.5 * 10 ** (1 - outputs.DIGITS), abs=5e-324)
+    assert rounded == pytest.approx(
+        value, rel=0.5 * 10 ** (1 - outputs.DIGITS), abs=5e-324
+    )
     near = outputs.rounded(value * (1 + off))
-    assert near == pytest.approx(rounded, rel=1.001 * 10 ** (1 - outputs.DIGITS), abs=5e-324)
+    assert near == pytest.approx(
+        rounded, rel=1.001 * 10 ** (1 - outputs.DIGITS), abs=5e-324
+    )
 
 
 def test_outputs_go_where_the_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(outputs.REPORTS_VARIABLE, str(tmp_path))
-    assert outputs.write_numbers("wb-x", pd.DataFrame({"a": [1]})).parent == tmp_path / "figures"
+    assert (
+        outputs.write_numbers("wb-x", pd.DataFrame({"a": [1]})).parent
+        == tmp_path / "figures"
+    )
     key = {"a_s": np.float64(1 / 3), "n": np.int64(4), "where": "lab"}
     kept = outputs.record_summary("20_fit", key)
     assert kept == {"a_s": 0.333333, "n": 4, "where": "lab"}

@@ -25,7 +25,10 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
     points = preflight.checks(out=tmp_path, session=1, device="cpu").body
     origin = sessions.Origin(machine={"name": "here"})
     rows = {point.name: point.take(tmp_path, origin) for point in points}
-    assert (rows["wrong"].outcome, rows["wrong"].reason) == (sessions.FAILED, "it is wrong")
+    assert (rows["wrong"].outcome, rows["wrong"].reason) == (
+        sessions.FAILED,
+        "it is wrong",
+    )
     assert rows["fine"].outcome == sessions.MEASURED and not [*tmp_path.iterdir()]
     assert "fine: all is well on cpu" in capsys.readouterr().err
 
@@ -42,7 +45,9 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     assert cli.main(["record", "--suite", "cpu", "--preflight"]) == 1
     assert capfd.readouterr().out.startswith("preflight: FAILED: environment, after ")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UserError, match="^unset NVIDIA_TF32_OVERRIDE, CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(
+        UserError, match="^unset NVIDIA_TF32_OVERRIDE, CUDA_VISIBLE_DEVICES"
+    ):
         preflight.environment("cuda")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
     assert preflight.environment("cpu").startswith("commit ")
@@ -52,12 +57,16 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
         preflight.environment("cpu")
 
 
-def test_others_on_the_gpu_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_on_the_gpu_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vitals, "PATIENCE_S", 0.5)
     smi.install(tmp_path / "idle", monkeypatch)
     line = preflight.nvidia_smi("cuda")
     assert line == "0% 4 MiB; persistence mode Disabled; nobody else is there"
-    smi.install(tmp_path / "busy", monkeypatch, {"utilization.gpu": "97", "memory.used": "4096"})
+    smi.install(
+        tmp_path / "busy", monkeypatch, {"utilization.gpu": "97", "memory.used": "4096"}
+    )
     with pytest.raises(UserError, match="^gpu0 is in use by others"):
         preflight.nvidia_smi("cuda")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -36,7 +36,9 @@ pinned = pytest.mark.skipif(
     not torch.__version__.startswith(pytorch.VERSION),
     reason=f"equations of torch {pytorch.VERSION}",
 )
-groups = st.builds(Group, st.sampled_from([*GPUS]), st.integers(2, 600), st.sampled_from([1, 4, 8]))
+groups = st.builds(
+    Group, st.sampled_from([*GPUS]), st.integers(2, 600), st.sampled_from([1, 4, 8])
+)
 
 
 @pinned
@@ -47,8 +49,12 @@ def test_equations_are_what_the_model_after_nccl_computes(
 ) -> None:
     with estimators.pretended(group.device, group.per_node) as model:
         kind = model.NCCL_COLL[collective.upper()]
-        took_ms = model.estimate_nccl_collective_runtime_impl(n_bytes, group.ranks, kind)
-        assert float(pytorch.nccl_s(n_bytes, group, collective)) == pytest.approx(took_ms / 1e3)
+        took_ms = model.estimate_nccl_collective_runtime_impl(
+            n_bytes, group.ranks, kind
+        )
+        assert float(pytorch.nccl_s(n_bytes, group, collective)) == pytest.approx(
+            took_ms / 1e3
+        )
         if collective in ("all_reduce", "all_gather", "reduce_scatter"):
             size = model.compute_min_saturation_bytes(group.ranks, kind)
             assert pytorch.saturation_bytes(group, collective) == size
@@ -82,7 +88,8 @@ def test_a_profile_is_looked_up_as_by_equation_7(
         for n, seconds in rows:
             by_size.setdefault(n, []).append(seconds)
     flat = [
-        np.array([(n, s) for n, each in by_n.items() for s in each]).T for by_n in tables.values()
+        np.array([(n, s) for n, each in by_n.items() for s in each]).T
+        for by_n in tables.values()
     ]
     profile = estimators.profile_of(tables)
     took_ms, _ = profile.lookup_collective("all_reduce", (0, 1), elements, "Float")
@@ -98,14 +105,21 @@ def test_equations_6_3_and_8_are_what_was_recorded() -> None:
         assert float(ours) == pytest.approx(estimate), key
     for key, estimate in recorded().filter(like="priced_bytes").items():
         path, _, what, _, ranks, n_bytes = key.split()
-        assert pytorch.priced_bytes(int(n_bytes), int(ranks), what, path == "graph") == estimate
+        assert (
+            pytorch.priced_bytes(int(n_bytes), int(ranks), what, path == "graph")
+            == estimate
+        )
     flops, peak = 2 * 8192**3, recorded()["roofline flops_per_s bf16 H100 0 0"]
     rate = recorded()["roofline flops_per_s product H100 0 0"]
     assert flops / rate == pytest.approx(float(pytorch.roofline_s(flops, 0, peak, 1.0)))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_runtime_estimation, "get_gpu_dram_gbps", lambda: 3350)
-        took_ns = _runtime_estimation.get_transfer_time([torch.empty(MIB)], [torch.empty(MIB)])
-    assert took_ns / 1e9 == pytest.approx(float(pytorch.roofline_s(0, 8 * MIB, peak, 3350e9)))
+        took_ns = _runtime_estimation.get_transfer_time(
+            [torch.empty(MIB)], [torch.empty(MIB)]
+        )
+    assert took_ns / 1e9 == pytest.approx(
+        float(pytorch.roofline_s(0, 8 * MIB, peak, 3350e9))
+    )
 
 
 def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
@@ -115,7 +129,9 @@ def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
         models = figures.models(log)
         assert models["torch.fx"](MIB) == models["Inductor"](2 * MIB)
         seen = np.array(figures.SEEN)
-        assert models["profile-guided"](seen).tolist() == pytest.approx(log.cost(seen).tolist())
+        assert models["profile-guided"](seen).tolist() == pytest.approx(
+            log.cost(seen).tolist()
+        )
 
 
 # -- ddlkit export -------------------------------------------------------------------------------
@@ -164,7 +180,9 @@ def test_torch_takes_the_measured_cost_of_its_collectives(
     to: str, collective: str, tmp_path: Path, world: None, exported: Callable[..., Path]
 ) -> None:
     """As its scheduler asks for it: by Inductor's hook, which a profile fills too."""
-    from torch._inductor.fx_passes.profile_guided_estimation import ProfileGuidedEstimator
+    from torch._inductor.fx_passes.profile_guided_estimation import (
+        ProfileGuidedEstimator,
+    )
 
     cost = Table(COST.bytes, COST.seconds, workers=4, collective=collective)
     path = exported("--to", to, saved(tmp_path, cost), "--collective", collective)
@@ -194,26 +212,44 @@ def test_torch_takes_the_measured_cost_of_its_collectives(
 
 def test_ddp_takes_the_plan(tmp_path: Path, exported: Callable[..., Path]) -> None:
     sizes = [64, 128, 256, 64, 512, 32]
-    layers = [torch.nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [
+        torch.nn.Linear(a, b, bias=False)
+        for a, b in zip(sizes, sizes[1:], strict=False)
+    ]
     n_bytes = [4 * layer.weight.numel() for layer in layers]
     rows = "".join(f"t{k},{n},0.001,0.002\n" for k, n in enumerate(n_bytes))
     profile = tmp_path / "mine.csv"
     profile.write_text("tensor,gradient_bytes,forward_s,backward_s\n" + rows)
     cost = saved(tmp_path, AlphaBeta(1e-3, 2e-8, workers=2))
-    words = ("--to", "ddp", "--profile", profile, "--cost", cost, "--planner", "cuts:2,3")
+    words = (
+        "--to",
+        "ddp",
+        "--profile",
+        profile,
+        "--cost",
+        cost,
+        "--planner",
+        "cuts:2,3",
+    )
     caps_mb = json.loads(exported(*words).read_text())["bucket_cap_mb_list"]
     dist.init_process_group(
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
     try:
-        model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb_list=caps_mb)
+        model = DistributedDataParallel(
+            torch.nn.Sequential(*layers), bucket_cap_mb_list=caps_mb
+        )
         for _ in range(3):
             model(torch.ones(2, 64)).sum().backward()
         told = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     finally:
         dist.destroy_process_group()
     *first, last = n_bytes[::-1][:2], n_bytes[::-1][2:3], n_bytes[::-1][3:]
-    assert [int(n) for n in told.split(", ")] == [sum(first[0]), sum(first[1]), sum(last)]
+    assert [int(n) for n in told.split(", ")] == [
+        sum(first[0]),
+        sum(first[1]),
+        sum(last),
+    ]
     assert math.isclose(sum(caps_mb) * MIB, sum(n_bytes))
 
 
@@ -221,13 +257,21 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cost = saved(tmp_path, COST)
-    assert "say --torch 2.13" in refused(capsys, cost, "--to", "inductor", "--torch", "1.0")
+    assert "say --torch 2.13" in refused(
+        capsys, cost, "--to", "inductor", "--torch", "1.0"
+    )
     assert "give --profile" in refused(capsys, cost, "--to", "ddp")
-    assert "nothing.json" in refused(capsys, tmp_path / "nothing.json", "--to", "profile")
+    assert "nothing.json" in refused(
+        capsys, tmp_path / "nothing.json", "--to", "profile"
+    )
     assert "give --collectives TABLE" in refused(capsys, "--to", "profile")
     cost = saved(tmp_path, Table(COST.bytes, COST.seconds, collective="all_gather"))
-    assert "of all_gather, not of all_reduce" in refused(capsys, cost, "--to", "inductor")
-    assert "say --ranks" in refused(capsys, cost, "--to", "profile", "--collective", "all_gather")
+    assert "of all_gather, not of all_reduce" in refused(
+        capsys, cost, "--to", "inductor"
+    )
+    assert "say --ranks" in refused(
+        capsys, cost, "--to", "profile", "--collective", "all_gather"
+    )
 
 
 def test_ddp_sends_nothing_but_all_reduces() -> None:

@@ -29,13 +29,19 @@ def valid_tables(out: Path) -> dict[str, str]:
     return {path.name: store.sha256_file(path) for path in paths}
 
 
-def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, sessions.Row]:
+def work(
+    points: PointList, out: Path, budget_s: float = math.inf
+) -> dict[str, sessions.Row]:
     """What became of each point of a recording that is made in this process."""
     deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
-    here = engine._Here(lambda out, session: points, out, sessions.Origin(machine={"name": "here"}))
+    here = engine._Here(
+        lambda out, session: points, out, sessions.Origin(machine={"name": "here"})
+    )
     session = engine._Session(here, deadline_s, True, False, lambda: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gc.collect", lambda: 0)  # a third of a second, in a process of tests
+        patch.setattr(
+            "gc.collect", lambda: 0
+        )  # a third of a second, in a process of tests
         session.take_all(here)
     return session.rows
 
@@ -50,7 +56,10 @@ def work(points: PointList, out: Path, budget_s: float = math.inf) -> dict[str, 
 )
 def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
     rows = work(faulty_points.faults(tmp_path, 1), tmp_path)
-    ends = {name: (rows[f"test/{name}"].outcome, rows[f"test/{name}"].reason) for name in FAULTS}
+    ends = {
+        name: (rows[f"test/{name}"].outcome, rows[f"test/{name}"].reason)
+        for name in FAULTS
+    }
     assert ends["torch-memory"][0] == ends["numpy-memory"][0] == sessions.OUT_OF_MEMORY
     assert ends["numpy-memory"][1].startswith("Unable to allocate")
     assert ends["lacking"] == (sessions.UNAVAILABLE, "needs 2 GPUs, here are 0")
@@ -60,12 +69,24 @@ def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
     assert "must be above zero" in ends["wrong-rows"][1]
     assert ends["nothing"] == (sessions.FAILED, "it left no table 'drift'")
     # All others are there, whole; of the faulty ones only what the half one had.
-    assert {rows[f"test/after-{name}"].outcome for name in FAULTS} == {sessions.MEASURED}
-    there = {name.removeprefix("drift-").removesuffix(".csv") for name in valid_tables(tmp_path)}
-    assert there - {"outcomes"} == {"half", "s1-start", "s1-end", *(f"after-{n}" for n in FAULTS)}
+    assert {rows[f"test/after-{name}"].outcome for name in FAULTS} == {
+        sessions.MEASURED
+    }
+    there = {
+        name.removeprefix("drift-").removesuffix(".csv")
+        for name in valid_tables(tmp_path)
+    }
+    assert there - {"outcomes"} == {
+        "half",
+        "s1-start",
+        "s1-end",
+        *(f"after-{n}" for n in FAULTS),
+    }
 
 
-def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path: Path) -> None:
+def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(
+    tmp_path: Path,
+) -> None:
     order: list[str] = []
 
     def noted(name: str, fails: str = "") -> Point:
@@ -75,7 +96,9 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
 
         return point(name, measure)
 
-    plan = PointList([noted(name, "b") for name in "abc"], [noted("open")], [noted("close")])
+    plan = PointList(
+        [noted(name, "b") for name in "abc"], [noted("open")], [noted("close")]
+    )
     work(plan, tmp_path)
     assert order == ["open", "a", "b", "c", "close"]
     hashes = valid_tables(tmp_path)
@@ -88,12 +111,16 @@ def test_what_is_there_is_not_measured_again_and_what_failed_comes_last(tmp_path
     assert hashes.items() <= valid_tables(tmp_path).items()
     order.clear()
     lacking = point("lacking", FAULTS["lacking"], 0.0)
-    rows = work(PointList([*again, lacking], [noted("open3")], [noted("close3")]), tmp_path)
+    rows = work(
+        PointList([*again, lacking], [noted("open3")], [noted("close3")]), tmp_path
+    )
     assert not order, "nothing can be measured, so nothing is opened or closed either"
     assert [row.point for row in rows.values()] == [*"abcd", "lacking"]
 
 
-def test_closing_points_have_time_set_aside_twice_and_the_overtime(tmp_path: Path) -> None:
+def test_closing_points_have_time_set_aside_twice_and_the_overtime(
+    tmp_path: Path,
+) -> None:
     now_s = [0.0]  # a clock that stands still but for what points take
 
     def late() -> Tables:
@@ -102,16 +129,28 @@ def test_closing_points_have_time_set_aside_twice_and_the_overtime(tmp_path: Pat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
-        plan = PointList([fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)])
+        plan = PointList(
+            [fine("d", 150.0), fine("e", 50.0)], closing=[fine("close", 200.0)]
+        )
         rows = work(plan, tmp_path, 500.0)
-        ends = [fine("end", engine.OVERTIME_S - 15.5), fine("over", engine.OVERTIME_S - 14.5)]
-        rows |= work(PointList([point("late", late, 10.0)], closing=ends), tmp_path, 60.0)
+        ends = [
+            fine("end", engine.OVERTIME_S - 15.5),
+            fine("over", engine.OVERTIME_S - 14.5),
+        ]
+        rows |= work(
+            PointList([point("late", late, 10.0)], closing=ends), tmp_path, 60.0
+        )
     measured = {row.point for row in rows.values() if row.outcome == sessions.MEASURED}
     assert measured == {"e", "close", "late", "end"}
-    assert {row.outcome for row in rows.values()} == {sessions.MEASURED, sessions.NO_TIME}
+    assert {row.outcome for row in rows.values()} == {
+        sessions.MEASURED,
+        sessions.NO_TIME,
+    }
 
 
-def test_after_a_failed_capture_no_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failed_capture_no_more_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch does not leave the stream of a capture that fails; its random numbers then fail for good."""
     streams = ["null"]
     does = {"is_initialized": True, "synchronize": None, "empty_cache": None}
@@ -127,13 +166,17 @@ def test_after_a_failed_capture_no_more_is_measured(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_point_has_a_place_of_its_own(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_point_has_a_place_of_its_own(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for name in ("cpu" if device == "cpu" else "gpu", "smoke", "quick", "full"):
         points = grammar.points(out=Path(), session=1, name=name, device=device)
         everything = [point for section in points for point in section]
         tables = [(point, schema) for point in everything for schema in point.schemas]
-        places = {(point.path(Path(), schema), point.moment) for point, schema in tables}
+        places = {
+            (point.path(Path(), schema), point.moment) for point, schema in tables
+        }
         assert len(places) == len({(point.key, schema) for point, schema in tables})
         assert {schema for _, schema in tables} <= set(store.SCHEMAS)
         assert all(0 <= point.estimate_s < 600 for point in everything)
@@ -154,7 +197,14 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.setattr(engine, "HUNG_S", 2.0)
-    listed = ({"model": "NVIDIA H200", "driver": "", "memory_bytes": 1, "compute_capability": ""},)
+    listed = (
+        {
+            "model": "NVIDIA H200",
+            "driver": "",
+            "memory_bytes": 1,
+            "compute_capability": "",
+        },
+    )
     monkeypatch.setattr(machine, "_gpus", lambda: listed)
     monkeypatch.setattr(sessions, "this_machine", machine.describe)
     assert machine.name() == "nvidia-h200"
@@ -173,10 +223,14 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
     assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
 
 
-def test_an_ignored_load_is_in_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_load_is_in_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy, pair = "gpu0 is in use by others", faulty_points.pair
     monkeypatch.setattr(vitals, "gpu_in_use", lambda: busy)
-    with pytest.raises(UserError, match=f"^nothing is measured: {busy}; wait, .* --ignore-load$"):
+    with pytest.raises(
+        UserError, match=f"^nothing is measured: {busy}; wait, .* --ignore-load$"
+    ):
         run_session(pair, tmp_path, gpu=True)
     assert not valid_tables(tmp_path)
     run_session(pair, tmp_path, gpu=True, ignore_load=True)
@@ -189,11 +243,17 @@ def test_an_ignored_load_is_in_stamps(tmp_path: Path, monkeypatch: pytest.Monkey
     injected="the lock of the directory is held",
     holds="the second is refused and names the first's process",
 )
-def test_another_machines_recording_and_another_writer_are_refused(tmp_path: Path) -> None:
+def test_another_machines_recording_and_another_writer_are_refused(
+    tmp_path: Path,
+) -> None:
     row = {"what": "a", "point": "b", "outcome": "measured", "reason": ""}
     frame = pd.DataFrame([{**row, "estimate_s": 1.0, "seconds": 1.0}])
-    sessions.Origin(machine={"name": "other"}).save(tmp_path / "outcomes.csv", frame, "outcomes")
-    with pytest.raises(UserError, match="holds a recording of other, this is .*: choose another"):
+    sessions.Origin(machine={"name": "other"}).save(
+        tmp_path / "outcomes.csv", frame, "outcomes"
+    )
+    with pytest.raises(
+        UserError, match="holds a recording of other, this is .*: choose another"
+    ):
         measure("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),

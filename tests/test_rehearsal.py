@@ -32,15 +32,37 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 100)]
 
 def record(out: Path, library: Path, *arguments: str) -> tuple[int, str]:
     """Exit status of `ddlkit record` on a played GPU, and the end of what it printed."""
-    around = {name: text for name, text in os.environ.items() if name not in preflight.HARMFUL}
+    around = {
+        name: text for name, text in os.environ.items() if name not in preflight.HARMFUL
+    }
     # Threads of one operation would wait for each other: several runs share the cores.
     around |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{PLAYED}:{ROOT}"}
-    around |= {"DDLKIT_COMMIT": "rehearsed", "PLAYED_GPUS": "1", "LD_LIBRARY_PATH": str(library)}
+    around |= {
+        "DDLKIT_COMMIT": "rehearsed",
+        "PLAYED_GPUS": "1",
+        "LD_LIBRARY_PATH": str(library),
+    }
     smi.write(library / "smi", [PLAYED_GPU])
     around["PATH"] = f"{library / 'smi'}:{around['PATH']}"
-    command = [sys.executable, "-m", "ddlkit", "record", "--suite", "gpu", "--out", str(out)]
-    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": around}
-    ended = subprocess.run([*command, *arguments], timeout=PATIENCE_S, check=False, **how)
+    command = [
+        sys.executable,
+        "-m",
+        "ddlkit",
+        "record",
+        "--suite",
+        "gpu",
+        "--out",
+        str(out),
+    ]
+    how: Any = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "env": around,
+    }
+    ended = subprocess.run(
+        [*command, *arguments], timeout=PATIENCE_S, check=False, **how
+    )
     return ended.returncode, ended.stdout[-6000:]
 
 
@@ -66,7 +88,9 @@ def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_point_is_measured_and_its_tables_say_that_its_gpu_is_played(rehearsed: Path) -> None:
+def test_every_point_is_measured_and_its_tables_say_that_its_gpu_is_played(
+    rehearsed: Path,
+) -> None:
     """But for the two that need a second GPU."""
     rows = store.load_table(rehearsed / "outcomes.csv", "outcomes")
     assert len(rows) >= 17
@@ -99,7 +123,9 @@ def test_figures_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
     assert all(len(figure) for figure in figures)
 
 
-def test_the_preflight_finds_all_well_on_a_played_gpu(library: Path, tmp_path: Path) -> None:
+def test_the_preflight_finds_all_well_on_a_played_gpu(
+    library: Path, tmp_path: Path
+) -> None:
     status, printed = record(tmp_path, library, "--preflight")
     assert status == 0 and "preflight: all is well" in printed, printed
     for check in (*preflight.CHECKS, *preflight.GPU_CHECKS):

@@ -43,7 +43,9 @@ class Clone:
         kept = {k: v for k, v in os.environ.items() if k not in UNWANTED}
         return {**kept, "VIRTUAL_ENV": str(self.environment), **changes}
 
-    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         how: dict[str, Any] = {"cwd": self.path, "env": self.variables(**variables)}
         how |= {"capture_output": True, "text": True, "timeout": PATIENCE_S}
         return subprocess.run(["bash", "reproduce.sh", *arguments], **how)
@@ -82,7 +84,9 @@ def wait_for(path: Path) -> list[str]:
 def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     done = clone.run(*words.split())
     assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("reproduce.sh: ")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith(
+        "reproduce.sh: "
+    )
 
 
 MEASURE = "measure all --profile full --out build/measured-full"
@@ -103,7 +107,9 @@ def test_stages_run_in_order_in_the_active_environment(
     assert (done.returncode, done.stderr, clone.calls()) == (0, "", calls)
     first, *stages, last = done.stdout.splitlines()
     assert str(clone.environment) in first and last.split()[0] == "total"
-    assert [line.split()[0] for line in stages] == ["02-measure", "03-book"][-len(calls) :]
+    assert [line.split()[0] for line in stages] == ["02-measure", "03-book"][
+        -len(calls) :
+    ]
     assert not (clone.path / ".venv").exists()
 
 
@@ -116,7 +122,9 @@ def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
         "reproduce.sh: stage 02-measure failed (exit status 2): "
         "ddlkit: error: no such link: ib9 [log: build/logs/02-measure.log]\n"
     )
-    assert (clone.path / "build/logs/02-measure.log").read_text().startswith("working\n")
+    assert (
+        (clone.path / "build/logs/02-measure.log").read_text().startswith("working\n")
+    )
     assert len(clone.calls()) == 1
 
 
@@ -139,7 +147,9 @@ def test_a_stage_that_is_killed_is_one_line(clone: Clone) -> None:
     "script alone",
     holds="the second is refused and names the first; Ctrl-C ends every process and frees the lock",
 )
-def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: str) -> None:
+def test_an_interrupt_ends_every_process_and_frees_the_lock(
+    clone: Clone, by: str
+) -> None:
     """A second run is refused while the first is at work, and works once that is stopped."""
     started = clone.path / "started"
     clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
@@ -147,14 +157,23 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(clone: Clone, by: st
     if by == "terminal":
         command = [sys.executable, "-c", f"import pty; pty.spawn({command})"]
     pipe = subprocess.PIPE
-    how: dict[str, Any] = {"cwd": clone.path, "env": clone.variables(), "start_new_session": True}
-    first = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **how)
+    how: dict[str, Any] = {
+        "cwd": clone.path,
+        "env": clone.variables(),
+        "start_new_session": True,
+    }
+    first = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, **how
+    )
     assert first.stdin is not None
     try:
         processes = [psutil.Process(int(word)) for word in wait_for(started)]
         second = clone.run()
         assert second.returncode == 1
-        assert len(second.stderr.splitlines()) == 1 and f"(pid {processes[0].pid})" in second.stderr
+        assert (
+            len(second.stderr.splitlines()) == 1
+            and f"(pid {processes[0].pid})" in second.stderr
+        )
         assert alive(processes) == processes
         if by == "terminal":
             first.stdin.write(b"\x03")
@@ -187,9 +206,14 @@ def test_an_environment_that_lacks_a_pin_is_made_again_and_counts_only_when_whol
     done = clone.run(PIP_NO_INDEX="1", PIP_FIND_LINKS="")
     assert "lacks no-such-package-of-ours==0.0" in done.stdout
     assert done.returncode != 0
-    assert len(done.stderr.splitlines()) == 1 and "stage 01-set-up failed" in done.stderr
+    assert (
+        len(done.stderr.splitlines()) == 1 and "stage 01-set-up failed" in done.stderr
+    )
     assert "no-such-package-of-ours" in done.stderr
-    assert not (clone.path / ".venv/ready").exists() and not (clone.path / "calls").exists()
+    assert (
+        not (clone.path / ".venv/ready").exists()
+        and not (clone.path / "calls").exists()
+    )
 
 
 @pytest.mark.fault(

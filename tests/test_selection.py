@@ -18,7 +18,10 @@ from ddlkit.run.sessions.kinds import Here, selections
 
 GPU = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    ],
 )
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda x: x,
@@ -35,7 +38,12 @@ def _check(magnitudes: Tensor, ordered: Tensor, k: int) -> None:
     positions = selection.tournament(magnitudes, k)
     smallest = ordered[-k]
     assert positions.shape == (k,)
-    assert torch.zeros_like(magnitudes).index_fill_(0, positions, 1.0).sum(dtype=torch.int64) == k
+    assert (
+        torch.zeros_like(magnitudes)
+        .index_fill_(0, positions, 1.0)
+        .sum(dtype=torch.int64)
+        == k
+    )
     chosen = magnitudes[positions]
     assert chosen.min() == smallest
     assert (chosen > smallest).sum() == (magnitudes > smallest).sum()
@@ -45,7 +53,9 @@ def _check(magnitudes: Tensor, ordered: Tensor, k: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_selects_what_topk_selects(shape: str, device: str) -> None:
     d = 100_003  # neither round nor a multiple of anything here
-    normal = torch.randn(d, generator=torch.Generator(device).manual_seed(1), device=device)
+    normal = torch.randn(
+        d, generator=torch.Generator(device).manual_seed(1), device=device
+    )
     magnitudes = SHAPES[shape](normal).abs()
     ordered = magnitudes.sort().values
     for k in (1, 30, 300, 3_001, d // 2, d):

@@ -20,7 +20,9 @@ GRID = np.tile(SIZES, 3), np.repeat(DENSITIES, SIZES.size)
 TRUTHS: dict[str, SelectionCost] = {
     "log": Log(2.2e-10, operation="topk", device="cuda"),
     "scan": Scan(2e-5, 5 * 4 / 4e12),
-    "table": SelectionTimes(SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))),
+    "table": SelectionTimes(
+        SIZES, DENSITIES, (1e-5 + np.outer(DENSITIES**0.1, 1e-10 * SIZES))
+    ),
 }
 counts = st.integers(1, 10**9)
 densities = st.floats(1e-5, 1)
@@ -62,7 +64,9 @@ def test_a_table_passes_through_its_points_and_stays_between_its_neighbours(
 ) -> None:
     table = TRUTHS["table"]
     assert isinstance(table, SelectionTimes)
-    np.testing.assert_allclose(table(SIZES, DENSITIES[:, None]), table.seconds, rtol=1e-12)
+    np.testing.assert_allclose(
+        table(SIZES, DENSITIES[:, None]), table.seconds, rtol=1e-12
+    )
     rows = table(d, DENSITIES)
     assert rows[0] * (1 - 1e-12) <= table(d, rho) <= rows[-1] * (1 + 1e-12)
     assert table(3 * SIZES[-1], rho) == pytest.approx(3 * table(SIZES[-1], rho))
@@ -75,7 +79,11 @@ def test_a_table_of_one_density_says_nothing_of_others() -> None:
         table(1e4, 0.001)
     again = from_dict(table.to_dict(), SELECTION_FORMS)
     assert isinstance(again, SelectionTimes) and again.sha256 == table.sha256
-    for wrong in ({"elements": [1, 2]}, {"elements": SIZES[::-1].tolist()}, {"density": [0]}):
+    for wrong in (
+        {"elements": [1, 2]},
+        {"elements": SIZES[::-1].tolist()},
+        {"density": [0]},
+    ):
         with pytest.raises(UserError, match="one row a density|increasing, above zero"):
             from_dict({**table.to_dict(), **wrong}, SELECTION_FORMS)
 
@@ -88,8 +96,13 @@ def test_a_fit_finds_the_truth_and_held_out_sizes_tell_which_it_is(form: str) ->
     assert np.abs(noisy.cost(*GRID) / TRUTHS[form](*GRID) - 1).max() < 0.15
     lower, upper = noisy.interval(SIZES)
     assert np.all(lower <= upper) and noisy.cost.device == "cuda"
-    errors = {other: held_out_errors(other, *samples(form, 0.02)) for other in ("log", "scan")}
-    assert errors[form].median < 0.02 and min(errors, key=lambda f: errors[f].median) == form
+    errors = {
+        other: held_out_errors(other, *samples(form, 0.02)) for other in ("log", "scan")
+    }
+    assert (
+        errors[form].median < 0.02
+        and min(errors, key=lambda f: errors[f].median) == form
+    )
     assert errors[form].sizes.tolist() == SIZES[1:-1].tolist()
     with pytest.raises(UserError, match=f"'{form}' is of selections: use alpha_beta"):
         fit(form, *samples(form, 0.0), collective="all_reduce")

@@ -25,7 +25,9 @@ Arrived = list[tuple[float, Packet]]
 
 # From an acknowledgement to the largest packet.
 sizes = st.integers(0, 65_000).map(lambda payload: size_of(HEAD + payload, HEAD, MSS))
-any_conditions = st.builds(Conditions, st.floats(0, 0.01), st.sampled_from([0.0, 0.01, 0.3]))
+any_conditions = st.builds(
+    Conditions, st.floats(0, 0.01), st.sampled_from([0.0, 0.01, 0.3])
+)
 
 
 @st.composite
@@ -74,13 +76,17 @@ def test_each_packet_arrives_once_in_order_in_no_less_than_its_time_or_is_counte
 
 
 @given(traffic(), st.floats(0, 0.01))
-def test_over_no_window_a_link_gives_more_than_its_rate(sent: list[Sent], delay_s: float) -> None:
+def test_over_no_window_a_link_gives_more_than_its_rate(
+    sent: list[Sent], delay_s: float
+) -> None:
     arrived = play(Conditions(delay_s=delay_s), sent)
     for rank in range(4):
         ends = [(due_s, p.size.bytes) for due_s, p in arrived if p.target == rank]
         for first in range(len(ends)):
             after = np.cumsum([n for _, n in ends[first + 1 :]])
-            window_s = np.array([due_s for due_s, _ in ends[first + 1 :]]) - ends[first][0]
+            window_s = (
+                np.array([due_s for due_s, _ in ends[first + 1 :]]) - ends[first][0]
+            )
             assert (after <= RATE / 8 * window_s + 1e-3).all()
 
 
@@ -133,17 +139,26 @@ def test_a_packet_is_cut_into_frames(payload: int, frames: int, n_bytes: int) ->
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [({"delay": "1m"}, "lies between 0 and 10"), ({"loss": "51%"}, "lies between 0 and 0.5")],
+    [
+        ({"delay": "1m"}, "lies between 0 and 10"),
+        ({"loss": "51%"}, "lies between 0 and 0.5"),
+    ],
 )
-def test_wrong_conditions_are_refused_in_one_line(wrong: dict[str, str], told: str) -> None:
+def test_wrong_conditions_are_refused_in_one_line(
+    wrong: dict[str, str], told: str
+) -> None:
     with pytest.raises(UserError, match=f"^[^\n]*{told}[^\n]*$"):
         parse(wrong)
 
 
 @given(any_conditions)
-def test_conditions_survive_json_and_their_name_says_what_they_are(how: Conditions) -> None:
+def test_conditions_survive_json_and_their_name_says_what_they_are(
+    how: Conditions,
+) -> None:
     shape = LabShape(3, 5e8, conditions=how)
-    assert LabShape.from_dict(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape
+    assert (
+        LabShape.from_dict(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape
+    )
     said = read_link(shape.link)
     assert (said.engine, said.rate_bits_per_s) == ("emulated", 5e8)
     assert said.delay_s == pytest.approx(how.delay_s, abs=1e-9)

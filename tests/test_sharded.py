@@ -46,7 +46,9 @@ RECORDED = STARTS["together"]
 
 def bounds(said: Prediction) -> tuple[float, float]:
     """Seconds of the iteration without overlap, and with a perfect one."""
-    return said.compute_s + said.communication_s, max(said.compute_s, said.communication_s)
+    return said.compute_s + said.communication_s, max(
+        said.compute_s, said.communication_s
+    )
 
 
 CASE = [
@@ -88,18 +90,30 @@ def test_an_iteration_lies_between_its_bounds(
     message_s = np.multiply.outer([0.0, 1.0, 1.5], slope * sizes)
     free_s, taken_s, longer_s = program.play(message_s)
     compute_s = profile.forward_s.sum() + profile.backward_s.sum() + profile.update_s
-    assert free_s == pytest.approx(compute_s) and program.compute_s == pytest.approx(compute_s)
+    assert free_s == pytest.approx(compute_s) and program.compute_s == pytest.approx(
+        compute_s
+    )
     sent_s = message_s[1].sum()
-    assert max(compute_s, sent_s) * (1 - 1e-9) <= taken_s <= (compute_s + sent_s) * (1 + 1e-9)
+    assert (
+        max(compute_s, sent_s) * (1 - 1e-9)
+        <= taken_s
+        <= (compute_s + sent_s) * (1 + 1e-9)
+    )
     assert longer_s >= taken_s
-    assert [float(program.play(row)) for row in message_s] == [free_s, taken_s, longer_s]
+    assert [float(program.play(row)) for row in message_s] == [
+        free_s,
+        taken_s,
+        longer_s,
+    ]
     blocking = whole.program(**how, blocking=True)
     assert blocking.play(message_s[1]) == pytest.approx(compute_s + sent_s)
     assert blocking.messages == program.messages
 
 
 @given(PROFILES, FLAGS)
-def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: dict[str, bool]) -> None:
+def test_a_unit_is_whole_when_it_computes(
+    profile: LayerProfile, how: dict[str, bool]
+) -> None:
     """Each is gathered once, or twice if it was resharded, the root once; gradients leave in reverse."""
     whole = Sharding.of(profile, "blocks.*")
     program, units = whole.program(**how), range(len(whole.bytes))
@@ -108,8 +122,12 @@ def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: dict[str, 
     ends = (
         [1, 0] if whole.runs[0][0] == 0 else [0, 1]
     )  # the input of the first layer has no gradient
-    assert scatters == [*reversed(units[2:]), *ends] and gathers[: len(units)] == [*units]
-    assert [gathers.count(unit) for unit in units] == [1] + [1 + how["reshard"]] * (len(units) - 1)
+    assert scatters == [*reversed(units[2:]), *ends] and gathers[: len(units)] == [
+        *units
+    ]
+    assert [gathers.count(unit) for unit in units] == [1] + [1 + how["reshard"]] * (
+        len(units) - 1
+    )
     posted, awaited = set[float](), set[float]()
     runs = iter([unit for unit, *_ in (*whole.runs, *whole.runs[::-1])])
     for do, what in program.steps[:-1]:
@@ -117,7 +135,9 @@ def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: dict[str, 
             unit = next(runs)
             assert any(program.messages[int(k)].unit == unit for k in awaited)
         (posted if do == POST else awaited if do == WAIT else set[float]()).add(what)
-    assert next(runs, None) is None and awaited <= posted == set(range(len(program.messages)))
+    assert next(runs, None) is None and awaited <= posted == set(
+        range(len(program.messages))
+    )
     assert sum(whole.bytes) == profile.gradient_bytes.sum()
     kept = Sharding.of(profile, "blocks.*").gathered_bytes(reshard=False)
     assert whole.gathered_bytes() <= kept == sum(whole.bytes)
@@ -135,7 +155,9 @@ def test_two_units_by_hand() -> None:
 
     def taken_s(**how: bool) -> float:
         program = whole.program(**how)
-        return float(program.play(np.array([costs[m.collective] for m in program.messages])))
+        return float(
+            program.play(np.array([costs[m.collective] for m in program.messages]))
+        )
 
     # a is gathered, 1; forward of a hides b, 4, and of b is 7; b anew, 8, and its backward hides a, 11;
     # b's gradients hide behind a's backward, 14, which then sends its own, 16.
@@ -158,7 +180,9 @@ def order_of(network: str, spec: str, **how: bool) -> OrderSettings:
     whole = Sharding.of(profile(network, 4), spec)
     labels = {"network": network, "batch": 1, "reshard": how.get("reshard", True)}
     messages = [(each.collective, each.bytes) for each in whole.program(**how).messages]
-    return OrderSettings(sharded.Settings(labels, units={spec: whole.modules[1:]}), messages)
+    return OrderSettings(
+        sharded.Settings(labels, units={spec: whole.modules[1:]}), messages
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,14 +196,26 @@ def order_of(network: str, spec: str, **how: bool) -> OrderSettings:
 def test_the_order_is_that_of_fsdp2(network: str, spec: str, reshard: bool) -> None:
     """Of the installed torch, on real ranks, whose messages its hooks see."""
     settings = order_of(network, spec, reshard=reshard)
-    launch(ordered, settings, ranks=2, place=Loopback(), join={"backend": "gloo"}, timeout_s=120)
+    launch(
+        ordered,
+        settings,
+        ranks=2,
+        place=Loopback(),
+        join={"backend": "gloo"},
+        timeout_s=120,
+    )
 
 
 def test_another_order_would_be_noticed() -> None:
     settings = order_of("resnet18", "layer*", prefetch=False)
     with pytest.raises(UserError, match="FSDP2 sent"):
         launch(
-            ordered, settings, ranks=2, place=Loopback(), join={"backend": "gloo"}, timeout_s=120
+            ordered,
+            settings,
+            ranks=2,
+            place=Loopback(),
+            join={"backend": "gloo"},
+            timeout_s=120,
         )
 
 
@@ -187,9 +223,16 @@ def test_an_iteration_is_played_and_trained(tmp_path: Path) -> None:
     """By real ranks: a replay takes at least its compute and its program; training is timed in brief, too."""
     whole = Sharding.of(profile("squeezenet1_1", 4), "features.*")
     program = whole.program()
-    labels = {"network": "squeezenet1_1", "batch": 4, "units": "features.*", "prefetch": True}
+    labels = {
+        "network": "squeezenet1_1",
+        "batch": 4,
+        "units": "features.*",
+        "prefetch": True,
+    }
     labels |= {"dilation": 1.0, "reshard": True, "profile_sha256": "-"}
-    script = sharded.Script(labels, program.steps, [(m[0], m[2]) for m in program.messages])
+    script = sharded.Script(
+        labels, program.steps, [(m[0], m[2]) for m in program.messages]
+    )
     lenet: dict[str, Any] = {**labels, "network": "lenet5", "batch": 4}
     units = {"conv1,fc1": (("conv1",), ("fc1",))}
     how: dict[str, Any] = {
@@ -206,7 +249,9 @@ def test_an_iteration_is_played_and_trained(tmp_path: Path) -> None:
         store.save_table(rows, tmp_path, origin, schema="sharded", command=[])
         assert set(rows["origin"]) == {origin} and (rows["ranks"] == 2).all()
         sizes = rows.groupby("quantity").size().to_dict()
-        assert sizes == ({"iteration": 1} if origin == "replayed" else {"iteration": 4, "brief": 8})
+        assert sizes == (
+            {"iteration": 1} if origin == "replayed" else {"iteration": 4, "brief": 8}
+        )
         assert origin != "replayed" or rows["seconds"].min() >= program.compute_s
 
 
@@ -227,27 +272,41 @@ def test_the_command_says_what_the_model_does(
     )
     assert answer["iteration_s"] == pytest.approx(said.iteration_s)
     assert answer["interval_s"] == pytest.approx(interval_s)
-    assert (answer["no_overlap_s"], answer["perfect_overlap_s"]) == pytest.approx(bounds(said))
-    assert cli.main(["advise", *words, "--units", "blocks.layers.*;blocks", "--json"]) == 0
+    assert (answer["no_overlap_s"], answer["perfect_overlap_s"]) == pytest.approx(
+        bounds(said)
+    )
+    assert (
+        cli.main(["advise", *words, "--units", "blocks.layers.*;blocks", "--json"]) == 0
+    )
     ranked = json.loads(capsys.readouterr().out)["ranked"]
-    assert len(ranked) == 12 and ranked == sorted(ranked, key=lambda row: row["iteration_s"])
+    assert len(ranked) == 12 and ranked == sorted(
+        ranked, key=lambda row: row["iteration_s"]
+    )
     assert any(row["iteration_s"] == pytest.approx(said.iteration_s) for row in ranked)
     cost = tmp_path / "cost.json"
     cost.write_text(json.dumps(AlphaBeta(1e-3, 1e-9, workers=2).to_dict()))
     for wrong, line in (
         (["predict", *words], "needs --units"),
-        (["predict", *words, "--units", "layers.*"], "units 'layers.*': match no module"),
+        (
+            ["predict", *words, "--units", "layers.*"],
+            "units 'layers.*': match no module",
+        ),
         (["predict", *words, "--units", "x", "--copies", "y"], "takes no --copies"),
         (
             ["predict", *words[:2], *words[4:], "--units", "x", "--cost", str(cost)],
             "takes no --cost",
         ),
         (["advise", "--strategy", "fsdp", "--model", "x.py:f"], "no --model"),
-        (["predict", *words, "--units", "x", "--accumulate", "2"], "takes no --accumulate"),
+        (
+            ["predict", *words, "--units", "x", "--accumulate", "2"],
+            "takes no --accumulate",
+        ),
         (["predict", *words[:4], "--units", "x"], "are of --strategy fsdp"),
     ):
         assert cli.main(wrong) == 2
-        assert line in (said_so := capsys.readouterr().err) and said_so.count("error") == 1
+        assert (
+            line in (said_so := capsys.readouterr().err) and said_so.count("error") == 1
+        )
 
 
 def test_no_draws_no_interval() -> None:
@@ -297,7 +356,9 @@ def said(
     )
     if start != "together":
         program = sharded.of_last(program, ranks)
-    narrow = 0.02 * np.random.default_rng(1).standard_normal((200, 1))  # too few draws, by chance
+    narrow = 0.02 * np.random.default_rng(1).standard_normal(
+        (200, 1)
+    )  # too few draws, by chance
     by_start: dict[str, Any] = {"again": narrow, "last": 0.02}
     found, interval_s = forecast(program, by, missed=by_start.get(start, 0.0))
     assert interval_s
@@ -314,8 +375,14 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
         start = case["start"]
         known = calibration(start)
         by = {name: known.between(case["link"], case["ranks"], name) for name in SENT}
-        whole = Sharding.of(profile(case["network"], case["batch"], start), case["units"])
-        how: dict[str, Any] = {"single": start == "together", "missed": 0.0, "brief_s": brief_s}
+        whole = Sharding.of(
+            profile(case["network"], case["batch"], start), case["units"]
+        )
+        how: dict[str, Any] = {
+            "single": start == "together",
+            "missed": 0.0,
+            "brief_s": brief_s,
+        }
         found, interval_s = forecast(whole.program(blocking=True), by, **how)
         assert interval_s
         predicted_s, low_s, high_s = found.iteration_s, *interval_s
@@ -342,9 +409,13 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
 def as_recorded() -> pd.DataFrame:
     """Every case of data/sharded.csv as it was said before, and as it came."""
     paths = [
-        (k, path) for k, at in STARTS.items() for path in store.list_tables(at, "sharded-*.csv*")
+        (k, path)
+        for k, at in STARTS.items()
+        for path in store.list_tables(at, "sharded-*.csv*")
     ]
-    rows = pd.concat([store.load_table(path).assign(start=start) for start, path in paths])
+    rows = pd.concat(
+        [store.load_table(path).assign(start=start) for start, path in paths]
+    )
     cases, key = [], ["start", *CASE]
     for case in pd.read_csv(store.DATA / "sharded.csv")[key].to_dict("records"):
         whole = {**case, **said(*case.values())}

@@ -15,7 +15,12 @@ from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.figures import sharing, sharing_model
 from ddlkit.report.papers.sharing import DEFAULT, throughput
 
-WAYS = {"t1-free-idle": 1.2, "t1-free-nice10": 1.1, "t2-free-normal": 1.0, "t2-free-raised": 0.9}
+WAYS = {
+    "t1-free-idle": 1.2,
+    "t1-free-nice10": 1.1,
+    "t2-free-normal": 1.0,
+    "t2-free-raised": 0.9,
+}
 TRAINED = {**WAYS, "t1-free-nice10+t2-free-raised": 0.95}
 """Seconds of an iteration."""
 
@@ -61,7 +66,12 @@ def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     assert table["row"].tolist() == [*order, "free-normal-omp2"]
     assert sharing.maps(table)["here"].grid.loc["normal", "t2"] == 2
     shapes = ["2x64", "1x512", "1x64+2x64", "1x64"]
-    assert sorted(shapes, key=sharing.least_first) == ["1x64", "1x512", "2x64", "1x64+2x64"]
+    assert sorted(shapes, key=sharing.least_first) == [
+        "1x64",
+        "1x512",
+        "2x64",
+        "1x64+2x64",
+    ]
 
 
 def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
@@ -76,9 +86,13 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
         for repeat in rounds
     ]  # fmt: skip
     table = pd.DataFrame(rows)
-    assert sharing.parts("nvlink", table, "batch") == {}, "the odd rounds' best is in no even one"
+    assert sharing.parts("nvlink", table, "batch") == {}, (
+        "the odd rounds' best is in no even one"
+    )
     bars = sharing.parts("nvlink", table[table["configuration"] != "1x128"], "batch")
-    assert bars["here, nvlink"].loc["16, default"].tolist() == pytest.approx([0.7, 0.2, 0.1])
+    assert bars["here, nvlink"].loc["16, default"].tolist() == pytest.approx(
+        [0.7, 0.2, 0.1]
+    )
     assert bars["here, nvlink"].loc["16, best: 1x64"].sum() == pytest.approx(0.8)
 
 
@@ -94,7 +108,11 @@ def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
 def test_slowdowns_explain_what_is_not_fitted() -> None:
     by = sharing_model.errors()
     assert by["cases"].dropna().nunique() == 1
-    assert by.loc["both", "regret"] < by.loc["none", "regret"] < by.loc["default", "regret"]
+    assert (
+        by.loc["both", "regret"]
+        < by.loc["none", "regret"]
+        < by.loc["default", "regret"]
+    )
     assert by.loc["both", "median"] < by.loc["none", "median"]
 
 
@@ -107,11 +125,17 @@ def test_a_model_s_timeline_is_as_long_as_its_grid_says() -> None:
         assert told.timeline().duration_s == pytest.approx(seconds)
 
 
-def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to_7() -> None:
+def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to_7() -> (
+    None
+):
     printed = prose("sharing")
     kept = sharing.with_printed(sharing.figure7({}), sharing_model.printed())
     values = sorted(kept.filter(like="printed ").stack().dropna())
-    wanted = [value for key, value in printed.items() if re.match(r"fig07-.+-(default|best)$", key)]
+    wanted = [
+        value
+        for key, value in printed.items()
+        if re.match(r"fig07-.+-(default|best)$", key)
+    ]
     assert values == sorted([*wanted, *2 * [printed["fig07-alexnet-computation-only"]]])
     saved = sharing_model.saved()
     kept = sharing.with_saved(sharing.figure6({}), saved)
@@ -122,7 +146,9 @@ def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to
         assert printed[f"fig05c-{name}"] == pytest.approx(1e3 * seconds)
 
 
-def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Path) -> None:
+def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(
+    tmp_path: Path,
+) -> None:
     """Times of one batch and rate are 1.1, 1.2 and 1.4; later rounds are slower, all alike."""
     rows = [
         {"device": "cuda", "precision": "fp32", "taken_threads": 0, "buckets": 2, "bytes": 10**6,
@@ -133,7 +159,9 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(tmp_path: Pat
          "seconds": (1 + 0.05 * k) * batch / 1000 * (1 + blocks / 10)}
         for batch, k, blocks, rate in itertools.product((16, 32), range(6), (1, 2, 4), (0.0, 10e9))
     ]  # fmt: skip
-    store.save_table(pd.DataFrame(rows), tmp_path, "sharing-x", schema="sharing", command=["made"])
+    store.save_table(
+        pd.DataFrame(rows), tmp_path, "sharing-x", schema="sharing", command=["made"]
+    )
     one_gpu = sharing.one_gpu(str(tmp_path))
     assert one_gpu["iterations"]["overlap_s"].to_numpy() == pytest.approx(0.0015)
     gains, bars = sharing.maps(sharing.figure4(one_gpu)), sharing.figure6(one_gpu)

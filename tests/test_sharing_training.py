@@ -80,7 +80,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.unused, self.frozen = (nn.Linear(64, 64) for _ in range(4))
+        self.first, self.second, self.unused, self.frozen = (
+            nn.Linear(64, 64) for _ in range(4)
+        )
         self.second.weight = self.first.weight
         self.frozen.requires_grad_(False)
 
@@ -105,7 +107,9 @@ def sending_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SendingTraining
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**7)), min_size=1))
-def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int]]) -> None:
+def test_every_byte_travels_with_its_message_and_once(
+    asked: list[tuple[int, int]],
+) -> None:
     sizes, each = map(list, zip(*asked, strict=True))
     chunks = chunks_of_messages(sizes, each)
     surplus = np.cumsum(np.multiply(chunks, each)) - np.cumsum(sizes)
@@ -114,17 +118,23 @@ def test_every_byte_travels_with_its_message_and_once(asked: list[tuple[int, int
 
 
 @pytest.mark.parametrize("network", ["resnet18", "tied"])
-def test_an_iteration_sends_all_gradients_by_its_records(network: str, sending_of: Any) -> None:
+def test_an_iteration_sends_all_gradients_by_its_records(
+    network: str, sending_of: Any
+) -> None:
     sending = sending_of(network)
     assert all(size >= MIB for size in sending.sizes[:-1]), "buckets are those of DDP"
     training = sending.training
     training.loss().backward()
-    n_bytes = sum(p.grad.nbytes for p in training.model.parameters() if p.grad is not None)
+    n_bytes = sum(
+        p.grad.nbytes for p in training.model.parameters() if p.grad is not None
+    )
     training.optimizer.zero_grad()
     with sending.hooked():
         for blocks, ranks in ((1, 2), (3, 8)):
             run = sending.iterate(Setting(Footprint(blocks, 1), ranks=ranks))
-            sent_bytes = CHUNK_BYTES * sum(read_message(record)[1] for record in run.records)
+            sent_bytes = CHUNK_BYTES * sum(
+                read_message(record)[1] for record in run.records
+            )
             expected = bus_factor("all_reduce", ranks) * n_bytes
             assert expected <= sent_bytes < expected + blocks * CHUNK_BYTES
 
@@ -136,12 +146,18 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     sending = sending_of("lenet5")
     training = sending.training
     began_s: list[float] = []
-    training.optimizer.register_step_post_hook(lambda *_: began_s.append(time.perf_counter()))
+    training.optimizer.register_step_post_hook(
+        lambda *_: began_s.append(time.perf_counter())
+    )
     ready_s: list[float] = []
-    note = training.watched(lambda _: None, lambda _: ready_s.append(time.perf_counter()))
+    note = training.watched(
+        lambda _: None, lambda _: ready_s.append(time.perf_counter())
+    )
     with note, sending.hooked():
         run = sending.iterate(SLOW)
-    blocks = [np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in run.records]
+    blocks = [
+        np.reshape(record.tolist()[standin._HEAD :], (3, -1)) for record in run.records
+    ]
     spans = [(begins.min() / 1e9, ends.max() / 1e9) for begins, ends, _ in blocks]
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     assert all(at < begin for at, (begin, _) in zip(ready_s, spans, strict=True))
@@ -150,7 +166,9 @@ def test_the_update_waits_and_messages_leave_one_after_the_other_when_they_are_r
     assert start == 0 <= backward < waited < update
 
 
-def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path: Path) -> None:
+def test_the_table_can_be_saved_and_agrees_with_itself(
+    sending_of: Any, tmp_path: Path
+) -> None:
     compared = [SLOW, Setting(Footprint(1, 1, 20e6), Footprint(2, 1, 20e6), ranks=8)]
     where = {"network": "lenet5", "device": "cpu", "batch": 2, "precision": "fp32"}
     rows = measure_sending(sending_of("lenet5"), compared, TWICE).assign(**where)
@@ -158,7 +176,9 @@ def test_the_table_can_be_saved_and_agrees_with_itself(sending_of: Any, tmp_path
     assert rows.groupby("quantity").size().to_dict() == {"compute": 2, "iteration": 4}
     assert set(rows["policy"]) == {"none", "same", "last_2x1"}
     sent = rows[rows["quantity"] != "compute"]
-    assert sent.eval("bytes_per_s * communication_s").tolist() == pytest.approx(sent["bytes"])
+    assert sent.eval("bytes_per_s * communication_s").tolist() == pytest.approx(
+        sent["bytes"]
+    )
     assert (sent["bytes_per_s"] <= 20e6 * 1.001).all()
     assert (sent["seconds"] > sent["exposed_communication_s"]).all()
     hidden_s = sent["communication_s"] - sent["exposed_communication_s"]

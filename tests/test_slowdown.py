@@ -44,16 +44,40 @@ def rows(noise: float = 0.0, **labels: Any) -> pd.DataFrame:
         made += [("copy", NOTHING, BYTES, 1, repeat, COPY_S * BYTES)]
         made += [(phase, NOTHING, 0, 0, repeat, s) for phase, s in PHASES_S.items()]
         for n, slower, drag in zip(SIZES, SLOWER, DRAG, strict=True):
-            made += [("backward", MESSAGES, n, 7, repeat, PHASES_S["backward"] * (1 + slower))]
+            made += [
+                (
+                    "backward",
+                    MESSAGES,
+                    n,
+                    7,
+                    repeat,
+                    PHASES_S["backward"] * (1 + slower),
+                )
+            ]
             made += [("message", NOTHING, n, 7, repeat, float(COST(n)))]
             made += [("message", COMPUTE, n, 7, repeat, float(COST(n)) * (1 + drag))]
         for buckets in (1, GRADIENTS):
-            made += [("backward", BUCKETS, BYTES, buckets, repeat, whole_s + buckets * BUCKET_S)]
+            made += [
+                (
+                    "backward",
+                    BUCKETS,
+                    BYTES,
+                    buckets,
+                    repeat,
+                    whole_s + buckets * BUCKET_S,
+                )
+            ]
     frame = pd.DataFrame(
         made, columns=["quantity", "beside", "bytes", "messages", "repeat", "seconds"]
     )
     frame["seconds"] *= np.exp(rng.normal(0, noise, len(frame)))
-    known = {"network": "net", "batch": 4, "device": "cpu", "precision": "fp32", "backend": "gloo"}
+    known = {
+        "network": "net",
+        "batch": 4,
+        "device": "cpu",
+        "precision": "fp32",
+        "backend": "gloo",
+    }
     known |= {"link": "loopback", "link_bits_per_s": 0.0, "ranks": 2}
     return frame.assign(**{**known, **labels})
 
@@ -62,9 +86,9 @@ def test_what_a_machine_takes_is_found_in_its_table() -> None:
     """To the digit without noise; with it, draws hold the truth. In between in between, beyond as there."""
     found = Contention.of(rows())
     assert found.slowdowns == pytest.approx(np.array([SLOWER, DRAG]))
-    assert found.copy_s_per_byte == pytest.approx(COPY_S) and found.bucket_s == pytest.approx(
-        BUCKET_S
-    )
+    assert found.copy_s_per_byte == pytest.approx(
+        COPY_S
+    ) and found.bucket_s == pytest.approx(BUCKET_S)
     between = found.of_messages([1, 64_000, 506_000, 4_000_000, 10**9])
     assert between[0] == pytest.approx([0.3, 0.3, 0.6, 0.9, 0.9], abs=1e-3)
     noisy = Contention.of(rows(0.02)).of_messages(SIZES, drawn=400)
@@ -77,25 +101,43 @@ def test_what_a_machine_takes_is_found_in_its_table() -> None:
 
 
 @given(SHARES, SHARES, st.floats(0, 3))
-def test_one_message_has_a_closed_form(slowdown: float, drag: float, left_s: float) -> None:
+def test_one_message_has_a_closed_form(
+    slowdown: float, drag: float, left_s: float
+) -> None:
     """It travels beside what is left of compute: both are longer until either ends."""
     work = Workload.from_arrays(0.0, [1.0, left_s], [1000, 1])
-    one = Iteration(work, FusionPlan("cuts", (1, 2)), AlphaBeta(0.5, 0.0), Link(slowdown=slowdown))
+    one = Iteration(
+        work, FusionPlan("cuts", (1, 2)), AlphaBeta(0.5, 0.0), Link(slowdown=slowdown)
+    )
     ends = replace(one, link=Link(slowdown=slowdown, message_slowdown=drag)).played_s[1]
     beside_s = left_s * (1 + slowdown)
     whole_s = 0.5 * (1 + drag)
-    expected_s = whole_s if whole_s <= beside_s else beside_s + 0.5 - beside_s / (1 + drag)
+    expected_s = (
+        whole_s if whole_s <= beside_s else beside_s + 0.5 - beside_s / (1 + drag)
+    )
     assert ends[0] == pytest.approx(1.0 + expected_s)
 
 
-@given(st.lists(SHARES, min_size=4, max_size=4), st.sampled_from(["none", "ddp", "single"]))
-def test_more_is_never_faster_and_nothing_is_what_it_was(shares: list[float], spec: str) -> None:
-    plan, burst = make_plan(spec, WORKLOAD, COST), Link(burst_s=1e-3, wire_s_per_byte=1e-9)
+@given(
+    st.lists(SHARES, min_size=4, max_size=4), st.sampled_from(["none", "ddp", "single"])
+)
+def test_more_is_never_faster_and_nothing_is_what_it_was(
+    shares: list[float], spec: str
+) -> None:
+    plan, burst = (
+        make_plan(spec, WORKLOAD, COST),
+        Link(burst_s=1e-3, wire_s_per_byte=1e-9),
+    )
     for link in (Link(), burst):
         bare = Iteration(WORKLOAD, plan, COST, link)
-        least, most = np.minimum(shares[:2], shares[2:]), np.maximum(shares[:2], shares[2:])
+        least, most = (
+            np.minimum(shares[:2], shares[2:]),
+            np.maximum(shares[:2], shares[2:]),
+        )
         times = [
-            replace(bare, link=replace(link, slowdown=s, message_slowdown=m)).prediction.iteration_s
+            replace(
+                bare, link=replace(link, slowdown=s, message_slowdown=m)
+            ).prediction.iteration_s
             for s, m in ((0.0, 0.0), least, most)
         ]
         assert times[0] == bare.prediction.iteration_s, "to the last digit"
@@ -116,9 +158,16 @@ def test_draws_of_slowdowns_are_iterations_by_each_of_them() -> None:
 
 def test_real_compute_is_predicted_with_it_and_a_replay_is_not() -> None:
     sizes = np.repeat(np.geomspace(1e3, 1e8, 9), 4)
-    known = {"link": "loopback", "ranks": 2, "collective": "all_reduce", "algorithm": "ring"}
+    known = {
+        "link": "loopback",
+        "ranks": 2,
+        "collective": "all_reduce",
+        "algorithm": "ring",
+    }
     known |= {"session": 0, "messages_per_sample": 1, "in_flight": 1, "stolen": 0.0}
-    table = pd.DataFrame({"bytes": sizes, "seconds": COST(sizes), "link_bits_per_s": 0.0, **known})
+    table = pd.DataFrame(
+        {"bytes": sizes, "seconds": COST(sizes), "link_bits_per_s": 0.0, **known}
+    )
     calibration = Calibration.of(table, slowdown=rows(0.01))
     beside = calibration.contention["net", 4, 2, "loopback"]
     messages, plan = calibration.between("loopback", 2), make_plan("ddp", WORKLOAD)
@@ -153,20 +202,28 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
         ]
         best_s = min(map(seconds_of, every))
         regrets.append(
-            [seconds_of(plan_beside(s, work, known)) / best_s - 1 for s in ("search", "exact")]
+            [
+                seconds_of(plan_beside(s, work, known)) / best_s - 1
+                for s in ("search", "exact")
+            ]
         )
         assert seconds_of(improved(every[0], seconds_of)) <= seconds_of(every[0])
     search, exact = np.array(regrets).T
     assert search.min() >= -1e-12 and np.median(search) < 1e-9 and search.max() < 0.02
     assert search.mean() < exact.mean()
     bare = Communication(COST)
-    assert plan_beside("search", WORKLOAD, bare).ends == make_plan("exact", WORKLOAD, COST).ends
+    assert (
+        plan_beside("search", WORKLOAD, bare).ends
+        == make_plan("exact", WORKLOAD, COST).ends
+    )
 
 
 @pytest.mark.alone
 def test_two_ranks_time_a_network_beside_their_messages(tmp_path: Path) -> None:
     settings = SlowdownSettings("lenet5", 64, SIZES, max_s=0.1, min_repeats=2)
-    table = launch(slowdown_job, settings, ranks=2, place=Loopback(), out=tmp_path)["slowdown"]
+    table = launch(slowdown_job, settings, ranks=2, place=Loopback(), out=tmp_path)[
+        "slowdown"
+    ]
     counts = table.groupby(["quantity", "beside"]).size()
     assert counts["backward", MESSAGES] == counts["message", COMPUTE] == 2 * len(SIZES)
     assert counts["backward", NOTHING] == 2 and counts["backward", BUCKETS] == 4
@@ -181,15 +238,28 @@ def test_the_command_says_what_it_takes_compute_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without a table it predicts as ever, and says so; with one it names what differs."""
-    (profile,) = [path for path in store.list_tables(store.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")]
+    (profile,) = [
+        path for path in store.list_tables(store.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")
+    ]
     cost, table = tmp_path / "cost.json", tmp_path / "slowdown-net.csv"
     cost.write_text(json.dumps(COST.to_dict()))
-    elsewhere: dict[str, Any] = {"machine": {"name": "cpu-made-up"}, "command": ["test"]}
+    elsewhere: dict[str, Any] = {
+        "machine": {"name": "cpu-made-up"},
+        "command": ["test"],
+    }
     whole = rows(network="resnet18")
     store.save_table(whole, tmp_path, "slowdown-net", schema="slowdown", **elsewhere)
     answers = []
     for words in ([], ["--slowdown", str(table)]):
-        asked = ["predict", "--profile", str(profile), "--cost", str(cost), *words, "--json"]
+        asked = [
+            "predict",
+            "--profile",
+            str(profile),
+            "--cost",
+            str(cost),
+            *words,
+            "--json",
+        ]
         assert cli.main(asked) == 0
         page = capsys.readouterr()
         answers.append(json.loads(page.out))
@@ -197,6 +267,8 @@ def test_the_command_says_what_it_takes_compute_for(
     assert answers[0]["contention"] is None and answers[1]["contention"]["slowdown"] > 0
     assert answers[1]["iteration_s"] > answers[0]["iteration_s"]
     assert any("the rest is of" in line for line in answers[1]["warnings"])
-    store.save_table(rows(ranks=4), tmp_path, "slowdown-net", schema="slowdown", command=["test"])
+    store.save_table(
+        rows(ranks=4), tmp_path, "slowdown-net", schema="slowdown", command=["test"]
+    )
     assert cli.main([*asked[:-1]]) == 2
     assert "no row with ranks 2" in capsys.readouterr().err

@@ -14,8 +14,18 @@ from ddlkit.report.source import Source, default_recording, open_source
 
 
 def record(directory: Path, point: str, link: str, seconds: float) -> None:
-    rows = {"collective": "all_reduce", "backend": "gloo", "algorithm": "ring", "link": link}
-    rows |= {"link_bits_per_s": 0.0, "ranks": 2, "messages_per_sample": 1, "bytes": 1024}  # type: ignore[dict-item]
+    rows: dict[str, str | float] = {
+        "collective": "all_reduce",
+        "backend": "gloo",
+        "algorithm": "ring",
+        "link": link,
+    }
+    rows |= {
+        "link_bits_per_s": 0.0,
+        "ranks": 2,
+        "messages_per_sample": 1,
+        "bytes": 1024,
+    }
     frame = pd.DataFrame({**rows, "sample": np.arange(3), "seconds": seconds})
     store.save_table(
         frame, directory, f"collectives-{point}", schema="collectives", command=["test"]
@@ -50,20 +60,29 @@ def test_machines_are_judged_apart(merged: Source) -> None:
     assert list(apart) == ["here", "cpu-other"]
     for machine, source in apart.items():
         assert source.table("collectives")["machine"].unique().tolist() == [machine]
-    assert sorted(apart["cpu-other"].table("collectives")["seconds"].unique()) == [0.5, 0.9]
+    assert sorted(apart["cpu-other"].table("collectives")["seconds"].unique()) == [
+        0.5,
+        0.9,
+    ]
     assert merged.apart("runs") == {}
 
 
 def test_a_profile_of_ones_own_comes_before_a_recorded_one(tmp_path: Path) -> None:
     """Also when its file name comes later in the alphabet."""
     recorded = default_recording()
-    rows = store.load_table(store.list_tables(recorded, "layers-resnet50*r1.csv")[0], "layers")
+    rows = store.load_table(
+        store.list_tables(recorded, "layers-resnet50*r1.csv")[0], "layers"
+    )
     rows = rows.assign(batch=64)
-    store.save_table(rows, tmp_path, "layers-resnet50-b64-r1", schema="layers", command=["test"])
+    store.save_table(
+        rows, tmp_path, "layers-resnet50-b64-r1", schema="layers", command=["test"]
+    )
     assert Source((tmp_path, recorded)).profile("resnet50").batch == 64
 
 
-def test_a_recording_is_read_alone_and_a_directory_is_completed_from_it(tmp_path: Path) -> None:
+def test_a_recording_is_read_alone_and_a_directory_is_completed_from_it(
+    tmp_path: Path,
+) -> None:
     first = store.list_recorded()[0]
     assert open_source(first.name).directories == (first,)
     assert "recorded on" in open_source(first.name).label("collectives")

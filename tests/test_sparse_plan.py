@@ -42,7 +42,9 @@ def sparse(selecting: SelectionCost, alpha_s: float, beta_s: float) -> SparseGat
     return SparseGather(gather, 0.001, selecting=selecting)
 
 
-def instances(seed: int, count: int, most: int) -> Iterator[tuple[Workload, SparseGather]]:
+def instances(
+    seed: int, count: int, most: int
+) -> Iterator[tuple[Workload, SparseGather]]:
     rng = np.random.default_rng(seed)
     for _ in range(count):
         n = int(rng.integers(1, most + 1))
@@ -50,7 +52,10 @@ def instances(seed: int, count: int, most: int) -> Iterator[tuple[Workload, Spar
         sizes = 4 * np.rint(10 ** rng.uniform(3, 7, n)).astype(int)
         selecting = SELECTIONS[rng.integers(len(SELECTIONS))]
         cost = sparse(selecting, 10 ** rng.uniform(-4, -1.5), 10 ** rng.uniform(-9, -7))
-        yield Workload.from_arrays(float(rng.uniform(0, 0.1)), backward_s, sizes, 0.01), cost
+        yield (
+            Workload.from_arrays(float(rng.uniform(0, 0.1)), backward_s, sizes, 0.01),
+            cost,
+        )
 
 
 def every_iteration_s(workload: Workload, cost: SparseGather) -> np.ndarray:
@@ -58,9 +63,17 @@ def every_iteration_s(workload: Workload, cost: SparseGather) -> np.ndarray:
     n = workload.n
     cuts = np.arange(2 ** (n - 1))
     total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    selected, sent, first = np.zeros(len(cuts)), np.zeros(len(cuts)), np.zeros(len(cuts), int)
+    selected, sent, first = (
+        np.zeros(len(cuts)),
+        np.zeros(len(cuts)),
+        np.zeros(len(cuts), int),
+    )
     for last in range(n):
-        ends = ((cuts >> last) & 1).astype(bool) if last < n - 1 else np.ones(len(cuts), bool)
+        ends = (
+            ((cuts >> last) & 1).astype(bool)
+            if last < n - 1
+            else np.ones(len(cuts), bool)
+        )
         sizes = total[last + 1] - total[first]
         now = selected + cost.selection_s(sizes)
         arrived = np.maximum(sent, workload.ready_s[last] + now) + cost(sizes)
@@ -76,18 +89,30 @@ def iteration_s(workload: Workload, plan: FusionPlan, cost: SparseGather) -> flo
 def test_the_optimum_is_that_of_brute_force_and_its_certificate_meets_it() -> None:
     for workload, cost in instances(1, 250, most=13):
         plan = planning.exact(workload, cost)
-        assert plan.least_s == pytest.approx(iteration_s(workload, plan, cost), rel=1e-11)
-        assert plan.least_s == pytest.approx(every_iteration_s(workload, cost).min(), rel=1e-11)
+        assert plan.least_s == pytest.approx(
+            iteration_s(workload, plan, cost), rel=1e-11
+        )
+        assert plan.least_s == pytest.approx(
+            every_iteration_s(workload, cost).min(), rel=1e-11
+        )
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(share: float) -> None:
+def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(
+    share: float,
+) -> None:
     for workload, cost in instances(2, 50, most=12):
         plan = make_plan(f"random:1:{1 + int(share * (workload.n - 1))}", workload)
         assert cost.selecting
-        selecting_s = cost.selecting(elements_of(plan.group_bytes(workload)), cost.density)
-        np.testing.assert_array_equal(selecting_s, cost.selection_s(plan.group_bytes(workload)))
-        by_hand = Iteration(with_selection(workload, plan, selecting_s), plan, cost).prediction
+        selecting_s = cost.selecting(
+            elements_of(plan.group_bytes(workload)), cost.density
+        )
+        np.testing.assert_array_equal(
+            selecting_s, cost.selection_s(plan.group_bytes(workload))
+        )
+        by_hand = Iteration(
+            with_selection(workload, plan, selecting_s), plan, cost
+        ).prediction
         assert by_hand == sparse_iteration(workload, plan, cost).prediction
         spans = sparse_timeline(workload, plan, cost)
         assert spans.end_s.max() == pytest.approx(by_hand.iteration_s)
@@ -96,7 +121,9 @@ def test_a_plan_takes_as_long_for_the_planner_as_for_the_iteration(share: float)
 
 
 @given(workloads(max_tensors=30), st.integers(1, 10**7))
-def test_mgs_sends_when_its_threshold_is_reached(workload: Workload, threshold: int) -> None:
+def test_mgs_sends_when_its_threshold_is_reached(
+    workload: Workload, threshold: int
+) -> None:
     plan = make_plan(f"mgs:{threshold}", workload)
     sizes = [int(workload.parameters[group].sum()) for group in plan.slices]
     assert tuple(sizes) == omgs.merge_up_to(workload.parameters.tolist(), threshold)

@@ -20,16 +20,23 @@ from ddlkit.run.sessions import Partial
 FEW = Budget(warmup=0, min_repeats=1, max_repeats=2, max_s=0.1)
 
 
-def test_peaks_and_drift_are_the_same_work_at_a_rate_that_is_possible(tmp_path: Path) -> None:
+def test_peaks_and_drift_are_the_same_work_at_a_rate_that_is_possible(
+    tmp_path: Path,
+) -> None:
     peaks = speed.measure_peaks("cpu", ["fp32", "bf16"], [64, 128], FEW)
     store.save_table(peaks, tmp_path, "peaks", schema="peaks", command=[])
     assert (2 * peaks["side"] ** 3 / peaks["seconds"]).between(1e6, 1e15).all()
     assert peaks.groupby(["precision", "side"]).ngroups == 4
     with pytest.raises(UserError, match="^out of memory"):
         speed.measure_peaks("cpu", ["fp32"], [10**8], FEW)
-    drift = pd.concat(speed.measure_drift(at, "cpu", 64, 2**16) for at in ("start", "end"))
+    drift = pd.concat(
+        speed.measure_drift(at, "cpu", 64, 2**16) for at in ("start", "end")
+    )
     store.save_table(drift, tmp_path, "drift", schema="drift", command=[])
-    assert set(drift.groupby("work")["moment"].nunique()) == {2} and drift["work"].nunique() == 2
+    assert (
+        set(drift.groupby("work")["moment"].nunique()) == {2}
+        and drift["work"].nunique() == 2
+    )
 
 
 def test_datasheets_are_read_by_the_name_that_the_driver_gives() -> None:
@@ -52,12 +59,19 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
 def test_sizes_that_do_not_fit_into_memory_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * 64 * KIB))
-    with pytest.raises(Partial, match="no copies of 128 KiB: .* free memory is 64 KiB") as part:
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * 64 * KIB)
+    )
+    with pytest.raises(
+        Partial, match="no copies of 128 KiB: .* free memory is 64 KiB"
+    ) as part:
         speed.measure_copies("cpu", (4 * KIB, 64 * KIB, 128 * KIB), FEW)
     table = part.value.tables["copies"]
     store.save_table(table, tmp_path, "copies", schema="copies", command=[])
-    assert set(table["copy"]) == {"memcpy"} and set(table["bytes"]) == {4 * KIB, 64 * KIB}
+    assert set(table["copy"]) == {"memcpy"} and set(table["bytes"]) == {
+        4 * KIB,
+        64 * KIB,
+    }
     assert (table["bytes"] / table["seconds"]).between(1e6, 1e13).all()
 
 

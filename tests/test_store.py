@@ -35,7 +35,12 @@ COMMAND = ["ddlkit", "measure", "collectives"]
 def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
     """``n`` samples of one size, columns replaced as said."""
     columns: dict[str, Any] = {
-        **{"collective": "all_reduce", "backend": "gloo", "algorithm": "", "link": "lab:1gbit"},
+        **{
+            "collective": "all_reduce",
+            "backend": "gloo",
+            "algorithm": "",
+            "link": "lab:1gbit",
+        },
         **{"link_bits_per_s": 1e9, "ranks": 4, "messages_per_sample": 1, "bytes": 4096},
         **{"session": 0, "sample": np.arange(n), "seconds": 0.1 + np.arange(n) / 3},
         **{
@@ -53,8 +58,18 @@ def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
 def layers(**changed: Any) -> pd.DataFrame:
     """Two tensors of one layer and one of another."""
     columns: dict[str, Any] = {
-        **{"network": "tiny", "device": "cpu", "batch": 8, "precision": "fp32", "ranks": 1},
-        **{"threads": 2, "tensor": ["a.weight", "a.bias", "b.weight"], "layer": ["a", "a", "b"]},
+        **{
+            "network": "tiny",
+            "device": "cpu",
+            "batch": 8,
+            "precision": "fp32",
+            "ranks": 1,
+        },
+        **{
+            "threads": 2,
+            "tensor": ["a.weight", "a.bias", "b.weight"],
+            "layer": ["a", "a", "b"],
+        },
         **{"parameters": [100, 10, 50], "gradient_bytes": [400, 40, 200]},
         **{"forward_s": [0.1, 0.0, 0.2], "backward_s": [0.3, 0.01, 0.4]},
         **{"flops": [1e6, 0.0, 2e6], "update_s": 0.05},
@@ -63,7 +78,12 @@ def layers(**changed: Any) -> pd.DataFrame:
 
 
 def save(directory: Path, frame: pd.DataFrame, name: str = "c", **options: Any) -> Path:
-    options = {"schema": "collectives", "command": COMMAND, "machine": {"name": "test"}, **options}
+    options = {
+        "schema": "collectives",
+        "command": COMMAND,
+        "machine": {"name": "test"},
+        **options,
+    }
     return store.save_table(frame, directory, name, **options)
 
 
@@ -87,7 +107,9 @@ def restamp(path: Path, data: bytes) -> Path:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    seconds=st.lists(st.floats(min_value=5e-324, allow_infinity=False), min_size=1, max_size=8),
+    seconds=st.lists(
+        st.floats(min_value=5e-324, allow_infinity=False), min_size=1, max_size=8
+    ),
     rate=st.floats(min_value=0, allow_infinity=False),
     text=st.text(min_size=1, max_size=8).filter(str.isprintable),
     size=st.integers(1, 2**63 - 1),
@@ -96,7 +118,9 @@ def restamp(path: Path, data: bytes) -> Path:
 def test_every_value_comes_back_to_the_last_digit(
     tmp_path: Path, seconds: list[float], rate: float, text: str, size: int, name: str
 ) -> None:
-    frame = collectives(len(seconds), seconds=seconds, link=text, link_bits_per_s=rate, bytes=size)
+    frame = collectives(
+        len(seconds), seconds=seconds, link=text, link_bits_per_s=rate, bytes=size
+    )
     loaded = store.load_table(save(tmp_path, frame, name), "collectives")
     assert list(loaded.columns) == list(frame.columns)
     for column in frame:
@@ -109,8 +133,16 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
     assert stamp == json.loads((tmp_path / "c.json").read_text())
     assert stamp.pop("time").endswith("+00:00")
     assert stamp == {
-        **{"schema": "collectives", "rows": 5, "benchmark_version": store.BENCHMARK_VERSION},
-        **{"command": COMMAND, "machine": machine.describe(), "versions": machine.versions()},
+        **{
+            "schema": "collectives",
+            "rows": 5,
+            "benchmark_version": store.BENCHMARK_VERSION,
+        },
+        **{
+            "command": COMMAND,
+            "machine": machine.describe(),
+            "versions": machine.versions(),
+        },
         **{"commit": machine.commit(), "sha256": store.sha256_file(path)},
         **{"remark": "", "history": []},
     }
@@ -118,16 +150,37 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
 
 def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
     words = ["/opt/env/bin/ddlkit", "64KiB", "a/b", f'{{"out": "{store.ROOT}/data"}}']
-    words += ["--out=/tmp/me/gpu", f"--out={store.DATA}/x", "../me/gpu/", f"{store.ROOT}/x.py"]
-    told = ["ddlkit", "64KiB", "a/b", '{"out": "data"}', "--out=gpu", "--out=data/x", "gpu", "x.py"]
-    assert store.load_stamp(save(tmp_path, collectives(), command=words))["command"] == told
+    words += [
+        "--out=/tmp/me/gpu",
+        f"--out={store.DATA}/x",
+        "../me/gpu/",
+        f"{store.ROOT}/x.py",
+    ]
+    told = [
+        "ddlkit",
+        "64KiB",
+        "a/b",
+        '{"out": "data"}',
+        "--out=gpu",
+        "--out=data/x",
+        "gpu",
+        "x.py",
+    ]
+    assert (
+        store.load_stamp(save(tmp_path, collectives(), command=words))["command"]
+        == told
+    )
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
     paths = store.list_tables(store.RECORDED, "**/runs*.csv*")
-    rows = pd.concat([store.load_table(path, "runs") for path in paths]).drop_duplicates("case")
+    rows = pd.concat(
+        [store.load_table(path, "runs") for path in paths]
+    ).drop_duplicates("case")
     cases = rows.to_dict("records")
-    assert cases and [Case.from_row(row).key for row in cases] == [row["case"] for row in cases]
+    assert cases and [Case.from_row(row).key for row in cases] == [
+        row["case"] for row in cases
+    ]
 
 
 def test_appending_is_the_same_as_saving_at_once(tmp_path: Path) -> None:
@@ -145,8 +198,12 @@ def test_append_refuses_rows_that_are_there_and_another_version(
     path = save(tmp_path, collectives(3))
     before = path.read_bytes()
     line = refusal(lambda: save(tmp_path, collectives(1), append=True))
-    assert line.startswith(f"{path}: row at line 5, column sample: there is an earlier row of ")
-    monkeypatch.setattr("ddlkit.store.tables.BENCHMARK_VERSION", store.BENCHMARK_VERSION + 1)
+    assert line.startswith(
+        f"{path}: row at line 5, column sample: there is an earlier row of "
+    )
+    monkeypatch.setattr(
+        "ddlkit.store.tables.BENCHMARK_VERSION", store.BENCHMARK_VERSION + 1
+    )
     line = refusal(lambda: save(tmp_path, collectives(1, sample=9), append=True))
     assert "benchmark version" in line and str(path) in line
     assert path.read_bytes() == before and len(store.load_table(path)) == 3
@@ -164,7 +221,10 @@ def _append_four(directory: Path, ranks: int) -> None:
 )
 def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    running = [context.Process(target=_append_four, args=(tmp_path, ranks)) for ranks in (1, 2, 3)]
+    running = [
+        context.Process(target=_append_four, args=(tmp_path, ranks))
+        for ranks in (1, 2, 3)
+    ]
     for process in running:
         process.start()
     for process in running:
@@ -174,7 +234,9 @@ def test_processes_appending_at_once_lose_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["os.replace", "os.fsync"])
-@pytest.mark.parametrize("crash", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "crash", [KeyboardInterrupt, OSError(28, "No space left on device")]
+)
 @pytest.mark.fault(
     fault="a crash, or a full disk, at any moment of saving",
     injected="KeyboardInterrupt or ENOSPC from each rename and each sync in turn",
@@ -206,7 +268,9 @@ def test_a_crash_at_any_moment_leaves_one_whole_table(
         assert not list(directory.glob("*.tmp")) and not list(directory.glob(".*.tmp"))
         save(directory, collectives(1, sample=8), append=True)
         assert len(store.load_table(path)) == survived[-1] + 1
-    after = {4} if call == "os.fsync" else set()  # the table is exchanged by the last rename
+    after = (
+        {4} if call == "os.fsync" else set()
+    )  # the table is exchanged by the last rename
     assert set(survived) == {3} | after
 
 
@@ -216,7 +280,9 @@ def readonly() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "recorded"
         save(directory, collectives(3))
-        store.load_table(directory / "c.csv")  # what reading imports, another user may not read
+        store.load_table(
+            directory / "c.csv"
+        )  # what reading imports, another user may not read
         Path(name).chmod(0o755)
         directory.chmod(0o555)
         root = os.geteuid() == 0
@@ -236,7 +302,9 @@ def readonly() -> Iterator[Path]:
 def test_a_read_only_directory_is_refused_and_kept(readonly: Path) -> None:
     line = refusal(lambda: save(readonly, collectives(1, sample=7), append=True))
     assert str(readonly) in line and "Permission denied" in line
-    assert str(readonly) in refusal(lambda: store.atomic_write_text(readonly / "x", "y"))
+    assert str(readonly) in refusal(
+        lambda: store.atomic_write_text(readonly / "x", "y")
+    )
     assert str(readonly) in refusal(lambda: store.lock(readonly / "lock").__enter__())
     assert str(readonly) in refusal(lambda: save(readonly / "deeper", collectives()))
     assert len(store.load_table(readonly / "c.csv")) == 3
@@ -273,14 +341,18 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    at=st.integers(0, 10**6), to=st.integers(1, 255), name=st.sampled_from(["c.csv", "c.csv.gz"])
+    at=st.integers(0, 10**6),
+    to=st.integers(1, 255),
+    name=st.sampled_from(["c.csv", "c.csv.gz"]),
 )
 @pytest.mark.fault(
     fault="a recorded file was changed",
     injected="any byte of a table or of its packed form",
     holds="refused: not one is accepted",
 )
-def test_any_changed_byte_is_noticed(tmp_path: Path, at: int, to: int, name: str) -> None:
+def test_any_changed_byte_is_noticed(
+    tmp_path: Path, at: int, to: int, name: str
+) -> None:
     path = save(tmp_path, collectives(), name)
     data = bytearray(path.read_bytes())
     data[at % len(data)] ^= to
@@ -309,7 +381,9 @@ def test_a_wrong_cell_is_named_by_file_row_and_column(
     cells[3][cells[0].index(column)] = cell
     text = "\n".join(",".join(row) for row in cells)
     line = refusal(lambda: store.load_table(restamp(path, text.encode())))
-    assert line.startswith(f"{path}: row at line 4, column {column}: ") and problem in line
+    assert (
+        line.startswith(f"{path}: row at line 4, column {column}: ") and problem in line
+    )
     values = collectives(4).astype({column: object})
     values.loc[2, column] = cell
     before = path.read_bytes()
@@ -318,7 +392,9 @@ def test_a_wrong_cell_is_named_by_file_row_and_column(
     assert path.read_bytes() == before, "a refused table leaves the old one"
 
 
-def test_columns_that_came_later_may_be_left_out_and_read_as_before(tmp_path: Path) -> None:
+def test_columns_that_came_later_may_be_left_out_and_read_as_before(
+    tmp_path: Path,
+) -> None:
     later = ["in_flight", "clock"]
     save(tmp_path, collectives().drop(columns=later))
     below = collectives().assign(sample=np.arange(3, 6))
@@ -333,7 +409,10 @@ def test_columns_that_came_later_may_be_left_out_and_read_as_before(tmp_path: Pa
         (lambda data: b"", "empty"),
         (lambda data: data[: data.index(b"\n")], "no rows"),
         (lambda data: data[: data.rindex(b",")], "line 4, column apart_s"),
-        (lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1), "line 2"),
+        (
+            lambda data: data.replace(b"\n", b",1\n", 2).replace(b",1\n", b"\n", 1),
+            "line 2",
+        ),
         (lambda data: data + b'"all_reduce,', "not CSV"),
     ],
 )
@@ -356,7 +435,9 @@ def test_what_is_no_csv_is_refused(
     injected="cut after any number of bytes, or no gzip at all",
     holds="refused in one line",
 )
-def test_a_file_that_is_no_whole_gzip_is_refused(tmp_path: Path, keep: int | None) -> None:
+def test_a_file_that_is_no_whole_gzip_is_refused(
+    tmp_path: Path, keep: int | None
+) -> None:
     path = save(tmp_path, collectives(), "c.csv.gz")
     data = path.read_bytes()
     damaged = gzip.decompress(data) if keep is None else data[:keep]
@@ -371,12 +452,16 @@ def test_missing_files_stamps_and_other_schemas_are_refused(tmp_path: Path) -> N
     path = save(tmp_path, collectives())
     line = refusal(lambda: store.load_table(path, "layers"))
     assert "collectives, expected one of layers" in line
-    assert "unknown schema 'nope'" in refusal(lambda: save(tmp_path, collectives(), schema="nope"))
+    assert "unknown schema 'nope'" in refusal(
+        lambda: save(tmp_path, collectives(), schema="nope")
+    )
     stamp = tmp_path / "c.json"
     kept = stamp.read_text()
     stamp.write_text(kept[: len(kept) // 2])
     assert "damaged stamp" in refusal(lambda: store.load_table(path))
-    stamp.write_text(json.dumps({k: v for k, v in json.loads(kept).items() if k != "machine"}))
+    stamp.write_text(
+        json.dumps({k: v for k, v in json.loads(kept).items() if k != "machine"})
+    )
     assert "its machine is no dict" in refusal(lambda: store.load_table(path))
     stamp.write_text(kept.replace('"rows": 3', '"rows": 4'))
     assert "3 rows" in refusal(lambda: store.load_table(path))
@@ -389,7 +474,9 @@ def test_a_recorded_profile_comes_back(tmp_path: Path) -> None:
     for name in set(layers()) - {"precision", "ranks", "threads"}:
         assert (getattr(profile, name) == layers()[name].to_numpy()).all(), name
     work = profile.workload()
-    assert work.bytes.tolist() == [200, 40, 400] and work.forward_s == pytest.approx(0.3)
+    assert work.bytes.tolist() == [200, 40, 400] and work.forward_s == pytest.approx(
+        0.3
+    )
 
 
 def own_csv(directory: Path, text: str) -> Path:
@@ -402,7 +489,9 @@ def test_a_users_own_profile_needs_only_what_a_prediction_needs(tmp_path: Path) 
     needed = layers(gradient_bytes=[400, 41, 1])
     needed = needed[["tensor", "gradient_bytes", "forward_s", "backward_s"]]
     own = own_csv(tmp_path, needed.to_csv(index=False))
-    (tmp_path / "own.json").write_text('{"form": "alpha_beta"}')  # some other JSON, not a stamp
+    (tmp_path / "own.json").write_text(
+        '{"form": "alpha_beta"}'
+    )  # some other JSON, not a stamp
     assumed: list[str] = []
     profile = store.read_profile(own, assumed=assumed)
     assert (profile.network, profile.device, profile.batch) == ("own", "unknown", 1)
@@ -416,7 +505,10 @@ def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) 
     own = own_csv(tmp_path, layers().drop(columns="forward_s").to_csv(index=False))
     assert "column forward_s: missing" in refusal(lambda: store.read_profile(own))
     assumed: list[str] = []
-    assert store.read_profile(own, forward_s=0.12, assumed=assumed).workload().forward_s == 0.12
+    assert (
+        store.read_profile(own, forward_s=0.12, assumed=assumed).workload().forward_s
+        == 0.12
+    )
     assert assumed == []
     for wrong in (0.0, float("nan")):
         line = refusal(functools.partial(store.read_profile, own, forward_s=wrong))
@@ -424,9 +516,13 @@ def test_the_time_of_a_whole_forward_pass_stands_for_its_column(tmp_path: Path) 
 
 
 def test_of_several_profiles_one_is_chosen_or_asked_for(tmp_path: Path) -> None:
-    frame = pd.concat([layers(), layers(batch=16, update_s=0.1), layers(network="other", ranks=2)])
+    frame = pd.concat(
+        [layers(), layers(batch=16, update_s=0.1), layers(network="other", ranks=2)]
+    )
     path = save(tmp_path, frame, schema="layers")
-    assert "several values of network (tiny, other)" in refusal(lambda: store.read_profile(path))
+    assert "several values of network (tiny, other)" in refusal(
+        lambda: store.read_profile(path)
+    )
     assert "of batch (8, 16)" in refusal(lambda: store.read_profile(path, "tiny"))
     assert store.read_profile(path, "tiny", 16).update_s == 0.1
     assert store.read_profile(path, ranks=2, network="other").network == "other"
@@ -457,7 +553,12 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
     assert size.tolist() == [4096] * 2 and seconds.tolist() == [4, 4.5]
     assert meta == {
         **{"source": "recorded", "collective": "all_gather", "ranks": 4},
-        **{"backend": "gloo", "algorithm": "", "link": "lab:1gbit", "link_bits_per_s": 1e9},
+        **{
+            "backend": "gloo",
+            "algorithm": "",
+            "link": "lab:1gbit",
+            "link_bits_per_s": 1e9,
+        },
     }
     assert "it has 2, 4" in refusal(lambda: read(collective="all_gather", ranks=8))
 
@@ -465,14 +566,29 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("bytes,time (us)\n1,2\n", "column seconds: missing; the columns are bytes, time (us)"),
-        ("bytes,seconds\n8,20\n4194304,34000\n", "line 3, column seconds: 123 bytes a second"),
-        ("bytes,seconds\n8,0.1\n\n16,0\n", "line 4, column seconds: '0' must be above zero"),
-        (LOG.replace("10.49      0", "10.49      3", 1), "column #wrong: 3 wrong values"),
+        (
+            "bytes,time (us)\n1,2\n",
+            "column seconds: missing; the columns are bytes, time (us)",
+        ),
+        (
+            "bytes,seconds\n8,20\n4194304,34000\n",
+            "line 3, column seconds: 123 bytes a second",
+        ),
+        (
+            "bytes,seconds\n8,0.1\n\n16,0\n",
+            "line 4, column seconds: '0' must be above zero",
+        ),
+        (
+            LOG.replace("10.49      0", "10.49      3", 1),
+            "column #wrong: 3 wrong values",
+        ),
         (LOG.replace("time", "cputime"), "column cputime: not GPU time"),
         (LOG.replace("100.0", "x", 1), "column time: 'x' is not a number"),
         (LOG.partition("# Out")[0], "the log is cut"),
-        (LOG.replace("340.0", "350.0", 1), "out_of_place_algbw: contradicts size over time"),
+        (
+            LOG.replace("340.0", "350.0", 1),
+            "out_of_place_algbw: contradicts size over time",
+        ),
     ],
 )
 def test_message_times_that_cannot_be_are_named_by_row_and_column(
@@ -484,7 +600,9 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
 
 
 def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
-    names = pd.read_csv(store.DATA / "specs" / "networks.csv").set_index("name")["aliases"]
+    names = pd.read_csv(store.DATA / "specs" / "networks.csv").set_index("name")[
+        "aliases"
+    ]
     for name, aliases in names.items():
         for text in (name, *aliases.split(";")):
             for written in (text, text.upper(), text.replace("-", "")):

@@ -40,11 +40,17 @@ def measured(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
     tiny: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in measured.iterdir() if path.suffix == ".csv"}
+    before = {
+        path: path.stat().st_mtime_ns
+        for path in measured.iterdir()
+        if path.suffix == ".csv"
+    }
     measure(tiny, out=measured)
     assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert str(measure(tiny, out=measured, dry_run=True)).startswith("1 of 1 points are there")
+    assert str(measure(tiny, out=measured, dry_run=True)).startswith(
+        "1 of 1 points are there"
+    )
     lines = str(measure(tiny, out=tmp_path, dry_run=True)).splitlines()
     assert lines[0].split()[0] == "layers/lenet5-b4-r1"
     assert lines[1].startswith("0 of 1 points are there; the rest takes about")
@@ -74,8 +80,14 @@ def test_a_damaged_table_is_told_not_measured_over(
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
         ([{"measure": "training_by_share"}], "must be campaign or drift"),
         ([{"measure": "selections", "device": "tpu"}], "points[0]: device: 'tpu'"),
-        ([{"measure": "memory_copies", "budget": {"max": 1}}], "budget: {'max': 1}: must be a map"),
-        ([{"measure": "collectives", "sizes": "4Kb", "budget": {}}], "size '4Kb' has unit"),
+        (
+            [{"measure": "memory_copies", "budget": {"max": 1}}],
+            "budget: {'max': 1}: must be a map",
+        ),
+        (
+            [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
+            "size '4Kb' has unit",
+        ),
     ],
 )
 def test_a_wrong_suite_is_one_line_that_names_file_and_key(
@@ -117,10 +129,16 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
     assert store.read_profile(out / kept[0]).network == "lenet5"
 
 
-def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(measured: Path) -> None:
-    with pytest.raises(UserError, match="profile full did not measure, as layers-lenet5"):
+def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(
+    measured: Path,
+) -> None:
+    with pytest.raises(
+        UserError, match="profile full did not measure, as layers-lenet5"
+    ):
         measure("all", profile="full", out=measured, dry_run=True)
-    full, quick = (engine._default_out(grammar.read(name), "") for name in ("full", "quick"))
+    full, quick = (
+        engine._default_out(grammar.read(name), "") for name in ("full", "quick")
+    )
     assert full != quick
 
 
@@ -130,7 +148,10 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     point = {"measure": "collectives", "budget": {**BUDGET, "min_repeats": 3}}
     out, counts = tmp_path / "out", []
     few = {"sizes": ["4KiB", "16KiB"], "collectives": "all_reduce"}
-    more = {"sizes": ["4KiB", "16KiB", "64KiB"], "collectives": ["all_reduce", "reduce_scatter"]}
+    more = {
+        "sizes": ["4KiB", "16KiB", "64KiB"],
+        "collectives": ["all_reduce", "reduce_scatter"],
+    }
     for wanted in (few, few, more):
         measure(written(tmp_path, {**point, **wanted}), out=out)
         rows = store.load_table(out / "collectives-loopback-p2.csv")
@@ -149,7 +170,11 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
     assert low <= predicted["iteration_s"] <= high and predicted["level"] == 0.9
 
 
-def test_networks_that_are_chosen_take_the_place_of_the_suites_own(tmp_path: Path) -> None:
-    listed = str(measure("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True))
+def test_networks_that_are_chosen_take_the_place_of_the_suites_own(
+    tmp_path: Path,
+) -> None:
+    listed = str(
+        measure("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True)
+    )
     keys = [line.split()[0] for line in listed.splitlines()[:-1]]
     assert keys == ["layers/lenet5-b2-r1", "layers/vgg16-b4-r1"]

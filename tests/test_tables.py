@@ -27,7 +27,9 @@ def test_a_rendered_table_holds_all_that_was_printed(paper: str, number: int) ->
     for column in [name for name in shown if f"{name}_computed" in shown]:
         expected = shown[f"{column}_computed"] / shown[column] - 1
         difference = shown[f"{column}_difference"]
-        pd.testing.assert_series_equal(difference, expected, check_names=False, obj=column)
+        pd.testing.assert_series_equal(
+            difference, expected, check_names=False, obj=column
+        )
 
 
 def test_tables_of_osf_and_dag_differ_by_known_amounts() -> None:
@@ -48,8 +50,12 @@ def test_sharing_tables_follow_from_figure_8_and_counts() -> None:
     assert all(printed in computed.split(" = ") for printed, computed in named)
     printed = paper_table("sharing", "tab02").set_index("network")
     for batch, rows in table.set_index("network").groupby("batch"):
-        assert rows["best"].equals(printed.loc[rows.index, f"best_{batch}"].rename("best"))
-        assert (rows["gain_percent"] == printed.loc[rows.index, f"gain_{batch}_percent"]).all()
+        assert rows["best"].equals(
+            printed.loc[rows.index, f"best_{batch}"].rename("best")
+        )
+        assert (
+            rows["gain_percent"] == printed.loc[rows.index, f"gain_{batch}_percent"]
+        ).all()
     counted = np.array([size(network_named(network)) for network in printed.index])
     millions = counted[:, 0] / 1e6
     assert printed["parameters_millions"].tolist() == pytest.approx(millions, rel=0.005)
@@ -57,7 +63,10 @@ def test_sharing_tables_follow_from_figure_8_and_counts() -> None:
     off = (gflop / printed["gflop"] - 1).abs() > 0.03
     assert printed.index[off].tolist() == ["ViT-Base/16"]
     table = sharing.table1().set_index("kernel")
-    assert table.index[table["flops_computed"].notna()].tolist() == ["Convolution", "Linear"]
+    assert table.index[table["flops_computed"].notna()].tolist() == [
+        "Convolution",
+        "Linear",
+    ]
     elements = math.prod(sharing.SHAPE)
     # A 7x7 convolution of stride 2 does 49 x 64 multiply-adds for a quarter of its inputs' number.
     assert table.loc["Convolution", "flops_computed"] == 2 * 49 * 64 * elements / 4

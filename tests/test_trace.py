@@ -14,7 +14,13 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
-from ddlkit.formats.trace import TIMES, LayerTrace, check_trace, looks_like_one, parse_trace
+from ddlkit.formats.trace import (
+    TIMES,
+    LayerTrace,
+    check_trace,
+    looks_like_one,
+    parse_trace,
+)
 from ddlkit.papers.dag import STRATEGIES
 from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.store import DATA, files
@@ -28,9 +34,13 @@ times = st.floats(1e-9, 1e4) | st.sampled_from([0.0, 1e-7, 0.1, 1 / 3])
 def traces(draw: st.DrawFn) -> LayerTrace:
     layers, k = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     sizes = draw(st.lists(st.integers(0, 10**9), min_size=layers, max_size=layers))
-    block = st.lists(st.lists(times, min_size=layers, max_size=layers), min_size=k, max_size=k)
+    block = st.lists(
+        st.lists(times, min_size=layers, max_size=layers), min_size=k, max_size=k
+    )
     columns = {column: np.array(draw(block)) for column in TIMES}
-    return LayerTrace(tuple(f"layer{i}" for i in range(layers)), np.array(sizes), **columns)
+    return LayerTrace(
+        tuple(f"layer{i}" for i in range(layers)), np.array(sizes), **columns
+    )
 
 
 def read(path: Path) -> LayerTrace:
@@ -43,13 +53,17 @@ def written(trace: LayerTrace) -> str:
     lines = ["Id\tName\tForward\tBackward\tComm.\tSize"]
     for times_s in blocks:
         for row, (name, size) in enumerate(zip(trace.name, trace.n_bytes, strict=True)):
-            cells = [f"{Decimal(repr(float(time))).scaleb(6):f}" for time in times_s[row]]
+            cells = [
+                f"{Decimal(repr(float(time))).scaleb(6):f}" for time in times_s[row]
+            ]
             lines.append("\t".join((str(row), name, *cells, str(size))))
     return "\n".join(lines) + "\n"
 
 
 @given(trace=traces())
-def test_a_trace_reads_back_equal_to_the_last_bit_and_can_be_checked(trace: LayerTrace) -> None:
+def test_a_trace_reads_back_equal_to_the_last_bit_and_can_be_checked(
+    trace: LayerTrace,
+) -> None:
     text = written(trace)
     assert looks_like_one(text)
     again = parse_trace(text, "t")
@@ -75,7 +89,9 @@ def test_folding_loses_no_time_and_no_byte(trace: LayerTrace) -> None:
         assert workload.forward_s == pytest.approx(forward_s[start:].sum())
         assert workload.backward_s.sum() == pytest.approx(backward_s[start:].sum())
         assert workload.bytes.sum() == trace.n_bytes.sum()
-        assert workload.tensor[::-1] == tuple(trace.name[row] for row in trace.learnable)
+        assert workload.tensor[::-1] == tuple(
+            trace.name[row] for row in trace.learnable
+        )
 
 
 def test_activations_count_to_the_layer_before_them() -> None:
@@ -101,11 +117,15 @@ def test_table_vi_from_trace_to_iteration_and_as_a_dag() -> None:
     assert predicted.exposed_communication_s == pytest.approx(123.424e-6, rel=1e-6)
     times, plan = trace.training()
     assert (len(times.backward_s), len(plan.ends)) == (21, 8)
-    scheduled = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3))
+    scheduled = schedule(
+        s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 2), plan=plan, iterations=3)
+    )
     workload = trace.profile("alexnet-caffe", with_input=False).workload()
     alone = predict(workload, make_plan("none", workload, cost), cost)
     assert scheduled.period_s == pytest.approx(alone.iteration_s, rel=1e-9)
-    assert scheduled.duration_s == pytest.approx(2 * 1.2 + 3 * alone.iteration_s, rel=1e-9)
+    assert scheduled.duration_s == pytest.approx(
+        2 * 1.2 + 3 * alone.iteration_s, rel=1e-9
+    )
 
 
 def test_table_vi_is_told_to_contradict_itself_and_a_sound_trace_nothing() -> None:
@@ -114,25 +134,46 @@ def test_table_vi_is_told_to_contradict_itself_and_a_sound_trace_nothing() -> No
     assert findings["forward"].layers == tuple(f"conv{i}" for i in range(1, 6))
     assert f"{4 * 60965224} bytes" in findings["totals"].text
     text = "0 a 100 100 50 400\n1 relu 5 5 0 0\n2 b 100 200 90 800\n"
-    assert [finding.what for finding in check_trace(parse_trace(text, "t"))] == ["totals"]
+    assert [finding.what for finding in check_trace(parse_trace(text, "t"))] == [
+        "totals"
+    ]
 
 
-GOOD = ["Id Name Forward Backward Comm. Size", "0 data 1 0 0 0", "1 a 2 3 4 40", "2 b 5 6 7 80"]
+GOOD = [
+    "Id Name Forward Backward Comm. Size",
+    "0 data 1 0 0 0",
+    "1 a 2 3 4 40",
+    "2 b 5 6 7 80",
+]
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         ([GOOD[0], GOOD[2], GOOD[1], GOOD[3]], "line 2, column id: 1, expected 0"),
-        ([*GOOD, *GOOD[1:3]], r"line 6, column id: the last iteration ends before layer 2 \(b\)"),
+        (
+            [*GOOD, *GOOD[1:3]],
+            r"line 6, column id: the last iteration ends before layer 2 \(b\)",
+        ),
         ([*GOOD[1:], *GOOD[1:], "3 c 1 1 1 4"], "line 7, column id: 3, expected 0"),
-        ([*GOOD, "0 data 1 0 0 0", "1 a 2 3 4 44"], "line 6, column size: a of 44 .* line 3 has"),
-        ([*GOOD[:2], "1 a 2 3 4"], "line 3, column Size: the row has 5 cells, the header 6"),
+        (
+            [*GOOD, "0 data 1 0 0 0", "1 a 2 3 4 44"],
+            "line 6, column size: a of 44 .* line 3 has",
+        ),
+        (
+            [*GOOD[:2], "1 a 2 3 4"],
+            "line 3, column Size: the row has 5 cells, the header 6",
+        ),
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
-        (["Id Name Backward Forward Comm. Size", *GOOD[1:]], "line 1: column 'Backward', expected"),
+        (
+            ["Id Name Backward Forward Comm. Size", *GOOD[1:]],
+            "line 1: column 'Backward', expected",
+        ),
     ],
 )
-def test_a_mistake_names_file_and_line(lines: list[str], message: str, tmp_path: Path) -> None:
+def test_a_mistake_names_file_and_line(
+    lines: list[str], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "mine.trace"
     path.write_text("\n".join(lines))
     with pytest.raises(UserError, match=rf"^[^\n]*mine\.trace: [^\n]*{message}[^\n]*$"):

@@ -48,10 +48,13 @@ def test_predictions_come_before_their_runs_and_runs_say_which(tmp_path: Path) -
     measure(str(file), out=out)
     runs = store.load_table(out / "runs-training-lenet5-p2-loopback.csv", "runs")
     digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
-    assert set(runs["predicted"]) == {digest[:DIGITS]} and set(runs["accumulate"]) == {2}
-    assert set(runs["case"]) <= set(said["case"]) and set(runs["plan"]) == {"ddp", "none"}, (
-        "single is what ddp does with so few bytes"
-    )
+    assert set(runs["predicted"]) == {digest[:DIGITS]} and set(runs["accumulate"]) == {
+        2
+    }
+    assert set(runs["case"]) <= set(said["case"]) and set(runs["plan"]) == {
+        "ddp",
+        "none",
+    }, "single is what ddp does with so few bytes"
     cases = accuracy.joined(Source((out,)))
     paired_s = cases["model_exposed_s"] + cases["measured_compute_s"]
     took_s = cases["measured_exposed_communication_s"] + cases["measured_compute_s"]
@@ -74,13 +77,17 @@ def test_what_form_and_term_bring_is_told_apart() -> None:
     real = forecast(work, make_plan("ddp", work), known)
     others = dict.fromkeys(["alpha_beta:medians"], line)
     said = real_times(real, others)
-    bare = forecast(work, real.iteration.plan, replace(known, contention=None)).prediction
+    bare = forecast(
+        work, real.iteration.plan, replace(known, contention=None)
+    ).prediction
     assert said["model_alone"][0] == bare.iteration_s
     assert said["model_alone"][0] < said[OURS][0]
     # The truth is a line: form brings nothing, the term does.
     assert said["line_medians"][0] < said["line_medians_beside"][0]
     assert said["line_medians_beside"][0] == pytest.approx(said[OURS][0], rel=1e-4)
-    limits = [said[name][0] for name in ("perfect_overlap", "model_alone", "no_overlap")]
+    limits = [
+        said[name][0] for name in ("perfect_overlap", "model_alone", "no_overlap")
+    ]
     assert limits == sorted(limits)
 
 
@@ -96,10 +103,16 @@ def recorded(level: float) -> pd.DataFrame:
     cases = accuracy.trained(CAMPAIGN).set_index("case")
     for key, row in cases.iterrows():
         case = Case.from_row(row.to_dict())
-        how: dict[str, Any] = {"compute_scatter": scatter[case.profile_sha256], "level": level}
+        how: dict[str, Any] = {
+            "compute_scatter": scatter[case.profile_sha256],
+            "level": level,
+        }
         how["compute_drift"] = 0.0  # of which that campaign knew nothing
         forecast = forecast_case(case, workloads, known, **how)
-        point_s, ends_s = forecast.prediction.iteration_s, forecast.interval_s or (0.0, 0.0)
+        point_s, ends_s = (
+            forecast.prediction.iteration_s,
+            forecast.interval_s or (0.0, 0.0),
+        )
         assert point_s == row["model_iteration_s"], "to the last digit"
         cases.loc[key, ["lower_s", "upper_s"]] = ends_s
     return cases
@@ -117,22 +130,29 @@ def test_coverage_at_several_levels_is_what_was_frozen(level: float) -> None:
     cases, runs = recorded(level), CAMPAIGN.table("runs")
     runs = runs[runs["case"].isin(cases.index)]
     drifted_s = runs["compute_s"] - runs["case"].map(cases["predicted_compute_s"])
-    ends_s = (runs["case"].map(cases[end]) + drifted_s for end in ("lower_s", "upper_s"))
+    ends_s = (
+        runs["case"].map(cases[end]) + drifted_s for end in ("lower_s", "upper_s")
+    )
     rows = accuracy.frozen("coverage", source.TRAINED).set_index("nominal")
     reached = runs["iteration_s"].between(*ends_s).mean()
     assert rows.loc[level, "reached"] == pytest.approx(reached, rel=1e-5)
-    half = ((cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]).median() / 2
+    half = (
+        (cases["upper_s"] - cases["lower_s"]) / cases["model_iteration_s"]
+    ).median() / 2
     assert float(rows.loc[level, "median_half_width"]) == pytest.approx(half, rel=1e-3)
 
 
-def test_the_command_predicts_what_the_campaign_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_predicts_what_the_campaign_did(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Five recorded cases, one on each link, to the last digit."""
     cases = recorded(0.5).groupby("link").sample(1, random_state=0)
     for row in cases.itertuples():
         (place,) = [
             path.name.removeprefix("slowdown-").removesuffix(".csv")
             for path in store.list_tables(CAMPAIGN.directories[0], "slowdown-*")
-            if set(store.load_table(path)["link"]) == {row.link} and row.network in path.name
+            if set(store.load_table(path)["link"]) == {row.link}
+            and row.network in path.name
         ]
         link = place.partition("-p2-")[2]
         messages = "loopback-p2" if link == "loopback" else f"lab-p2-{link}"

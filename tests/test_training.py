@@ -48,7 +48,9 @@ def test_the_buckets_are_those_asked_for_and_a_plan_that_came_out_otherwise_is_n
     measured: dict[str, pd.DataFrame],
 ) -> None:
     assert set(measured["runs"]["plan"]) == {"none", "single", "cuts:3,7"}
-    grouped = measured["buckets"].groupby(["case", "source"])["bytes"].agg(list).unstack()
+    grouped = (
+        measured["buckets"].groupby(["case", "source"])["bytes"].agg(list).unstack()
+    )
     followed = grouped.index.isin(measured["runs"]["case"])
     assert (grouped["asked"] == grouped["rebuilt"]).tolist() == followed.tolist()
     assert set(grouped["rebuilt"].map(sum)) == {sum(ready_bytes(NETWORK))}
@@ -68,20 +70,30 @@ def test_runs_are_rows_of_their_case(measured: dict[str, pd.DataFrame]) -> None:
     assert ends["single"] == "10" and ends["cuts:3,7"] == "3;7;10"
     assert ends["none"] == ";".join(map(str, range(1, 11)))
     first = runs.iloc[0]
-    assert (first["kind"], first["link"], first["workers"]) == ("training", "loopback", 2)
+    assert (first["kind"], first["link"], first["workers"]) == (
+        "training",
+        "loopback",
+        2,
+    )
     assert (first["batch"], first["origin"]) == (256, "measured")
     assert set(runs["precision"]) == {"fp32"}
     assert np.allclose(
-        runs["exposed_communication_s"], runs["iteration_s"] - runs["compute_s"], atol=1e-12
+        runs["exposed_communication_s"],
+        runs["iteration_s"] - runs["compute_s"],
+        atol=1e-12,
     )
     assert (runs["processor_load"] > 0).all(), "two ranks were computing"
 
 
-def test_the_profiled_iteration_shows_every_bucket(measured: dict[str, pd.DataFrame]) -> None:
+def test_the_profiled_iteration_shows_every_bucket(
+    measured: dict[str, pd.DataFrame],
+) -> None:
     spans = measured["timeline"]
     for case in measured["runs"]["case"].unique():
         timeline = Timeline.from_rows(spans[spans["case"] == case].to_dict("records"))
-        rebuilt = measured["buckets"].query("case == @case and source == 'rebuilt'")["bytes"]
+        rebuilt = measured["buckets"].query("case == @case and source == 'rebuilt'")[
+            "bytes"
+        ]
         messages = timeline.select(timeline.kind == "all_reduce")
         assert messages.bytes.tolist() == rebuilt.tolist()
         assert messages.group.tolist() == list(range(len(rebuilt)))

@@ -20,7 +20,10 @@ PAPERS = store.DATA / "papers"
 
 def seal(folder: Path) -> Path:
     """What ``sha256sum *.csv > SHA256SUMS`` writes."""
-    lines = (f"{store.sha256_file(path)}  {path.name}\n" for path in sorted(folder.glob("*.csv")))
+    lines = (
+        f"{store.sha256_file(path)}  {path.name}\n"
+        for path in sorted(folder.glob("*.csv"))
+    )
     sums = folder / readers.SUMS
     sums.write_text("".join(lines))
     return sums
@@ -39,7 +42,11 @@ def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) 
         path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
         seal(path.parent)
         changed = bytearray(readers.read_transcribed(path))
-        changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(st.integers(1, 255))
+        changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(
+            st.integers(1, 255)
+        )
         path.write_bytes(changed)
-        with pytest.raises(UserError, match=r"tab\.csv differs from what was transcribed: restore"):
+        with pytest.raises(
+            UserError, match=r"tab\.csv differs from what was transcribed: restore"
+        ):
             readers.read_transcribed(path)

@@ -18,7 +18,13 @@ from ddlkit.store.sheet import read_sheet
 SPECS = store.DATA / "specs" / "transformers.csv"
 SHAPES = read_shapes(read_sheet(SPECS.read_text(), str(SPECS)))
 # Of a stack with biases and two tensors a norm, as Hugging Face's gpt2 has; llama has nine a block and three.
-TENSORS = {"gpt2": 148, "gpt2_medium": 292, "gpt2_large": 436, "gpt2_xl": 580, "llama_7b": 291}
+TENSORS = {
+    "gpt2": 148,
+    "gpt2_medium": 292,
+    "gpt2_large": 436,
+    "gpt2_xl": 580,
+    "llama_7b": 291,
+}
 
 shapes = st.builds(
     Decoder,
@@ -48,7 +54,11 @@ def test_parameters_are_those_that_are_published(name: str) -> None:
     printed = pd.read_csv(SPECS).set_index("name").loc[name]
     assert printed["source"]
     tensors = list(SHAPES[name].tensors(1))
-    assert len({tensor.name for tensor in tensors}) == len(tensors) == TENSORS.get(name, 435)
+    assert (
+        len({tensor.name for tensor in tensors})
+        == len(tensors)
+        == TENSORS.get(name, 435)
+    )
     if name == "cs336_xl":
         # What its source's memory report prints after creation, with rotary tables and blocks of 512 bytes.
         table, blocks = 2 * 128 * 32 * 4, len(tensors) * 512
@@ -59,7 +69,9 @@ def test_parameters_are_those_that_are_published(name: str) -> None:
 
 
 @given(shapes, st.integers(1, 300))
-def test_work_is_six_flop_a_parameter_of_a_product_and_attention(shape: Decoder, t: int) -> None:
+def test_work_is_six_flop_a_parameter_of_a_product_and_attention(
+    shape: Decoder, t: int
+) -> None:
     """Three times forward is 6 N + 12 L H Q T a token, as PaLM, App B; N: the matrices that multiply."""
     tensors = list(shape.tensors(t))
     n = sum(
@@ -86,7 +98,9 @@ def test_what_comes_before_a_gradient_is_done_before_it() -> None:
 def test_times_are_in_proportion_to_work_and_make_up_the_one_given(
     compute_s: float, batch: int, element_bytes: int
 ) -> None:
-    options = ImportOptions("gpt2", batch, None, None, None, False, compute_s, 256, element_bytes)
+    options = ImportOptions(
+        "gpt2", batch, None, None, None, False, compute_s, 256, element_bytes
+    )
     found = import_file(SPECS, None, options)
     profile, workload = found.profile, found.profile.workload()
     assert found.kind == "transformer" and profile.batch == batch

@@ -21,7 +21,9 @@ from ddlkit.report.figures import osf_scaling
 from ddlkit.report.papers import omgs
 from ddlkit.report.papers import osf as of_osf
 
-CLAIM = claims.Claim("osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", "")
+CLAIM = claims.Claim(
+    "osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", ""
+)
 values = st.floats(0.01, 1e6)
 
 
@@ -37,7 +39,9 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
     assert {claim.paper for claim in listed} == {*claims.PAPERS}
     assert {claim.relation for claim in listed} <= {*claims.RELATIONS}
     assert len({claim.id for claim in listed}) == len(listed)
-    assert set(waiting["notebook"]) <= {entry.notebook for entry in catalog.load()} | {""}
+    assert set(waiting["notebook"]) <= {entry.notebook for entry in catalog.load()} | {
+        ""
+    }
 
 
 def errata_of(paper: str) -> dict[str, str]:
@@ -55,7 +59,11 @@ def test_verdicts_and_errata_say_the_same(verdicts: pd.DataFrame) -> None:
     errata = {paper: errata_of(paper) for paper in claims.PAPERS}
     for row in verdicts.itertuples():
         marks = {errata[row.paper][number] for number in row.errata.split()}
-        certain = row.evidence in ("counted independently", "the paper's own numbers", "bound")
+        certain = row.evidence in (
+            "counted independently",
+            "the paper's own numbers",
+            "bound",
+        )
         if certain and row.outcome in ("differs", "contradicted"):
             assert "proven" in marks, row.id
         if marks == {"refuted"}:
@@ -63,7 +71,9 @@ def test_verdicts_and_errata_say_the_same(verdicts: pd.DataFrame) -> None:
 
 
 def test_checks_do_not_depend_on_the_claimed_value(verdicts: pd.DataFrame) -> None:
-    shifted = [replace(claim, value=3 * claim.value + 17) for claim in claims.load_claims()]
+    shifted = [
+        replace(claim, value=3 * claim.value + 17) for claim in claims.load_claims()
+    ]
     again = papers.evaluate(shifted)
     assert again[["id", "low", "high"]].equals(verdicts[["id", "low", "high"]])
     equal = (again["relation"] == "=") & (again["low"] == again["high"])
@@ -73,9 +83,13 @@ def test_checks_do_not_depend_on_the_claimed_value(verdicts: pd.DataFrame) -> No
 def test_two_messages_are_compared_with_one_only_where_both_profit_alike() -> None:
     """The lab's shaper lets a sample's first bytes through: samples of unlike length prove nothing there."""
     sizes, messages, seconds = [1, 2, 4, 8], [16, 16, 8, 2], [1.0, 3.0, 5.0, 4.0]
-    rows = pd.DataFrame({"bytes": sizes, "messages_per_sample": messages, "seconds": seconds})
+    rows = pd.DataFrame(
+        {"bytes": sizes, "messages_per_sample": messages, "seconds": seconds}
+    )
     rows = rows.assign(collective="all_gather", place="a", link="lab:a", ranks=4)
-    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {("a", "lab:a", 4, 2): 6 / 5}
+    assert omgs.doubled(rows, as_many_bytes=True).to_dict() == {
+        ("a", "lab:a", 4, 2): 6 / 5
+    }
     every = {1: 2 / 3, 2: 6 / 5, 4: 10 / 4}
     assert omgs.doubled(rows).to_dict() == {
         ("a", "lab:a", 4, size): ratio for size, ratio in every.items()
@@ -105,14 +119,20 @@ def test_a_claim_agrees_with_what_was_attained_and_measured_with_all_of_it(
         return claim.verdict(result).outcome
 
     alone = [outcome(claims.counted(each, "alone")) == "reproduced" for each in seen]
-    assert (outcome(claims.measured(seen, "all", "recorded")) == "reproduced") == all(alone)
+    assert (outcome(claims.measured(seen, "all", "recorded")) == "reproduced") == all(
+        alone
+    )
     assert (outcome(claims.modelled(seen, "each")) == "compatible") == any(alone)
-    between = outcome(claims.modelled([(min(seen), max(seen))], "between")) == "compatible"
+    between = (
+        outcome(claims.modelled([(min(seen), max(seen))], "between")) == "compatible"
+    )
     assert between == (any(alone) or min(seen) <= value <= max(seen))
 
 
 @given(values, values)
-def test_a_bound_contradicts_only_what_lies_beyond_it(value: float, bound: float) -> None:
+def test_a_bound_contradicts_only_what_lies_beyond_it(
+    value: float, bound: float
+) -> None:
     claim = replace(CLAIM, value=value, tolerance=0)
     if not math.isclose(value, bound, rel_tol=1e-9):
         assert (claim.verdict(claims.at_least(bound, "b")).outcome == "compatible") == (
@@ -124,7 +144,8 @@ def test_a_bound_contradicts_only_what_lies_beyond_it(value: float, bound: float
 
 
 @pytest.mark.parametrize(
-    ("second", "outcome"), [((9, 1), "compatible"), ((1, 1), "undecided"), ((9, 9), "compatible")]
+    ("second", "outcome"),
+    [((9, 1), "compatible"), ((1, 1), "undecided"), ((9, 9), "compatible")],
 )
 def test_half_of_the_settings_must_agree_by_every_reading(
     second: tuple[int, int], outcome: str
@@ -133,18 +154,26 @@ def test_half_of_the_settings_must_agree_by_every_reading(
         ((9, 9), outcome),
         ((1, 1), "contradicted" if second[0] == 1 else "undecided"),
     ):
-        judge = of_osf._by_reading(pd.DataFrame({"one": first, "another": second}), "").judge
+        judge = of_osf._by_reading(
+            pd.DataFrame({"one": first, "another": second}), ""
+        ).judge
         assert judge and judge(5, 6).outcome == expected
 
 
-def test_the_counts_by_evidence_add_up_and_measurements_come_first(verdicts: pd.DataFrame) -> None:
+def test_the_counts_by_evidence_add_up_and_measurements_come_first(
+    verdicts: pd.DataFrame,
+) -> None:
     for values in ([1.0, math.nan], []):
         with pytest.raises(ValueError, match="without numbers"):
             claims.counted(values, "n")
     table, numbers = papers.counts(verdicts), papers.key_numbers(verdicts)
-    assert table.index[0] == "measured here" and table.loc["all", "all"] == len(verdicts)
+    assert table.index[0] == "measured here" and table.loc["all", "all"] == len(
+        verdicts
+    )
     assert table.drop(index="all", columns="all").sum().sum() == len(verdicts)
-    assert numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
+    assert (
+        numbers["claims"] == len(verdicts) == sum(numbers.values()) - numbers["claims"]
+    )
 
 
 def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
@@ -157,10 +186,18 @@ def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
     hearsay: Any = "hearsay"
     unknown = partial(claims._result, hearsay, 528.0, "by word of mouth")
     monkeypatch.setitem(claims.CHECKS, "osf-tab2-vgg16-size", unknown)
-    monkeypatch.setitem(claims.CHECKS, "dag-storage", lambda: store.network_named("no such"))
+    monkeypatch.setitem(
+        claims.CHECKS, "dag-storage", lambda: store.network_named("no such")
+    )
     monkeypatch.setattr(source, "recordings", lambda _: {})
     papers._cells.cache_clear()
-    raising = by_id["dag-storage"], odd, nowhere, by_id["osf-tab2-vgg16-size"], by_id["omgs-eq12"]
+    raising = (
+        by_id["dag-storage"],
+        odd,
+        nowhere,
+        by_id["osf-tab2-vgg16-size"],
+        by_id["omgs-eq12"],
+    )
     listed = [*raising, example]
     judged = papers.evaluate(listed).set_index("id")
     papers._cells.cache_clear()
@@ -168,7 +205,9 @@ def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
     assert judged["outcome"].to_dict() == dict.fromkeys(judged.index, "open") | {
         "osf-sf-example": "compatible"
     }
-    assert [line.split(": ")[0] for line in lines] == [f"claim {claim.id}" for claim in raising]
+    assert [line.split(": ")[0] for line in lines] == [
+        f"claim {claim.id}" for claim in raising
+    ]
     assert "'about': write one of =, <=, >=" in lines[1] and "'hearsay'" in lines[3]
     assert "without its recording" in lines[4]
 
@@ -177,9 +216,14 @@ def test_what_flips_with_half_a_step_is_undecided_and_all_else_as_the_table_has_
     verdicts: pd.DataFrame,
 ) -> None:
     """The table, written by a slow test, is of these claims and grids; each note says by what it stands."""
-    table, flips = claims.halved(), {*claims.halved().query("outcome != halved")["claim"]}
+    table, flips = (
+        claims.halved(),
+        {*claims.halved().query("outcome != halved")["claim"]},
+    )
     for paper, free in (("osf", osf.Grid().free), ("dag", dag.Grid.free)):
-        rows = verdicts[verdicts["paper"] == paper].query("evidence.str.startswith('model')")
+        rows = verdicts[verdicts["paper"] == paper].query(
+            "evidence.str.startswith('model')"
+        )
         of_paper = table[table["claim"].isin(rows["id"])]
         assert {*of_paper["claim"]} == {*rows["id"]} and {*of_paper["axis"]} == {*free}
     by_id, on_grid = verdicts.set_index("id"), table.groupby("claim")["outcome"].first()
@@ -194,4 +238,7 @@ def test_a_statement_that_holds_nowhere_says_so_and_how_many_others_hold() -> No
     factor = claims.by_model(osf_scaling.setting_search(), "VGG-16: scaling factor")
     assert factor.judge is not None
     outcome, note = factor.judge(7, 8)
-    assert outcome == "contradicted" and "at most 9 hold together, it holds nowhere;" in note
+    assert (
+        outcome == "contradicted"
+        and "at most 9 hold together, it holds nowhere;" in note
+    )

@@ -44,12 +44,16 @@ def test_a_run_is_marked_where_any_one_of_the_three_is_beyond_its_limit(
     busy: float, stolen: float, late: float
 ) -> None:
     used = Usage(busy, stolen, late)
-    assert used.limited == (busy >= BUSY_LIMIT or stolen > STOLEN_LIMIT or late > LATE_LIMIT)
+    assert used.limited == (
+        busy >= BUSY_LIMIT or stolen > STOLEN_LIMIT or late > LATE_LIMIT
+    )
     assert used.disturbed == (stolen > STOLEN_LIMIT), "taken again"
 
 
 @given(st.lists(st.tuples(SHARES, SHARES), min_size=1, max_size=4))
-def test_what_no_rank_took_was_taken_by_others(ranks: list[tuple[float, float]]) -> None:
+def test_what_no_rank_took_was_taken_by_others(
+    ranks: list[tuple[float, float]],
+) -> None:
     """User code of the machine, as all ranks see it, less that of every rank; retries end some time."""
     own = [each for each, _ in ranks]
     everyone = np.array([(0.5, 0.0, 0.0, user, each) for each, user in ranks])
@@ -57,7 +61,11 @@ def test_what_no_rank_took_was_taken_by_others(ranks: list[tuple[float, float]])
     assert used.others == pytest.approx(max(0.0, everyone[:, 3].max() - sum(own)))
     assert used.disturbed == (used.others > OTHERS_LIMIT)
     with patch.object(vitals, "RETRY_S", 0.0):
-        assert [left.again(used) for _ in range(3)] == [used.disturbed, used.disturbed, False]
+        assert [left.again(used) for _ in range(3)] == [
+            used.disturbed,
+            used.disturbed,
+            False,
+        ]
 
 
 def test_a_busy_neighbour_shows_and_our_own_work_does_not() -> None:
@@ -73,7 +81,9 @@ def test_a_busy_neighbour_shows_and_our_own_work_does_not() -> None:
     assert own.own > 0 and theirs.own < 0.1 * own.own and theirs.user > theirs.own
 
 
-@pytest.mark.parametrize(("early", "late", "full"), [(0, 0, False), (3, 1, False), (9, 0, True)])
+@pytest.mark.parametrize(
+    ("early", "late", "full"), [(0, 0, False), (3, 1, False), (9, 0, True)]
+)
 def test_a_run_is_marked_late_as_its_link_says_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: int, late: int, full: bool
 ) -> None:
@@ -83,7 +93,9 @@ def test_a_run_is_marked_late_as_its_link_says_it_was(
     link.write_bytes(tunnel.CROSSED.pack(3, 1, 1.0, 2.0))
     watches = vitals.Watch(0), vitals.Watch(1)
     spent = (1.0, 1.0 if full else 0.1)
-    link.write_bytes(tunnel.CROSSED.pack(3 + early + late, 1 + late, 1 + spent[0], 2 + spent[1]))
+    link.write_bytes(
+        tunnel.CROSSED.pack(3 + early + late, 1 + late, 1 + spent[0], 2 + spent[1])
+    )
     share = late / (early + late) if early + late else 0.0
     assert watches[0].usage().late == pytest.approx(1.0 if full else share)
     assert watches[1].usage().late == 0
@@ -107,14 +119,20 @@ def test_units_are_those_of_the_names() -> None:
 @pytest.mark.parametrize(
     ("gpus", "used"),
     [
-        ([{}, {**BUSY, **FULL}], "gpu1 is in use by others: utilisation 98% or more for 0.2 s"),
+        (
+            [{}, {**BUSY, **FULL}],
+            "gpu1 is in use by others: utilisation 98% or more for 0.2 s",
+        ),
         ([BUSY], ""),  # a driver that starts
         ([FULL], ""),  # somebody rests
         ([{**BUSY, "memory.used": "1024"}], ""),  # more than 1 GiB counts
     ],
 )
 def test_a_gpu_is_in_use_if_it_is_busy_with_company_at_every_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[dict[str, str]], used: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: list[dict[str, str]],
+    used: str,
 ) -> None:
     monkeypatch.setattr(vitals, "PATIENCE_S", 0.2)
     monkeypatch.setattr(vitals, "LOOK_PERIOD_S", 0.1)
@@ -122,15 +140,21 @@ def test_a_gpu_is_in_use_if_it_is_busy_with_company_at_every_look(
     assert vitals.gpu_in_use() == used
 
 
-def test_all_are_sampled_into_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_sampled_into_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi.install(tmp_path / "bin", monkeypatch, {}, BUSY)
     with vitals.Sampler(gpu=True, period_s=0.02) as sampler:
         assert wait_for(lambda: sampler.frame()["time_s"].nunique() >= 3)
     frame = sampler.frame()
     assert frame["time_s"].is_monotonic_increasing
-    loads = frame[frame["quantity"] == "utilisation"].groupby("device")["value"].agg(set)
+    loads = (
+        frame[frame["quantity"] == "utilisation"].groupby("device")["value"].agg(set)
+    )
     assert loads.to_dict() == {"gpu0": {0.0}, "gpu1": {0.98}}
-    path = store.save_table(frame, tmp_path, "vitals-s1.csv.gz", schema="vitals", command=[])
+    path = store.save_table(
+        frame, tmp_path, "vitals-s1.csv.gz", schema="vitals", command=[]
+    )
     assert len(store.load_table(path)) == len(frame)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert vitals.gpu_in_use() == "" and vitals.gpu_vitals() == [], "without nvidia-smi"

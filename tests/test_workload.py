@@ -24,7 +24,9 @@ counts = st.lists(st.floats(1e3, 1e10), min_size=1, max_size=8)
 def counted(flops: list[float], batch: int = 1, **changed: Any) -> LayerProfile:
     rate: dict[str, Any] = {"peak_flops_per_s": 1e13, "utilisation": 0.5, **changed}
     names = [f"t{i}" for i in range(len(flops))]
-    return LayerProfile.from_flops("mine", batch, names, [10] * len(flops), flops, **rate)
+    return LayerProfile.from_flops(
+        "mine", batch, names, [10] * len(flops), flops, **rate
+    )
 
 
 @given(counts, st.integers(1, 512), st.floats(1e9, 1e15), st.floats(0.01, 1))
@@ -44,7 +46,10 @@ def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
     assert profile.gradient_bytes.tolist() == [40, 40]
     assert profile.layer == profile.tensor == ("t0", "t1")
     half = profile.resized({"t1": 0.5})
-    assert (half.gradient_bytes.tolist(), half.parameters.tolist()) == ([40, 20], [10, 5])
+    assert (half.gradient_bytes.tolist(), half.parameters.tolist()) == (
+        [40, 20],
+        [10, 5],
+    )
     assert (half.forward_s / profile.forward_s).tolist() == [1.0, 0.5]
     assert (half.backward_s / profile.backward_s).tolist() == [1.0, 0.5]
     with pytest.raises(UserError, match="no layer or tensor 't7'"):
@@ -56,16 +61,24 @@ def test_bytes_follow_the_parameters_and_a_layer_can_be_resized() -> None:
     halved = profile.sent_as(2)
     assert (halved.gradient_bytes == 2 * halved.parameters).all()
     assert np.array_equal(halved.backward_s, profile.backward_s)
-    wrong: list[dict[str, Any]] = [{"peak_flops_per_s": 0}, {"utilisation": 1.2}, {"batch": 0}]
+    wrong: list[dict[str, Any]] = [
+        {"peak_flops_per_s": 0},
+        {"utilisation": 1.2},
+        {"batch": 0},
+    ]
     for changed in ({"flops": [0.0]}, *wrong):
-        with pytest.raises(UserError, match="rate is 0|utilisation is 1.2|size is 0|any FLOP"):
+        with pytest.raises(
+            UserError, match="rate is 0|utilisation is 1.2|size is 0|any FLOP"
+        ):
             counted(**{"flops": [1e6], **changed})
 
 
 lines = st.builds(AlphaBeta, st.floats(0, 1), st.floats(0, 1e-6))
 
 
-@given(workloads(), lines, st.integers(1, 30), st.integers(1, 4 * 10**7), st.floats(0, 2))
+@given(
+    workloads(), lines, st.integers(1, 30), st.integers(1, 4 * 10**7), st.floats(0, 2)
+)
 def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     workload: Workload, cost: AlphaBeta, m: int, capacity: int, slowdown: float
 ) -> None:
@@ -76,17 +89,26 @@ def test_accumulated_batches_come_before_the_one_whose_gradients_travel(
     before_s = (m - 1) * (workload.compute_s - workload.update_s)
     assert many.iteration_s == pytest.approx(one.iteration_s + before_s)
     assert many.communication_s == one.communication_s
-    assert workload.accumulated(1).ready_s == pytest.approx(workload.ready_s, rel=0, abs=0)
+    assert workload.accumulated(1).ready_s == pytest.approx(
+        workload.ready_s, rel=0, abs=0
+    )
 
 
 @given(st.integers(0, 2**40), st.floats(1e-8, 1e4))
 def test_bytes_and_times_print_and_parse_back(n: int, seconds: float) -> None:
-    assert units.parse_bytes(units.format_bytes(n)) == pytest.approx(n, rel=1e-3, abs=0.5)
-    assert units.parse_seconds(units.format_seconds(seconds)) == pytest.approx(seconds, rel=1e-2)
+    assert units.parse_bytes(units.format_bytes(n)) == pytest.approx(
+        n, rel=1e-3, abs=0.5
+    )
+    assert units.parse_seconds(units.format_seconds(seconds)) == pytest.approx(
+        seconds, rel=1e-2
+    )
 
 
 def test_decimal_and_binary_prefixes_differ() -> None:
-    assert (units.parse_bytes("25MB"), units.parse_bytes("25 MiB")) == (25_000_000, 26_214_400)
+    assert (units.parse_bytes("25MB"), units.parse_bytes("25 MiB")) == (
+        25_000_000,
+        26_214_400,
+    )
     assert units.parse_bits_per_s("25 Gbit/s") == 25e9
     assert units.parse_seconds("8m") == 480
 

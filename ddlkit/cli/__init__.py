@@ -23,12 +23,18 @@ from ddlkit.core.errors import UserError, one_line
 
 assert advising and predicting  # whose imports register their commands
 
-ROOM, FEWER = "make room there, or choose another directory", "end other programs, or allow more"
+ROOM, FEWER = (
+    "make room there, or choose another directory",
+    "end other programs, or allow more",
+)
 LIMITS = {
     **{errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EROFS: "choose another directory"},
     **{errno.EFBIG: f"{FEWER}: ulimit -f", errno.EMFILE: f"{FEWER}: ulimit -n"},
     **{errno.ENFILE: "end other programs: too many files are open on this machine"},
-    **{errno.EAGAIN: f"{FEWER}: ulimit -u", errno.ENOMEM: "free memory, or ask for less"},
+    **{
+        errno.EAGAIN: f"{FEWER}: ulimit -u",
+        errno.ENOMEM: "free memory, or ask for less",
+    },
 }
 """What a machine may be short of, wherever that shows, and what to do."""
 
@@ -36,15 +42,21 @@ LIMITS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a terminal may know ASCII only
     # What arithmetic makes of numbers beyond its range is looked for in the result, by `show`.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     if threading.current_thread() is threading.main_thread():
         _end_as_ctrl_c_does()
     try:
         given = sys.argv[1:] if argv is None else argv
-        if bare := [word[:-3] for word in given if word[:2] == "--" and word[-3:] == "=--"]:
-            raise UserError(f"{bare[0]}: -- is no value")  # argparse would take it for none
+        if bare := [
+            word[:-3] for word in given if word[:2] == "--" and word[-3:] == "=--"
+        ]:
+            raise UserError(
+                f"{bare[0]}: -- is no value"
+            )  # argparse would take it for none
         arguments = _parser().parse_args(argv)
         return arguments.run(arguments) or 0
     except UserError as error:
@@ -52,7 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
         with contextlib.suppress(OSError):
-            print("; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]), file=sys.stderr)
+            print(
+                "; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]),
+                file=sys.stderr,
+            )
         # An extension may have left word for Python that it end by SIGINT, whatever it was.
         exec("")
         number = (_ended_by or [signal.SIGINT])[0]
@@ -147,13 +162,19 @@ def _parser() -> argparse.ArgumentParser:
     "run the notebooks and build the report",
     flag("--recorded", "only from data/recorded"),
     arg("--data", type=Path, help="measured tables [build/measured]"),
-    arg("--reports", type=Path, help="for figures [reports with --recorded, else build/reports]"),
+    arg(
+        "--reports",
+        type=Path,
+        help="for figures [reports with --recorded, else build/reports]",
+    ),
     arg("--only", default="", help="notebooks by number: 20,40"),
 )
 def book(arguments: argparse.Namespace) -> None:
     from ddlkit.report.book import build
 
-    chosen = {name: getattr(arguments, name) for name in ("recorded", "data", "reports")}
+    chosen = {
+        name: getattr(arguments, name) for name in ("recorded", "data", "reports")
+    }
     print(build(**chosen, only=[n for n in arguments.only.split(",") if n]))
 
 
@@ -166,4 +187,6 @@ def book(arguments: argparse.Namespace) -> None:
 def figures(arguments: argparse.Namespace) -> int:
     from ddlkit.report import catalog
 
-    return catalog.command(check=arguments.check, write=arguments.write, reports=arguments.reports)
+    return catalog.command(
+        check=arguments.check, write=arguments.write, reports=arguments.reports
+    )

@@ -23,9 +23,16 @@ torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in 
 @command(
     "advise on DDP's buckets: what to change, what that gains, and what limits",
     arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
-    arg("--minutes", type=float, default=3.0, help="of a model: to measure and predict in [3]"),
+    arg(
+        "--minutes",
+        type=float,
+        default=3.0,
+        help="of a model: to measure and predict in [3]",
+    ),
     arg("--confirm-minutes", type=float, default=3.0, help="to try the advice in [3]"),
-    arg("--lab", metavar="RATE[,DELAY]", help="over emulated links, as 1gbit [loopback]"),
+    arg(
+        "--lab", metavar="RATE[,DELAY]", help="over emulated links, as 1gbit [loopback]"
+    ),
     arg("--out", type=Path, help="directory for what is measured [build/advised/...]"),
     arg("--html", type=Path, metavar="FILE", help="a page that needs no network, too"),
     *OPTIONAL,
@@ -36,7 +43,9 @@ def advise(arguments: argparse.Namespace) -> None:
     if is_sharded(arguments):
         return _units(arguments)
     if bool(arguments.model) == bool(arguments.profile):
-        raise UserError("give --model, whose training is measured, or --profile and --collectives")
+        raise UserError(
+            "give --model, whose training is measured, or --profile and --collectives"
+        )
     result, advice = (_measured if arguments.model else _of_tables)(arguments)
     if advice:  # on rank 0
         result["snippet"] = snippet(advice, result["advice"])
@@ -52,11 +61,15 @@ def _units(arguments: argparse.Namespace) -> None:
     from pandas import DataFrame
 
     if arguments.model or not arguments.profile:
-        raise UserError("advise --strategy fsdp: give --profile and --collectives, no --model")
+        raise UserError(
+            "advise --strategy fsdp: give --profile and --collectives, no --model"
+        )
     specs = [*filter(None, (arguments.units or "").split(";")), *SIZES]
     rows = sorted(sharded(arguments, *specs), key=lambda row: float(row["iteration_s"]))
     shown = DataFrame(rows).drop(columns=["level", "compute_s", "workers"])
-    show({"ranked": rows}, True) if arguments.json else print(shown.to_string(index=False))
+    show({"ranked": rows}, True) if arguments.json else print(
+        shown.to_string(index=False)
+    )
 
 
 def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
@@ -73,15 +86,28 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     from ddlkit import store
     from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
     from ddlkit.run.jobs.rank import joined
-    from ddlkit.run.measure.models import LISTS, MEETING_S, AdviseSettings, advise_job, read_advice
+    from ddlkit.run.measure.models import (
+        LISTS,
+        MEETING_S,
+        AdviseSettings,
+        advise_job,
+        read_advice,
+    )
 
     seconds = [60 * arguments.minutes, 60 * arguments.confirm_minutes]
     if min(seconds) <= 0 or arguments.accumulate < 1:
-        raise UserError("--minutes, --confirm-minutes and --accumulate must be above zero")
+        raise UserError(
+            "--minutes, --confirm-minutes and --accumulate must be above zero"
+        )
     settings = AdviseSettings(arguments.model, arguments.accumulate, *seconds)
     outside = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1)
     ranks = outside if outside > 1 else arguments.ranks or 2
-    words = Path(arguments.model).name, f"p{ranks}", f"k{arguments.accumulate}", arguments.lab
+    words = (
+        Path(arguments.model).name,
+        f"p{ranks}",
+        f"k{arguments.accumulate}",
+        arguments.lab,
+    )
     named = re.sub(r"[^\w-]", "-", "-".join(filter(None, words)))
     out = arguments.out or store.BUILD / "advised" / named
     try:
@@ -97,21 +123,40 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     advice, trials = read_advice(out), store.load_table(out / "trials.csv", "trials")
     rounds = trials.pivot_table("seconds", "repeat", "policy", "median")
     each = len(trials) // rounds.size
-    tried = {name: measured_gain(rounds, name) for name in rounds}  # the default gains nothing
-    result = {"network": trials["network"].iloc[0], "workers": ranks, "tables": str(out)}
-    result |= {**advice.to_dict(len(rounds), each), "rounds": len(rounds), "iterations": each}
+    tried = {
+        name: measured_gain(rounds, name) for name in rounds
+    }  # the default gains nothing
+    result = {
+        "network": trials["network"].iloc[0],
+        "workers": ranks,
+        "tables": str(out),
+    }
+    result |= {
+        **advice.to_dict(len(rounds), each),
+        "rounds": len(rounds),
+        "iterations": each,
+    }
     result["predicted_advice"] = result["advice"]
     if found := tried.get(result["best"]):
         low, high = result["gain_interval"]
-        result |= {"measured_gain": found.share, "measured_interval": list(found.interval)}
+        result |= {
+            "measured_gain": found.share,
+            "measured_interval": list(found.interval),
+        }
         result["disagrees"] = not low <= found.share <= high
-    if LISTS and not (found and found.interval[1] >= WORTH):  # nothing is tried without lists
+    if LISTS and not (
+        found and found.interval[1] >= WORTH
+    ):  # nothing is tried without lists
         result["advice"] = KEEP
-    result["measured_best"] = max(tried, key=lambda name: (tried[name].share, name == DEFAULT))
+    result["measured_best"] = max(
+        tried, key=lambda name: (tried[name].share, name == DEFAULT)
+    )
     return result, advice
 
 
-def _launched(arguments: argparse.Namespace, settings: Any, ranks: int, out: Path) -> None:
+def _launched(
+    arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
+) -> None:
     """Run the job in ranks of this machine, over its loopback or emulated links."""
     from ddlkit.run.jobs.launch import Loopback
     from ddlkit.run.measure.models import MEETING_S, advise_job
@@ -123,7 +168,9 @@ def _launched(arguments: argparse.Namespace, settings: Any, ranks: int, out: Pat
         delay_s = units.parse_seconds(delay) if delay else 0.0
         members, _ = ranks_in_lab(ranks, units.parse_bits_per_s(rate), delay_s)
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
-    members.run(advise_job, settings, MEETING_S + settings.measure_s + settings.confirm_s, out)
+    members.run(
+        advise_job, settings, MEETING_S + settings.measure_s + settings.confirm_s, out
+    )
 
 
 def snippet(advice: Any, chosen: str) -> str:
@@ -149,23 +196,34 @@ def screen(result: dict[str, Any]) -> list[str]:
         return f"{value:+.1%} ({ends[0]:+.1%} to {ends[1]:+.1%})"
 
     best, low_to_high = result["best"], result["gain_interval"]
-    lines = [f"{result['network']} on {result['workers']} ranks: {result['advice']}", ""]
+    lines = [
+        f"{result['network']} on {result['workers']} ranks: {result['advice']}",
+        "",
+    ]
     plans = {"PyTorch's default": "default_plan", f"best plan, {best}": "best_plan"}
     for name, of in ((name, result[key]) for name, key in plans.items()):
-        took, low, high = map(units.format_seconds, (of["iteration_s"], *of["interval_s"]))
+        took, low, high = map(
+            units.format_seconds, (of["iteration_s"], *of["interval_s"])
+        )
         exposed = units.format_seconds(of["exposed_communication_s"])
         more = f"exposed {exposed}, scaling factor {of['scaling_factor']:.2f}"
         lines.append(f"{name:<28} {took} an iteration ({low} to {high}), {more}")
     slower = f"slower with {result['probability_slower']:.0%}"
-    lines.append(f"{'predicted gain':<28} {share(result['gain'], low_to_high)}; {slower}")
+    lines.append(
+        f"{'predicted gain':<28} {share(result['gain'], low_to_high)}; {slower}"
+    )
     if "measured_gain" in result:
         said = share(result["measured_gain"], result["measured_interval"])
         verdict = "; outside of what was predicted" * result["disagrees"]
-        lines.append(f"{'measured gain':<28} {said}, {result['rounds']} rounds{verdict}")
+        lines.append(
+            f"{'measured gain':<28} {said}, {result['rounds']} rounds{verdict}"
+        )
     if (other := result.get("measured_best", best)) != best:
         lines.append(f"{'measured best':<28} {other}")
     lines.append(f"{'limited by':<28} {result['limited_by']}")
-    lines += [f"{'':<28} {gain:+.1%} by {what}" for what, gain in result["shorter_by"].items()]
+    lines += [
+        f"{'':<28} {gain:+.1%} by {what}" for what, gain in result["shorter_by"].items()
+    ]
     if size := result["measure_next_bytes"]:
         lines.append(f"{'measure this size next':<28} {units.format_bytes(size)}")
     return [*lines, "", result["snippet"], *[LISTED] * ("list" in result["snippet"])]

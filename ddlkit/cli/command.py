@@ -44,7 +44,9 @@ def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
     """Return what registers a function as the command of its own name."""
 
     def register(run: Run) -> Run:
-        COMMANDS[run.__name__.rstrip("_").replace("_", "-")] = Command(run, text, arguments)
+        COMMANDS[run.__name__.rstrip("_").replace("_", "-")] = Command(
+            run, text, arguments
+        )
         return run
 
     return register
@@ -80,7 +82,9 @@ def _shown(value: Any) -> str:
 def is_numbers(value: Any) -> bool:
     """Return whether it is a list of numbers, or numbers by name."""
     inner = value.values() if isinstance(value, dict) else value
-    return isinstance(value, (dict, list)) and all(isinstance(x, (int, float)) for x in inner)
+    return isinstance(value, (dict, list)) and all(
+        isinstance(x, (int, float)) for x in inner
+    )
 
 
 _MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
@@ -94,7 +98,11 @@ _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
 _SESSION = (
     arg("--budget", type=units.parse_seconds, help=_BUDGET),
     flag("--dry-run", "only say what and how long"),
-    arg("--out", type=Path, help="directory for the tables [build/measured, or data/recorded/...]"),
+    arg(
+        "--out",
+        type=Path,
+        help="directory for the tables [build/measured, or data/recorded/...]",
+    ),
     arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
     flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
 )
@@ -104,7 +112,10 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
     from ddlkit.run.sessions import engine
 
     how["budget_s"] = math.inf if arguments.budget is None else arguments.budget
-    how |= {name: getattr(arguments, name) for name in ("out", "dry_run", "pack", "ignore_load")}
+    how |= {
+        name: getattr(arguments, name)
+        for name in ("out", "dry_run", "pack", "ignore_load")
+    }
     try:
         print(engine.measure(what, **how))
     except KeyboardInterrupt:
@@ -114,11 +125,24 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
 @command(
     "measure this machine and record what it shows; goes on where it stopped",
     arg("what", metavar="NAME|FILE", help=_MEASURE),
-    arg("--profile", choices=("quick", "full"), default="quick", help="whose part it is [quick]"),
+    arg(
+        "--profile",
+        choices=("quick", "full"),
+        default="quick",
+        help="whose part it is [quick]",
+    ),
     arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
     arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
-    arg("--accumulate", type=int, default=1, help="of a model: losses in an iteration [1]"),
-    flag("--predict", "of a campaign: calibrate its labs, write down what models say; no runs"),
+    arg(
+        "--accumulate",
+        type=int,
+        default=1,
+        help="of a model: losses in an iteration [1]",
+    ),
+    flag(
+        "--predict",
+        "of a campaign: calibrate its labs, write down what models say; no runs",
+    ),
     *_SESSION,
 )
 def measure(arguments: argparse.Namespace) -> None:
@@ -133,9 +157,13 @@ def _measured_model(arguments: argparse.Namespace) -> None:
     """Measure the layers of a user's own model. Raises UserError for what does not go with that."""
     others = ("networks", "predict", "dry_run", "pack", "ignore_load")
     if not arguments.model or arguments.what != "layers" or arguments.accumulate < 1:
-        raise UserError("--accumulate, at least 1, needs --model, and that goes with layers alone")
+        raise UserError(
+            "--accumulate, at least 1, needs --model, and that goes with layers alone"
+        )
     if given := [name for name in others if getattr(arguments, name)]:
-        raise UserError(f"--{given[0].replace('_', '-')} does not go with --model: leave it out")
+        raise UserError(
+            f"--{given[0].replace('_', '-')} does not go with --model: leave it out"
+        )
     from ddlkit import store
     from ddlkit.run.clock import Budget
     from ddlkit.run.measure.models import measure_model
@@ -149,8 +177,15 @@ def _measured_model(arguments: argparse.Namespace) -> None:
 @command(
     "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
     arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
-    arg("--profile", choices=("standard", "smoke"), default="standard", help="how much [standard]"),
-    flag("--preflight", "measure nothing: check in half a minute that all it needs works"),
+    arg(
+        "--profile",
+        choices=("standard", "smoke"),
+        default="standard",
+        help="how much [standard]",
+    ),
+    flag(
+        "--preflight", "measure nothing: check in half a minute that all it needs works"
+    ),
     *_SESSION,
 )
 def record(arguments: argparse.Namespace) -> int | None:
@@ -166,7 +201,9 @@ def record(arguments: argparse.Namespace) -> int | None:
 
 @command(
     "pack recorded tables: one file of each kind, each table's own hash kept and verified",
-    arg("folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"),
+    arg(
+        "folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"
+    ),
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
@@ -202,7 +239,12 @@ _ACTIONS = "make links, list labs, take a lab down, remove dead ones"
     arg("action", choices=("up", "status", "down", "clean"), help=_ACTIONS),
     arg("--ranks", type=int, default=4, help="namespaces, one per rank [4]"),
     arg("--rate", default="1gbit", help="rate of each link, both ways [1gbit]"),
-    arg("--engine", choices=("tbf", "emulated"), default="tbf", help="what limits the links [tbf]"),
+    arg(
+        "--engine",
+        choices=("tbf", "emulated"),
+        default="tbf",
+        help="what limits the links [tbf]",
+    ),
     *(arg(f"--{name}", help=text) for name, text in _EMULATED.items()),
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
 )
@@ -213,11 +255,16 @@ def lab(arguments: argparse.Namespace) -> None:
     if arguments.action == "up":
         made = network.Lab(_lab_shape(arguments), label, persistent=True).up()
         namespaces = " ".join(made.namespaces)
-        print(f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}")
+        print(
+            f"{made.label}: {made.ranks} ranks over {made.name}; namespaces {namespaces}"
+        )
     elif arguments.action == "status":
         for row in network.status():
             state = "up" if row["alive"] else "dead: run ddlkit lab clean"
-            print("{label}: {ranks} ranks over {link}, {owner}".format_map(row) + f", {state}")
+            print(
+                "{label}: {ranks} ranks over {link}, {owner}".format_map(row)
+                + f", {state}"
+            )
     elif arguments.action == "down":
         for each in [label] if label else [row["label"] for row in network.status()]:
             network.attach(each).down()
@@ -231,9 +278,15 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
     from ddlkit.run.lab import LabShape, parse
 
-    given = {name: value for name in _EMULATED if (value := getattr(arguments, name)) is not None}
+    given = {
+        name: value
+        for name in _EMULATED
+        if (value := getattr(arguments, name)) is not None
+    }
     emulated = arguments.engine == "emulated"
     if given and not emulated:
-        raise UserError(f"--{[*given][0]} needs --engine emulated: links of tbf have a rate alone")
+        raise UserError(
+            f"--{[*given][0]} needs --engine emulated: links of tbf have a rate alone"
+        )
     rate = units.parse_bits_per_s(arguments.rate)
     return LabShape(arguments.ranks, rate, parse(given) if emulated else None)

@@ -21,7 +21,9 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
     ends = [part.split("-") for part in text.split(",")]
-    return tuple(number for run in ends for number in range(int(run[0]), int(run[-1]) + 1))
+    return tuple(
+        number for run in ends for number in range(int(run[0]), int(run[-1]) + 1)
+    )
 
 
 ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUMBER)
@@ -32,17 +34,33 @@ ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUM
     arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
     arg("--kind", help="trace, kineto, flops or transformer [by content]"),
     arg("--out", type=Path, help="the layer profile (CSV)"),
-    arg("--messages", type=Path, help="of torch.profiler: sizes and times of messages (CSV)"),
-    arg("--iterations", type=_numbers, default=(), help="of torch.profiler: which, as 0,2-5 [all]"),
+    arg(
+        "--messages",
+        type=Path,
+        help="of torch.profiler: sizes and times of messages (CSV)",
+    ),
+    arg(
+        "--iterations",
+        type=_numbers,
+        default=(),
+        help="of torch.profiler: which, as 0,2-5 [all]",
+    ),
     arg("--network", help="its name [the file's]; of transformers: which one"),
     arg("--batch", type=int, help="samples an iteration [1]"),
     arg("--device", help="what it ran on [as the file says]"),
     arg("--peak", type=float, help="of counts: peak rate in FLOP/s"),
     arg("--utilisation", type=float, help="of counts: share of it, 0 to 1"),
-    arg("--compute-s", type=float, help="of counts: forward and backward, in place of a rate"),
+    arg(
+        "--compute-s",
+        type=float,
+        help="of counts: forward and backward, in place of a rate",
+    ),
     arg("--sequence", type=int, help="of a transformer: tokens of a sample"),
     ELEMENT,
-    flag("--without-input", "of a trace: leave out all before the first layer with parameters"),
+    flag(
+        "--without-input",
+        "of a trace: leave out all before the first layer with parameters",
+    ),
     JSON,
 )
 def import_(arguments: argparse.Namespace) -> None:
@@ -55,13 +73,17 @@ def import_(arguments: argparse.Namespace) -> None:
     sent = _messages(arguments) if arguments.messages else None
     if arguments.out:
         chosen = [field.name for field in fields(formats.ImportOptions)]
-        options = formats.ImportOptions(**{name: getattr(arguments, name) for name in chosen})
+        options = formats.ImportOptions(
+            **{name: getattr(arguments, name) for name in chosen}
+        )
         imported = formats.import_file(arguments.file, arguments.kind, options)
         profile, workload = imported.profile, imported.profile.workload()
         formats.save_profile(profile, arguments.out, arguments.file)
         findings = imported.findings
         result = {"kind": imported.kind, "tensors": workload.n}
-        result |= {name: getattr(profile, name) for name in ("network", "device", "batch")}
+        result |= {
+            name: getattr(profile, name) for name in ("network", "device", "batch")
+        }
         result |= {name: getattr(workload, name) for name in ("forward_s", "update_s")}
         result["parameters"] = int(workload.parameters.sum())
         result["backward_s"] = float(workload.backward_s.sum())
@@ -84,7 +106,9 @@ def _messages(arguments: argparse.Namespace) -> tuple[str, Finding]:
     store.own_output(arguments.messages, arguments.file, *filter(None, [arguments.out]))
     text = store.files.read_text(arguments.file)
     if formats.guess_kind(text, str(arguments.file)) != "kineto":
-        problem = "only a trace of torch.profiler has messages that were timed by themselves"
+        problem = (
+            "only a trace of torch.profiler has messages that were timed by themselves"
+        )
         raise UserError(f"{arguments.file}: --messages: {problem}: measure collectives")
     return kineto.message_table(kineto.parse_kineto(text, str(arguments.file)))
 

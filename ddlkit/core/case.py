@@ -52,8 +52,12 @@ class Case:
     @property
     def key(self) -> str:
         """Return 12 hex digits of the SHA-256 of all fields; of those that came later, where they differ."""
-        of_key = {k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]}
-        return hashlib.sha256(json.dumps(of_key, sort_keys=True).encode()).hexdigest()[:12]
+        of_key = {
+            k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]
+        }
+        return hashlib.sha256(json.dumps(of_key, sort_keys=True).encode()).hexdigest()[
+            :12
+        ]
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:

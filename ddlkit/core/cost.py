@@ -39,7 +39,9 @@ class Form(ABC):
         for name, kind in parameters(type(self)).items():
             value = getattr(self, name)
             if kind == "float":
-                number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                number = isinstance(value, (int, float, np.number)) and not isinstance(
+                    value, bool
+                )
                 right = number and abs(value) <= MOST
             else:
                 value = np.array(value, dtype=float)
@@ -48,7 +50,8 @@ class Form(ABC):
                 right = bool(np.all(np.abs(value) <= MOST))
             if not right:
                 self.check(
-                    False, f"{name} is {shown(value)}: must be a finite number up to {MOST:g}"
+                    False,
+                    f"{name} is {shown(value)}: must be a finite number up to {MOST:g}",
                 )
 
     def check(self, right: Any, what: str) -> None:
@@ -59,7 +62,9 @@ class Form(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Return, JSON-ready, ``form``, its unit-named parameters, and what it holds for."""
         values = {name: getattr(self, name) for name in described(type(self))}
-        plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+        plain = {
+            k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()
+        }
         return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
 
 
@@ -80,9 +85,13 @@ def parameters(kind: type[Form]) -> dict[str, Any]:
 def checked_form(name: Any, forms: Collection[str]) -> str:
     """Return ``name``. Raises UserError unless it is one of ``forms``, naming what replaces one that went."""
     if isinstance(name, str) and name in REPLACED:
-        raise UserError(f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again")
+        raise UserError(
+            f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again"
+        )
     if not isinstance(name, str) or name not in forms:
-        raise UserError(f"unknown cost form {shown(name)}: use one of {', '.join(forms)}")
+        raise UserError(
+            f"unknown cost form {shown(name)}: use one of {', '.join(forms)}"
+        )
     return name
 
 
@@ -94,7 +103,9 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     wrong = given - {*described(kind)}, {*parameters(kind)} - given
     if any(wrong):
         unknown, missing = (", ".join(sorted(names)) or "none" for names in wrong)
-        raise UserError(f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}")
+        raise UserError(
+            f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}"
+        )
     try:
         return kind(**{name: description[name] for name in given})
     except (TypeError, ValueError, OverflowError) as error:
@@ -138,12 +149,19 @@ class MessageCost(Form):
         whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
         what = f"workers is {shown(workers)}: must be a whole number from 1 to {MOST_WORKERS}"
         self.check(workers is None or (whole and 1 <= workers <= MOST_WORKERS), what)
-        for name, value in (("collective", self.collective), ("algorithm", self.algorithm or "")):
-            self.check(isinstance(value, str), f"{name} is {shown(value)}: must be a name")
+        for name, value in (
+            ("collective", self.collective),
+            ("algorithm", self.algorithm or ""),
+        ):
+            self.check(
+                isinstance(value, str), f"{name} is {shown(value)}: must be a name"
+            )
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        if isinstance(n_bytes, (int, float)):  # an array of one number takes three times as long
+        if isinstance(
+            n_bytes, (int, float)
+        ):  # an array of one number takes three times as long
             return float(self._seconds(np.float64(n_bytes)))
         sizes = np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
@@ -183,7 +201,11 @@ class MessageCost(Form):
 
     def at_workers(self, workers: int) -> MessageCost:
         """Return a ring's cost with 2(n-1) steps of latency, 2(n-1)/n of the bytes; gathers alike."""
-        if not isinstance(self, AlphaBeta) or self.algorithm != "ring" or not self.workers:
+        if (
+            not isinstance(self, AlphaBeta)
+            or self.algorithm != "ring"
+            or not self.workers
+        ):
             raise UserError(
                 "an alpha_beta cost can be taken to another number of workers only if it names "
                 "algorithm 'ring' and its workers; no other form can"
@@ -191,7 +213,9 @@ class MessageCost(Form):
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         steps = (workers - 1) / (self.workers - 1)
         slope = self.beta_s_per_byte * steps * self.workers / workers
-        return replace(self, alpha_s=self.alpha_s * steps, beta_s_per_byte=slope, workers=workers)
+        return replace(
+            self, alpha_s=self.alpha_s * steps, beta_s_per_byte=slope, workers=workers
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +258,9 @@ class Table(MessageCost):
     def _seconds(self, sizes: Floats) -> Floats:
         x, y = self._logs
         inside = np.exp(np.interp(np.log(np.maximum(sizes, self.bytes[0])), x, y))
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes[-1] - self.bytes[-2])
+        slope = (self.seconds[-1] - self.seconds[-2]) / (
+            self.bytes[-1] - self.bytes[-2]
+        )
         return inside + max(slope, 0.0) * np.maximum(sizes - self.bytes[-1], 0.0)
 
     def startup_s(self) -> float:
@@ -268,7 +294,9 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def _seconds(self, sizes: Floats) -> Floats:
-        small_s = self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
+        small_s = (
+            self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
+        )
         large_s = self.slope_s_per_byte * sizes + self.intercept_s
         return np.where(sizes < self.threshold_bytes, small_s, large_s)
 
@@ -284,9 +312,13 @@ class Segments(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        breaks, alpha_s, beta = map(np.atleast_1d, (getattr(self, n) for n in parameters(Segments)))
+        breaks, alpha_s, beta = map(
+            np.atleast_1d, (getattr(self, n) for n in parameters(Segments))
+        )
         fitting = alpha_s.shape == beta.shape == (breaks.size + 1,)
-        what = "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
+        what = (
+            "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
+        )
         self.check(fitting and np.all(np.diff(breaks) > 0), what)
 
     def _seconds(self, sizes: Floats) -> Floats:
@@ -323,7 +355,10 @@ class HeldOut(Form):
         super().__post_init__()
         sizes, errors = np.atleast_1d(self.at_bytes), np.atleast_1d(self.log_errors)
         rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
-        self.check(rising and sizes.shape == errors.shape, "at_bytes must increase, an error each")
+        self.check(
+            rising and sizes.shape == errors.shape,
+            "at_bytes must increase, an error each",
+        )
         least = min(errors.min(), self.below, self.above, self.apart)
         self.check(least >= 0, "errors must not be below zero")
 
@@ -378,11 +413,15 @@ def gap(measured: Floats, sizes: ArrayLike) -> Floats:
     return np.asarray(np.log(measured[behind] / measured[behind - 1]))
 
 
-def costs_from_dict(description: dict[str, Any]) -> tuple[MessageCost, list[MessageCost]]:
+def costs_from_dict(
+    description: dict[str, Any],
+) -> tuple[MessageCost, list[MessageCost]]:
     """Return the cost, and the draws that came with it (none for a cost written by hand)."""
     cost, fitted = from_dict(description, FORMS), description.get("fit", {})
     if not isinstance(fitted, dict):
-        raise UserError(f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none")
+        raise UserError(
+            f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none"
+        )
     held_out, draws = fitted.get("held_out"), fitted.get("draws", [])
     try:
         if held_out:

@@ -24,7 +24,9 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     head, tail = 2 * most // 3, most // 4  # the rest is for what is said of the middle
     kept = (text,) if len(text) <= most else (text[:head], text[-tail:])
     hidden = {letter for letter in text if not letter.isprintable()}
-    escapes = {ord(letter): letter.encode("unicode_escape").decode() for letter in hidden}
+    escapes = {
+        ord(letter): letter.encode("unicode_escape").decode() for letter in hidden
+    }
     escaped = [part.translate(escapes) for part in kept]
     if len(escaped) == 1 and len(escaped[0]) <= most:
         return escaped[0]

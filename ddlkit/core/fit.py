@@ -30,9 +30,16 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
-MOST_ROWS, MOST_SIZES = 100_000, 2_000  # 200 resamples of all rows are in memory at once
-ENOUGH_REPEATS = 4  # of messages measured more rarely, resamples of a size hardly differ
-MOST_LEFT_OUT = 24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
+MOST_ROWS, MOST_SIZES = (
+    100_000,
+    2_000,
+)  # 200 resamples of all rows are in memory at once
+ENOUGH_REPEATS = (
+    4  # of messages measured more rarely, resamples of a size hardly differ
+)
+MOST_LEFT_OUT = (
+    24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
+)
 AUTO = "auto"
 """In place of a form's name: whichever of these does best at sizes held out."""
 SIMPLE_FIRST = tuple(kind.form for kind in METHODS if issubclass(kind, MessageCost))
@@ -57,9 +64,13 @@ LEVEL = 0.95
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
     """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies."""
     if not 0 < level < 1:
-        raise UserError(f"level is {shown(level)}: must be above 0 and below 1, as 0.95")
+        raise UserError(
+            f"level is {shown(level)}: must be above 0 and below 1, as 0.95"
+        )
     tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
-    return np.asarray(np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0))
+    return np.asarray(
+        np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0)
+    )
 
 
 @cache
@@ -72,7 +83,9 @@ def _rank(n: int, rare: int) -> int:
     return k
 
 
-def median_interval(samples: Sequence[float] | Floats, level: float = LEVEL) -> tuple[float, float]:
+def median_interval(
+    samples: Sequence[float] | Floats, level: float = LEVEL
+) -> tuple[float, float]:
     """Return the order statistics that hold the median at least so often, by tossed coins."""
     k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
     return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
@@ -159,10 +172,14 @@ def fit(
         held = every.get(form)
     kind, fitter, least = _method(form)
     if "collective" in use and issubclass(kind, SelectionCost):
-        raise UserError(f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}")
+        raise UserError(
+            f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
+        )
     distinct, repeats = np.unique(sizes, return_counts=True)
     if distinct.size < least:
-        raise UserError(f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}")
+        raise UserError(
+            f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}"
+        )
     cost = kind(**fitter(sizes, seconds), **use)
     held_out, costs = None, tuple[Any, ...]()
     if draws and isinstance(cost, MessageCost) and np.median(repeats) < ENOUGH_REPEATS:
@@ -202,7 +219,9 @@ def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
     for name, column in (("size", at), ("time", times)):
         wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
-            right = f"must be finite and above zero, from {units.LEAST:g} to {units.MOST:g}"
+            right = (
+                f"must be finite and above zero, from {units.LEAST:g} to {units.MOST:g}"
+            )
             raise UserError(f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: {right}")
     order = np.argsort(at, kind="stable")
     return at[order], times[order]
@@ -219,7 +238,9 @@ def _resampled(
     if kind not in (Table, Chords):
         yield from (fitter(sizes, seconds[rows]) for rows in drawn)
         return
-    groups = np.split(seconds[np.stack(drawn)], starts[1:], axis=1)  # of a table all draws at once
+    groups = np.split(
+        seconds[np.stack(drawn)], starts[1:], axis=1
+    )  # of a table all draws at once
     medians = np.column_stack([np.median(group, axis=1) for group in groups])
     yield from ({"bytes": distinct, "seconds": row} for row in medians)
 
@@ -246,7 +267,11 @@ def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutE
     least = _method(AlphaBeta.form if form == AUTO else form)[-1]
     distinct = np.unique(at)
     inner = distinct[1:-1] if distinct.size > max(least, 2) else distinct[:0]
-    some = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT)).round().astype(int)
+    some = (
+        np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT))
+        .round()
+        .astype(int)
+    )
     rows = []
     for size in inner[some].tolist():
         kept = at != size
@@ -274,7 +299,9 @@ def chosen_because(every: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
     counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
     as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
     chosen = next(form for form, error in counted.items() if error <= as_good)
-    others = "".join(f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen)
+    others = "".join(
+        f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen
+    )
     why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
     if chosen in THROUGH_ALL:
         why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
@@ -295,7 +322,9 @@ def unseen_errors(
 # -- draws of a cost whose sizes are not repeated ------------------------------------------------
 
 
-def _held_out(form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors) -> HeldOut | None:
+def _held_out(
+    form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors
+) -> HeldOut | None:
     """Return what single times are off by at sizes held out, and FAR beyond; None if it needs every size."""
     if not held.sizes.size:
         return None
@@ -303,7 +332,10 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors) ->
     predicted_s = np.interp(sizes[left_out], held.sizes, held.predicted_s)
     inner = _log_errors(predicted_s, seconds[left_out])
     ends = []
-    for end, kept in ((sizes[0], sizes >= FAR * sizes[0]), (sizes[-1], sizes <= sizes[-1] / FAR)):
+    for end, kept in (
+        (sizes[0], sizes >= FAR * sizes[0]),
+        (sizes[-1], sizes <= sizes[-1] / FAR),
+    ):
         try:
             cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
         except UserError:  # too few are left
@@ -326,4 +358,6 @@ def _held_out(form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors) ->
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
     """Return (n,) sizes of the logarithm; costs are given a thousandth of the measured time at least."""
-    return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, measured_s / 1000))))
+    return np.asarray(
+        np.abs(np.log(measured_s / np.maximum(predicted_s, measured_s / 1000)))
+    )

@@ -74,7 +74,10 @@ class Iteration:
     group_bytes: Ints = field(init=False, repr=False)  # (G,) size of each message
 
     def __post_init__(self) -> None:
-        for taken_s, what in ((self.copy_s_per_byte, "a byte"), (self.bucket_s, "a bucket")):
+        for taken_s, what in (
+            (self.copy_s_per_byte, "a byte"),
+            (self.bucket_s, "a bucket"),
+        ):
             if not 0 <= taken_s <= MOST:
                 raise UserError(f"copies of {taken_s} s {what}: must be at least 0")
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
@@ -112,7 +115,9 @@ class Iteration:
     def prediction(self) -> Prediction:
         """Return its times; what copies take counts as exposed communication."""
         iteration_s = float(self._unpacked_s(self.played_s[1])) + self.workload.update_s
-        return Prediction(iteration_s, self.workload.compute_s, float(self.communication_s.sum()))
+        return Prediction(
+            iteration_s, self.workload.compute_s, float(self.communication_s.sum())
+        )
 
     def draws(
         self,
@@ -127,7 +132,10 @@ class Iteration:
         """
         if not costs:
             return np.empty(0)
-        stretch, factors = np.asarray(slower, dtype=float), np.asarray(scatter, dtype=float)
+        stretch, factors = (
+            np.asarray(slower, dtype=float),
+            np.asarray(scatter, dtype=float),
+        )
         ready_s = self.ready_s * stretch[..., None]
         link = self.link
         if slowed is not None:
@@ -137,7 +145,9 @@ class Iteration:
             ends_s = group_ends(ready_s, rule_s * factors)
         else:
             each = [link.parts(cost, self.group_bytes) for cost in costs]
-            parts = Parts(*(np.stack(part) * factors for part in zip(*each, strict=True)))
+            parts = Parts(
+                *(np.stack(part) * factors for part in zip(*each, strict=True))
+            )
             ends_s = link.play(ready_s, parts)[1]
         return self._unpacked_s(ends_s) + self.workload.update_s * stretch
 
@@ -149,11 +159,20 @@ class Iteration:
 
     def edges(self) -> list[tuple[str, str, float]]:
         """Return (task, next, duration) of a graph whose longest path it is. UserError for shared links."""
-        if not self.link.plain or self.copy_s_per_byte or self.bucket_s or self.leave_s is not None:
-            raise UserError("graph of an iteration: one message after the other only, no copies")
+        if (
+            not self.link.plain
+            or self.copy_s_per_byte
+            or self.bucket_s
+            or self.leave_s is not None
+        ):
+            raise UserError(
+                "graph of an iteration: one message after the other only, no copies"
+            )
         work, last = self.workload, len(self.plan.ends) - 1
         edges = [("start", "forward", 0.0), ("forward", "b0", work.forward_s)]
-        edges += [(f"b{i}", f"b{i + 1}", float(work.backward_s[i])) for i in range(work.n - 1)]
+        edges += [
+            (f"b{i}", f"b{i + 1}", float(work.backward_s[i])) for i in range(work.n - 1)
+        ]
         for group, end in enumerate(self.plan.ends):
             edges.append((f"b{end - 1}", f"c{group}", float(work.backward_s[end - 1])))
             following = f"c{group + 1}" if group < last else "update"
@@ -164,14 +183,18 @@ class Iteration:
         communication_s = np.asarray(cost(self.group_bytes))
         if not np.all(communication_s >= 0):
             where = f"at {self.group_bytes[np.argmin(communication_s)]} bytes"
-            raise UserError(f"the {cost.form} cost is negative {where}: fit it on smaller messages")
+            raise UserError(
+                f"the {cost.form} cost is negative {where}: fit it on smaller messages"
+            )
         return communication_s
 
     def _unpacked_s(self, ends_s: Floats) -> Floats:
         """Return (...) when the last message, by ``ends_s`` (..., G), has been copied out."""
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
-        unpack_s = np.broadcast_to(self.copy_s_per_byte * self.group_bytes, ends_s.shape)
+        unpack_s = np.broadcast_to(
+            self.copy_s_per_byte * self.group_bytes, ends_s.shape
+        )
         return np.asarray(group_ends(ends_s, unpack_s)[..., -1])
 
     def _spans(self) -> Iterator[tuple[object, ...]]:
@@ -183,17 +206,36 @@ class Iteration:
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):
                 begin_s, end_s = end_s, float(shown_s[i])
-                name, n_bytes = f"backward {self.workload.tensor[i]}", int(self.workload.bytes[i])
+                name, n_bytes = (
+                    f"backward {self.workload.tensor[i]}",
+                    int(self.workload.bytes[i]),
+                )
                 yield name, "backward", "compute", begin_s, end_s, group, n_bytes
         kind, (starts_s, ends_s) = self.cost.collective, self.played_s
         for group, n_bytes in enumerate(self.group_bytes):
             start_s = float(starts_s[group])
             # A later rounding of the cumulative sums must not make a span end before it starts.
             end_s = max(start_s, float(ends_s[group]))
-            yield f"{kind} {group}", kind, "communication", start_s, end_s, group, int(n_bytes)
+            yield (
+                f"{kind} {group}",
+                kind,
+                "communication",
+                start_s,
+                end_s,
+                group,
+                int(n_bytes),
+            )
         if self.workload.update_s:
             begin_s = float(self._unpacked_s(ends_s))
-            yield "update", "update", "compute", begin_s, begin_s + self.workload.update_s, -1, 0
+            yield (
+                "update",
+                "update",
+                "compute",
+                begin_s,
+                begin_s + self.workload.update_s,
+                -1,
+                0,
+            )
 
 
 def predict(
@@ -205,13 +247,19 @@ def predict(
 
 def no_overlap(iteration: Iteration) -> Prediction:
     """Return the trivial model: all of the plan's communication after all computation (CSF, osf Eq 2)."""
-    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
+    compute_s, sent_s = (
+        iteration.workload.compute_s,
+        float(iteration.communication_s.sum()),
+    )
     return Prediction(compute_s + sent_s, compute_s, sent_s)
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
     """Return the other one: communication hides behind computation, or computation behind communication."""
-    compute_s, sent_s = iteration.workload.compute_s, float(iteration.communication_s.sum())
+    compute_s, sent_s = (
+        iteration.workload.compute_s,
+        float(iteration.communication_s.sum()),
+    )
     return Prediction(max(compute_s, sent_s), compute_s, sent_s)
 
 
@@ -235,7 +283,9 @@ class LinearScenarios:
         compute_s = plan.group_ready_s(workload) + workload.update_s
         points = np.stack([compute_s, messages, np.cumsum(sizes[::-1])[::-1]])
         spread = np.ptp(points, axis=1, keepdims=True)
-        unit = (points - points.min(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
+        unit = (points - points.min(axis=1, keepdims=True)) / np.where(
+            spread > 0, spread, 1.0
+        )
         try:
             return cls(points[:, np.sort(ConvexHull(unit.T).vertices)])
         except QhullError:  # few, or flat
@@ -246,13 +296,18 @@ class LinearScenarios:
     ) -> Floats:
         """Return (S,) iteration times for S scenarios, computed IN_CACHE at a time."""
         scenarios = np.stack(
-            np.broadcast_arrays(*map(np.atleast_1d, (scale, alpha_s, beta_s_per_byte))), axis=1
+            np.broadcast_arrays(*map(np.atleast_1d, (scale, alpha_s, beta_s_per_byte))),
+            axis=1,
         )
         result = np.empty(len(scenarios))
         columns = self.coefficients.T.copy()
         for start in range(0, len(scenarios), IN_CACHE):
             block = scenarios[start : start + IN_CACHE]
-            np.max(columns @ block.T.astype(float), axis=0, out=result[start : start + len(block)])
+            np.max(
+                columns @ block.T.astype(float),
+                axis=0,
+                out=result[start : start + len(block)],
+            )
         return result
 
 
@@ -280,10 +335,14 @@ class Shared:
     @property
     def iteration_s(self) -> float:
         """Return seconds from the start of forward to the end of the update."""
-        of_each = np.array([(way.slowdown, way.message_slowdown) for way in self.given]).T
+        of_each = np.array(
+            [(way.slowdown, way.message_slowdown) for way in self.given]
+        ).T
         link = Link(slowdown=of_each[0], message_slowdown=of_each[1])
         sizes = self.plan.group_bytes(self.workload).tolist()
-        each = [link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)]
+        each = [
+            link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)
+        ]
         parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
         ends_s = link.play(self.plan.group_ready_s(self.workload), parts)[1]
         return float(ends_s.max()) + self.workload.update_s
@@ -345,7 +404,9 @@ def _after(
 ) -> _Front:
     """Return every way of every front with one more message, of ``costs_s`` (choices, fronts) alone."""
     counts = [len(front.end_s) for front in fronts.values()]
-    end_s, before_s = (np.concatenate([front[k] for front in fronts.values()]) for k in (0, 1))
+    end_s, before_s = (
+        np.concatenate([front[k] for front in fronts.values()]) for k in (0, 1)
+    )
     of = np.arange(len(fronts)).repeat(counts)
     late_s = end_s - before_s
     start_s = np.maximum(end_s, ready_s + late_s)
@@ -353,8 +414,15 @@ def _after(
     slower = np.array([[1 + way.slowdown] for way in choices])
     drag = np.array([[1 + way.message_slowdown] for way in choices])
     beside_s, alone_s = (last_s - work_s) * slower, costs_s[:, of]
-    took_s = np.minimum(alone_s * drag, beside_s) + np.maximum(0.0, alone_s - beside_s / drag)
+    took_s = np.minimum(alone_s * drag, beside_s) + np.maximum(
+        0.0, alone_s - beside_s / drag
+    )
     done_s = np.where(took_s >= beside_s, last_s, work_s + took_s / slower)
-    first, state = np.repeat([*fronts], counts), np.concatenate([np.arange(m) for m in counts])
+    first, state = (
+        np.repeat([*fronts], counts),
+        np.concatenate([np.arange(m) for m in counts]),
+    )
     columns = start_s + took_s, done_s, first, state, np.arange(len(choices))[:, None]
-    return _Front(*(np.broadcast_to(column, took_s.shape).ravel() for column in columns))
+    return _Front(
+        *(np.broadcast_to(column, took_s.shape).ravel() for column in columns)
+    )

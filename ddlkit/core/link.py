@@ -86,7 +86,9 @@ class Link:
         columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts, *slowed)
         if self.in_flight == 1:
             begin_s, software_s, wire_s, *of_each = columns
-            return one_by_one(begin_s, software_s, wire_s, self.burst_s, of_each[0], of_each[1])
+            return one_by_one(
+                begin_s, software_s, wire_s, self.burst_s, of_each[0], of_each[1]
+            )
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
         starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
@@ -99,7 +101,9 @@ class Link:
         """Return (n,) when computing has come as far as ``work_s`` (n,), beside messages (G,)."""
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
-        pace = 1 / (1 + np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0))
+        pace = 1 / (
+            1 + np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
+        )
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
         last = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
@@ -175,23 +179,35 @@ def one_by_one(
 ) -> tuple[Floats, Floats]:
     """Return (..., G) begin and end of (..., G) messages, one under way at a time; else as `Link`."""
     starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
-    free_s, tokens_s = np.zeros(ready_s.shape[:-1]), np.full(ready_s.shape[:-1], burst_s)
+    free_s, tokens_s = (
+        np.zeros(ready_s.shape[:-1]),
+        np.full(ready_s.shape[:-1], burst_s),
+    )
     late_s = np.zeros(ready_s.shape[:-1])
     last_s = ready_s.max(axis=-1, initial=0.0)
-    slower, drag = (np.broadcast_to(by, ready_s.shape) for by in (slowdown, message_slowdown))
+    slower, drag = (
+        np.broadcast_to(by, ready_s.shape) for by in (slowdown, message_slowdown)
+    )
     slows, drags = slower.any(), drag.any()
     for k in range(ready_s.shape[-1]):
         start_s = starts_s[..., k] = np.maximum(free_s, ready_s[..., k] + late_s)
-        work_s = np.maximum(0.0, last_s - (start_s - late_s))  # of computing that is left
+        work_s = np.maximum(
+            0.0, last_s - (start_s - late_s)
+        )  # of computing that is left
         tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
         beside = work_s, slower[..., k], drag[..., k]
         took_s = software_s[..., k] + (0.0 if burst_s else on_link_s)
         if burst_s:
             took_s = np.maximum(on_link_s, took_s)
-        longer_s: Floats | float = 0.0  # that the link is busy, which then saves nothing
+        longer_s: Floats | float = (
+            0.0  # that the link is busy, which then saves nothing
+        )
         if drags:
-            took_s, longer_s = _dragged(took_s, *beside), _dragged(on_link_s, *beside) - on_link_s
+            took_s, longer_s = (
+                _dragged(took_s, *beside),
+                _dragged(on_link_s, *beside) - on_link_s,
+            )
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
         if slows:
             # What is computed beside the message is late by the share that it takes longer.
@@ -239,7 +255,9 @@ FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
 def bus_factor(collective: str, ranks: int) -> float:
     """Return the bytes that each rank's link must carry each way, per byte of message (nccl-tests)."""
     if collective not in COLLECTIVES:
-        raise UserError(f"unknown collective {shown(collective)}: use {' or '.join(COLLECTIVES)}")
+        raise UserError(
+            f"unknown collective {shown(collective)}: use {' or '.join(COLLECTIVES)}"
+        )
     return COLLECTIVES[collective].crossings * (ranks - 1) / ranks
 
 
@@ -302,7 +320,9 @@ def read_link(link: str) -> Named:
         saved_s = burst_bytes(bits_per_s) * 8 / bits_per_s
         return Named("tbf", bits_per_s, 0.0, saved_s, TBF_FRAMING_BYTES)
     delay_s, saved_s = (parse_seconds(part(name, "0s")) for name in ("delay", "burst"))
-    return Named(engine, bits_per_s, delay_s, saved_s, int(part("framing", f"{FRAMING_BYTES}")))
+    return Named(
+        engine, bits_per_s, delay_s, saved_s, int(part("framing", f"{FRAMING_BYTES}"))
+    )
 
 
 def ranks_per_node(link: str) -> int:

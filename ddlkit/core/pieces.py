@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from ddlkit.core import units
-from ddlkit.core.cost import AlphaBeta, Chords, Form, Piecewise, Segments, Table, parameters
+from ddlkit.core.cost import (
+    AlphaBeta,
+    Chords,
+    Form,
+    Piecewise,
+    Segments,
+    Table,
+    parameters,
+)
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Log, Scan
 from ddlkit.core.workload import Floats
@@ -20,7 +28,9 @@ LINES = ("relative", "least_squares", "medians", "ends")
 in seconds through every sample, or through the median of every size; through the two ends alone."""
 
 
-def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None) -> Floats:
+def least_squares(
+    design: Floats, seconds: Floats, unit_s: Floats | None = None
+) -> Floats:
     """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
 
     design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
@@ -32,13 +42,17 @@ def least_squares(design: Floats, seconds: Floats, unit_s: Floats | None = None)
     if np.all(scale > 0):
         values, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
     if rank < design.shape[1]:
-        raise UserError("the sizes do not determine the parameters: measure more distinct sizes")
+        raise UserError(
+            "the sizes do not determine the parameters: measure more distinct sizes"
+        )
     return values / scale
 
 
 def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
     """Return (k,) distinct ones of (n,) sizes, and the times at each."""
-    distinct, inverse, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    distinct, inverse, counts = np.unique(
+        sizes, return_inverse=True, return_counts=True
+    )
     in_order = seconds[np.argsort(inverse, kind="stable")]
     return distinct, np.split(in_order, np.cumsum(counts)[:-1])
 
@@ -92,7 +106,9 @@ def best_breaks(
     weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
     mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
     # A design is a constant and a variable: their sum is as good a variable.
-    first, *rest = (_losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs)
+    first, *rest = (
+        _losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs
+    )
     least, came = first[0], []
     for piece in rest:
         total = least[:, None] + piece
@@ -161,7 +177,9 @@ def _line(how: str) -> Fitter:
     return fitter
 
 
-def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[str, Any]:
+def _fit_piecewise(
+    sizes: Floats, seconds: Floats, threshold: str = ""
+) -> dict[str, Any]:
     """Return parameters with the threshold that is given, or else with the one of least loss."""
     designs: tuple[Design, ...] = (
         lambda sizes: straight(np.log2(sizes))[:, ::-1],
@@ -177,10 +195,14 @@ def _fit_piecewise(sizes: Floats, seconds: Floats, threshold: str = "") -> dict[
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     """Return as many pieces as the sizes can carry, at most PIECES; they need not join."""
-    designs = (straight,) * max(1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE))
+    designs = (straight,) * max(
+        1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE)
+    )
     breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
     values = apart(designs, breaks, sizes, seconds)
-    return dict(zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True))
+    return dict(
+        zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True)
+    )
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {

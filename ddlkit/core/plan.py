@@ -31,7 +31,9 @@ class FusionPlan:
     least_s: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.ends or any(b <= a for a, b in zip(self.starts, self.ends, strict=True)):
+        if not self.ends or any(
+            b <= a for a, b in zip(self.starts, self.ends, strict=True)
+        ):
             ends = f"group ends {self.ends[:6]}..."
             raise UserError(f"plan {self.planner!r}: {ends} must increase from above 0")
 
@@ -86,7 +88,9 @@ def buffer(
 ) -> FusionPlan:
     """Return groups that close before they exceed the buffer (osf Eq 12), or ``timeout_s`` would pass."""
     if capacity_bytes <= 0:
-        raise UserError(f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero")
+        raise UserError(
+            f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero"
+        )
     if not timeout_s > 0:
         raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
     ends, filled = [], 0
@@ -130,7 +134,8 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
         cut, kind = divmod(at, 3)
         cuts = {*best.ends[:-1]} ^ {cut + 1}
         if kind and (
-            cut + 1 not in best.ends or not 0 < (beside := cut + (0, 2)[kind - 1]) < plan.n
+            cut + 1 not in best.ends
+            or not 0 < (beside := cut + (0, 2)[kind - 1]) < plan.n
         ):
             cuts = set()  # no cut to move, or nowhere to move it
         elif kind:
@@ -158,7 +163,9 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     earliest, start = np.zeros(n + 1), np.zeros(n + 1, dtype=int)
     rows = max(1, AT_ONCE // n)
     for first in range(0, n, rows):
-        price = _of_groups(workload, cost, cost.form, range(first, min(first + rows, n)))
+        price = _of_groups(
+            workload, cost, cost.form, range(first, min(first + rows, n))
+        )
         for i, row in enumerate(price, start=first + 1):
             ends = np.maximum(earliest[:i], ready_s[i - 1]) + row[:i]
             earliest[i] = ends.min()
@@ -166,17 +173,23 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     cuts = [n]
     while start[cuts[-1]] > 0:
         cuts.append(int(start[cuts[-1]]))
-    return FusionPlan("exact", tuple(reversed(cuts)), float(earliest[n]) + workload.update_s)
+    return FusionPlan(
+        "exact", tuple(reversed(cuts)), float(earliest[n]) + workload.update_s
+    )
 
 
 def _exact_selected(workload: Workload, cost: MessageCost) -> FusionPlan:
     """Return the plan of the shortest iteration where messages are selected first."""
     if workload.n > MOST_SELECTED:
-        most = f"at most {MOST_SELECTED}: merge those of a layer, or use another planner"
+        most = (
+            f"at most {MOST_SELECTED}: merge those of a layer, or use another planner"
+        )
         raise UserError(f"plan exact of {workload.n} tensors that are selected: {most}")
     every = range(workload.n)
     ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
-    selecting_s = _of_groups(workload, cost.selection_s, f"{cost.form} selection", every)
+    selecting_s = _of_groups(
+        workload, cost.selection_s, f"{cost.form} selection", every
+    )
     sending_s = _of_groups(workload, cost, cost.form, every)
     ends, least_s = shortest(Groups(ready_s, selecting_s, sending_s))
     return FusionPlan("exact", ends, least_s + workload.update_s)
@@ -196,7 +209,9 @@ def _of_groups(
     price[rows, columns] = seconds(total[rows + lasts.start + 1] - total[columns])
     if np.all(price >= 0):
         return price
-    raise UserError(f"the {what} cost is negative at some message size: fit it on smaller messages")
+    raise UserError(
+        f"the {what} cost is negative at some message size: fit it on smaller messages"
+    )
 
 
 # -- the shortest iteration where a group takes compute time before its message ---------------------
@@ -210,7 +225,10 @@ def _of_groups(
 # plan.
 
 ROUNDING = 1e-12  # relative difference of two bounds that meet
-NARROW, WIDER = 32, 4  # points of the second front, and how many times as many in the next ones
+NARROW, WIDER = (
+    32,
+    4,
+)  # points of the second front, and how many times as many in the next ones
 
 
 class Groups(NamedTuple):
@@ -222,14 +240,18 @@ class Groups(NamedTuple):
 
     def mirrored(self) -> Groups:
         """Return the same from the last tensor to the first: selecting and sending change places."""
-        ready_s, selecting_s, sending_s = (np.ascontiguousarray(of.T[::-1, ::-1]) for of in self)
+        ready_s, selecting_s, sending_s = (
+            np.ascontiguousarray(of.T[::-1, ::-1]) for of in self
+        )
         return Groups(ready_s, sending_s, selecting_s)
 
     def after(
         self, last: int, firsts: Ints, times: Ints, one: Floats, other: Floats
     ) -> tuple[Floats, Floats]:
         """Return (m,) both clocks after one more group: each of ``firsts`` stands so many times."""
-        ready_s, selecting_s, sending_s = (column[last, firsts].repeat(times) for column in self)
+        ready_s, selecting_s, sending_s = (
+            column[last, firsts].repeat(times) for column in self
+        )
         now = one + selecting_s
         then = np.maximum(other, ready_s + now)
         then += sending_s
@@ -255,7 +277,11 @@ class Front(NamedTuple):
     @property
     def corner(self) -> tuple[float, float]:
         """Return the least of both; infinite where there is no point."""
-        return (float(self.one[0]), float(self.other[-1])) if len(self.one) else (np.inf, np.inf)
+        return (
+            (float(self.one[0]), float(self.other[-1]))
+            if len(self.one)
+            else (np.inf, np.inf)
+        )
 
     def least(self, one: Floats, other: Floats) -> Floats:
         """Return (m,) how early iterations end that go on from here with points of the mirrored problem."""
@@ -266,7 +292,9 @@ class Front(NamedTuple):
 
     def parts(self, width: int) -> Ints:
         """Return where up to ``width`` parts begin whose points lie close together in one or the other."""
-        apart = np.minimum(self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]).cumsum()
+        apart = np.minimum(
+            self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]
+        ).cumsum()
         part = np.minimum(apart * (width / apart[-1]), width - 1).astype(int)
         begins = np.empty(len(self.one), bool)
         begins[0], begins[1], begins[2:] = True, part[0] > 0, part[1:] > part[:-1]
@@ -331,7 +359,9 @@ def _fronts(
     for last in range(n):
         firsts = useful[last].nonzero()[0]
         each = points[firsts]
-        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(each.sum())
+        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(
+            each.sum()
+        )
         now, then = groups.after(last, firsts, each, one[among], other[among])
         kept = undominated(now, then)
         ends_s = rest[n - last - 1].least(now[kept], then[kept])
@@ -356,7 +386,9 @@ def _least_of_each(values: Floats, begins: Ints) -> Ints:
     """Return (k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
     part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(values)))
     # What leads to one plan may differ by rounding.
-    least = (values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)).nonzero()[0]
+    least = (
+        values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)
+    ).nonzero()[0]
     places = np.empty_like(begins)
     places[part[least]] = least
     return places
@@ -393,7 +425,9 @@ def _useful(
     following, free = np.array([front.corner for front in rest[1:]]).T[..., None]
     now = one + groups.selecting_s
     then = np.maximum(other, groups.ready_s + now) + groups.sending_s
-    with np.errstate(invalid="ignore"):  # after an empty front and before the end: not useful
+    with np.errstate(
+        invalid="ignore"
+    ):  # after an empty front and before the end: not useful
         ends_s = np.maximum(then + following, now + free)
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))
 
@@ -437,20 +471,33 @@ def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
     return register
 
 
-@planner("buffer", look=("#e0a000", "o", "-.", "..."), examples=("buffer:25MB", "buffer:64MB:5ms"))
+@planner(
+    "buffer",
+    look=("#e0a000", "o", "-.", "..."),
+    examples=("buffer:25MB", "buffer:64MB:5ms"),
+)
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
     if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
         meant = f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
-        raise UserError(f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write {meant}")
+        raise UserError(
+            f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write {meant}"
+        )
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
 
 
-@planner("cuts", label="given cuts", look=("#8f8f8f", "P", "--", "|||"), examples=("cuts:3,40",))
+@planner(
+    "cuts",
+    label="given cuts",
+    look=("#8f8f8f", "P", "--", "|||"),
+    examples=("cuts:3,40",),
+)
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
-        raise UserError(f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40")
+        raise UserError(
+            f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"
+        )
     ends = [int(part) for part in re.split("[,;:]", text)]
     ends += [workload.n] * (ends[-1] != workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))
@@ -465,16 +512,24 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
         raise UserError(f"plan {spec}: write random:SEED:GROUPS, whole numbers from 0")
     seed, groups = map(int, numbers.groups())
     if not 1 <= groups <= workload.n:
-        raise UserError(f"random plan of {groups} groups: the workload has {workload.n} tensors")
-    inner = np.random.default_rng(seed).choice(np.arange(1, workload.n), groups - 1, replace=False)
+        raise UserError(
+            f"random plan of {groups} groups: the workload has {workload.n} tensors"
+        )
+    inner = np.random.default_rng(seed).choice(
+        np.arange(1, workload.n), groups - 1, replace=False
+    )
     return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
 
 
-planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(lambda workload, *_: none(workload))
-planner("single", look=("#1b1b1b", "s", "--", ""))(lambda workload, *_: single(workload))
-planner("ddp", label="DDP", look=("#009e73", "D", ":", "///"), examples=("ddp", "ddp:25MiB"))(
-    lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0)
+planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(
+    lambda workload, *_: none(workload)
 )
+planner("single", look=("#1b1b1b", "s", "--", ""))(
+    lambda workload, *_: single(workload)
+)
+planner(
+    "ddp", label="DDP", look=("#009e73", "D", ":", "///"), examples=("ddp", "ddp:25MiB")
+)(lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0))
 planner("exact", look=("#00588f", "*", "-", "xxx"))(
     lambda workload, cost, text: exact(workload, needed_cost(cost, "exact"))
 )
@@ -487,13 +542,19 @@ def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
     return cost
 
 
-def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
+def make_plan(
+    spec: str, workload: Workload, cost: MessageCost | None = None
+) -> FusionPlan:
     """Return the plan that ``spec`` names, as "none", "buffer:64MB:5ms" or "cuts:3,40"; else UserError."""
     name, _, text = spec.partition(":")
     if name not in PLANNERS:
-        raise UserError(f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}")
+        raise UserError(
+            f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}"
+        )
     chosen = PLANNERS[name]
-    free_text = not chosen.variants and any(":" in example for example in chosen.examples)
+    free_text = not chosen.variants and any(
+        ":" in example for example in chosen.examples
+    )
     if text and not free_text and text not in chosen.variants:
         raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
     return chosen.make(workload, cost, text)

@@ -51,7 +51,10 @@ class SparseGather(MessageCost, described=False):
         gather = self.gather
         gathers = gather.workers is not None and gather.collective == "all_gather"
         self.check(gathers, "needs the cost of an all_gather that knows its workers")
-        self.check(0 < self.density <= 1, f"density {self.density} is not above 0 and at most 1")
+        self.check(
+            0 < self.density <= 1,
+            f"density {self.density} is not above 0 and at most 1",
+        )
         for name in ("workers", "samples"):
             object.__setattr__(self, name, getattr(gather, name))
 
@@ -66,7 +69,9 @@ class SparseGather(MessageCost, described=False):
         """Return seconds to select from dense groups of ``n_bytes``; 0 where that is not known."""
         if self.selecting is None:
             return super().selection_s(n_bytes)
-        return np.asarray(self.selecting(elements_of(n_bytes), self.density), dtype=float)
+        return np.asarray(
+            self.selecting(elements_of(n_bytes), self.density), dtype=float
+        )
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
         """Return the whole outputs of both gathers, in bytes, for dense groups of ``n_bytes``."""
@@ -74,20 +79,26 @@ class SparseGather(MessageCost, described=False):
         return 2 * ELEMENT_BYTES * (self.workers or 1) * kept
 
 
-def with_selection(workload: Workload, plan: FusionPlan, selection_s: Floats) -> Workload:
+def with_selection(
+    workload: Workload, plan: FusionPlan, selection_s: Floats
+) -> Workload:
     """Return it with each group's selection (G,) in its backward, after its last gradient (omgs Eqs 6, 7)."""
     backward_s = workload.backward_s.copy()
     backward_s[np.array(plan.ends) - 1] += selection_s
     return replace(workload, backward_s=backward_s)
 
 
-def sparse_iteration(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Iteration:
+def sparse_iteration(
+    workload: Workload, plan: FusionPlan, cost: MessageCost
+) -> Iteration:
     """Return the iteration under a plan at a cost that selects, the selections among its compute."""
     selecting_s = cost.selection_s(plan.group_bytes(workload))
     return Iteration(with_selection(workload, plan, selecting_s), plan, cost)
 
 
-def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> Timeline:
+def sparse_timeline(
+    workload: Workload, plan: FusionPlan, cost: MessageCost
+) -> Timeline:
     """Return the spans of a `sparse_iteration`, each group's selection as a span of its own."""
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
@@ -95,9 +106,15 @@ def sparse_timeline(workload: Workload, plan: FusionPlan, cost: MessageCost) -> 
     of_last = np.flatnonzero(spans["kind"] == "backward")[np.array(plan.ends) - 1]
     took_s[of_last] = cost.selection_s(iteration.group_bytes)
     begins_s = np.maximum(spans["end_s"] - took_s, spans["start_s"])
-    selections = spans.iloc[of_last].assign(start_s=begins_s.iloc[of_last], kind="sparsify")
+    selections = spans.iloc[of_last].assign(
+        start_s=begins_s.iloc[of_last], kind="sparsify"
+    )
     selections["task"] = [f"select {group}" for group in selections["group"]]
-    rows = [*spans.assign(end_s=np.where(took_s > 0, begins_s, spans["end_s"])).to_dict("records")]
+    rows = [
+        *spans.assign(end_s=np.where(took_s > 0, begins_s, spans["end_s"])).to_dict(
+            "records"
+        )
+    ]
     return Timeline.from_rows(rows + selections.to_dict("records"))
 
 
@@ -117,7 +134,9 @@ class SelectionCost(Form):
 
     def __call__(self, elements: ArrayLike, density: ArrayLike = 1.0) -> Any:
         """Return seconds for ``elements`` of at least 1 and ``density`` above 0 to 1; shapes broadcast."""
-        d, rho = np.broadcast_arrays(np.asarray(elements, float), np.asarray(density, float))
+        d, rho = np.broadcast_arrays(
+            np.asarray(elements, float), np.asarray(density, float)
+        )
         seconds = self._seconds(d, rho)
         return float(seconds) if d.ndim == 0 else seconds
 
@@ -159,9 +178,14 @@ class SelectionTimes(SelectionCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, axis, least in (("density", self.density, 1), ("elements", self.elements, 2)):
+        for name, axis, least in (
+            ("density", self.density, 1),
+            ("elements", self.elements, 2),
+        ):
             rising = axis.size >= least and np.all(np.diff(axis, prepend=0.0) > 0)
-            self.check(rising, f"{name} must be {least} or more, increasing, above zero")
+            self.check(
+                rising, f"{name} must be {least} or more, increasing, above zero"
+            )
         fitting = self.seconds.shape == (self.density.size, self.elements.size)
         self.check(fitting, "seconds must hold one row a density, one column a size")
         self.check(np.all(self.seconds > 0), "every time in seconds must be above zero")
@@ -169,7 +193,9 @@ class SelectionTimes(SelectionCost):
     def _seconds(self, d: Floats, rho: Floats) -> Floats:
         last, largest = len(self.seconds) - 1, self.elements[-1]
         if not last and np.any(rho != self.density[0]):
-            raise UserError(f"selection was recorded at density {self.density[0]:g} only")
+            raise UserError(
+                f"selection was recorded at density {self.density[0]:g} only"
+            )
         # Beyond the largest size in proportion: so recorded replays waited.
         beyond = np.maximum(1.0, d / largest)
         d = np.minimum(d, largest)
@@ -186,4 +212,6 @@ class SelectionTimes(SelectionCost):
     def sha256(self) -> str:
         """Return the hash of all that a selection time depends on, as a Case carries it."""
         columns = self.density, self.elements, self.seconds
-        return hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest()
+        return hashlib.sha256(
+            b"".join(column.tobytes() for column in columns)
+        ).hexdigest()

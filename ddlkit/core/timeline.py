@@ -47,13 +47,20 @@ class Timeline:
                 raise UserError(f"timeline: unknown {name} {unknown!r}: {use}")
         late = np.flatnonzero(~(self.end_s >= self.start_s))
         if late.size:
-            raise UserError(f"timeline: span {str(self.task[late[0]])!r} ends before it starts")
+            raise UserError(
+                f"timeline: span {str(self.task[late[0]])!r} ends before it starts"
+            )
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
         """Return a timeline of mappings; rank, iteration and bytes default to 0, group to -1."""
-        listed = [{**{"rank": 0, "iteration": 0, "bytes": 0, "group": -1}, **row} for row in rows]
-        return cls(**{name: np.array([row[name] for row in listed]) for name in COLUMNS})
+        listed = [
+            {**{"rank": 0, "iteration": 0, "bytes": 0, "group": -1}, **row}
+            for row in rows
+        ]
+        return cls(
+            **{name: np.array([row[name] for row in listed]) for name in COLUMNS}
+        )
 
     @property
     def n(self) -> int:
@@ -109,9 +116,13 @@ class Timeline:
             named = ("iteration", "group", "bytes", "origin")
             args = {name: getattr(self, name)[row].item() for name in named}
             spans.append({**span, **times, "pid": rank, "tid": tid, "args": args})
-        names = [("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()]
+        names = [
+            ("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()
+        ]
         for (rank, stream, track), tid in threads.items():
-            names.append(("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream))
+            names.append(
+                ("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream)
+            )
         metadata = [
             {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
             for what, rank, tid, name in names
@@ -143,4 +154,6 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     reach = np.maximum.accumulate(ordered[:, 1])
     first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
-    return np.column_stack([ordered[first, 0], reach[np.concatenate([first[1:], [True]])]])
+    return np.column_stack(
+        [ordered[first, 0], reach[np.concatenate([first[1:], [True]])]]
+    )

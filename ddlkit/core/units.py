@@ -18,7 +18,16 @@ MOST_WHOLE = 10**14
 
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$")
 
-BYTES = {"": 1, "B": 1, "KB": KB, "MB": MB, "GB": GB, "KIB": KIB, "MIB": MIB, "GIB": GIB}
+BYTES = {
+    "": 1,
+    "B": 1,
+    "KB": KB,
+    "MB": MB,
+    "GB": GB,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _SECONDS |= {"m": 60.0, "h": 3600.0}
@@ -28,13 +37,17 @@ def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> f
     """Return the number times its unit's factor."""
     match = _NUMBER.match(text)
     if not match:
-        raise UserError(f"{what} {text!r} is not a number with a unit: write for example {example}")
+        raise UserError(
+            f"{what} {text!r} is not a number with a unit: write for example {example}"
+        )
     value, unit = float(match[1]), match[2]
     if value > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
         *most, last = filter(None, units)
-        raise UserError(f"{what} {text!r} has unit {unit!r}: use {', '.join(most)} or {last}")
+        raise UserError(
+            f"{what} {text!r} has unit {unit!r}: use {', '.join(most)} or {last}"
+        )
     return value * units[unit]
 
 
@@ -48,7 +61,14 @@ def parse_bytes(text: str) -> int:
     return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
 
 
-_ELEMENT_BYTES = {"fp32": 4, "float32": 4, "fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2}
+_ELEMENT_BYTES = {
+    "fp32": 4,
+    "float32": 4,
+    "fp16": 2,
+    "float16": 2,
+    "bf16": 2,
+    "bfloat16": 2,
+}
 _ELEMENT_BYTES["fp8"] = 1
 
 
@@ -58,7 +78,9 @@ def parse_element_bytes(text: str) -> int:
     n_bytes = number or _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
         names = ", ".join(_ELEMENT_BYTES)
-        raise UserError(f"{text!r} is no number of bytes from 1 to 8: use one, or {names}")
+        raise UserError(
+            f"{text!r} is no number of bytes from 1 to 8: use one, or {names}"
+        )
     return n_bytes
 
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import MOST, MOST_WHOLE
 
-MOST_TENSORS = 20_000  # networks have some thousands; `exact` of so many takes half a minute
+MOST_TENSORS = (
+    20_000  # networks have some thousands; `exact` of so many takes half a minute
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -24,13 +26,17 @@ def _freeze(owner: Any, n: int, **least: int) -> None:
     for name, minimum in least.items():
         array: NDArray[Any] = np.array(getattr(owner, name), float)
         if array.shape != (n,):
-            raise UserError(f"{name} has shape {array.shape}, but there are {n} tensors")
+            raise UserError(
+                f"{name} has shape {array.shape}, but there are {n} tensors"
+            )
         wrong = np.flatnonzero(~np.isfinite(array) | (array < minimum))
         if wrong.size:
             wrong_one = f"{name} of tensor {wrong[0]} is {array[wrong[0]]:g}"
             raise UserError(f"{wrong_one}: must be >= {minimum}")
         if (array > (MOST_WHOLE if minimum else MOST)).any():
-            raise UserError(f"{name} is {array.max():g} in some tensor: nobody means that")
+            raise UserError(
+                f"{name} is {array.max():g} in some tensor: nobody means that"
+            )
         if minimum:
             array = np.array(getattr(owner, name), np.int64)
         array.setflags(write=False)
@@ -64,9 +70,13 @@ class Workload:
         if n == 0:
             raise UserError("the workload is empty: it needs at least one tensor")
         if n > MOST_TENSORS:
-            raise UserError(f"{n} tensors: at most {MOST_TENSORS}: merge those of a layer")
+            raise UserError(
+                f"{n} tensors: at most {MOST_TENSORS}: merge those of a layer"
+            )
         if len(self.layer) != n:
-            raise UserError(f"layer has {len(self.layer)} names, but there are {n} tensors")
+            raise UserError(
+                f"layer has {len(self.layer)} names, but there are {n} tensors"
+            )
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
         _freeze(self, n, backward_s=0, bytes=1, parameters=1)
@@ -139,7 +149,9 @@ class LayerProfile:
     def __post_init__(self) -> None:
         _check_time(self.update_s, "update_s")
         n = len(self.tensor)
-        _freeze(self, n, parameters=1, gradient_bytes=1, forward_s=0, backward_s=0, flops=0)
+        _freeze(
+            self, n, parameters=1, gradient_bytes=1, forward_s=0, backward_s=0, flops=0
+        )
 
     @classmethod
     def from_flops(
@@ -162,23 +174,51 @@ class LayerProfile:
         if batch < 1:
             raise UserError(f"batch size is {batch}: must be at least 1")
         if not 0 < peak_flops_per_s < np.inf:
-            raise UserError(f"peak rate is {peak_flops_per_s} FLOP/s: must be above zero")
+            raise UserError(
+                f"peak rate is {peak_flops_per_s} FLOP/s: must be above zero"
+            )
         if not 0 < utilisation <= 1:
-            raise UserError(f"utilisation is {utilisation}: must be above 0 and at most 1")
+            raise UserError(
+                f"utilisation is {utilisation}: must be above 0 and at most 1"
+            )
         flops = np.asarray(sample_flops, float) * batch
         if not np.any(flops):
             raise UserError("no tensor has any FLOP: count them, or measure the layers")
-        forward_s, counts = flops / (utilisation * peak_flops_per_s), np.asarray(parameters)
-        layers, times = tuple(tensor if layer is None else layer), (forward_s, 2 * forward_s, flops)
-        return cls(network, "estimated", batch, tuple(tensor), layers, counts, counts * 4, *times)
+        forward_s, counts = (
+            flops / (utilisation * peak_flops_per_s),
+            np.asarray(parameters),
+        )
+        layers, times = (
+            tuple(tensor if layer is None else layer),
+            (forward_s, 2 * forward_s, flops),
+        )
+        return cls(
+            network,
+            "estimated",
+            batch,
+            tuple(tensor),
+            layers,
+            counts,
+            counts * 4,
+            *times,
+        )
 
     @property
     def sha256(self) -> str:
         """Return the hash of all that a prediction depends on: names, sizes and times to the last bit."""
         digest = hashlib.sha256()
-        for names in ((self.network, self.device, str(self.batch)), self.tensor, self.layer):
+        for names in (
+            (self.network, self.device, str(self.batch)),
+            self.tensor,
+            self.layer,
+        ):
             digest.update("\0".join(names).encode())
-        for column in (self.parameters, self.gradient_bytes, self.forward_s, self.backward_s):
+        for column in (
+            self.parameters,
+            self.gradient_bytes,
+            self.forward_s,
+            self.backward_s,
+        ):
             digest.update(column.tobytes())
         digest.update(np.float64(self.update_s).tobytes())
         return digest.hexdigest()
@@ -194,13 +234,21 @@ class LayerProfile:
             named = [name in pair for pair in zip(self.layer, self.tensor, strict=True)]
             if not any(named):
                 some = ", ".join(dict.fromkeys(self.layer[:3]))
-                raise UserError(f"no layer or tensor {name!r}: use one of the profile's, as {some}")
+                raise UserError(
+                    f"no layer or tensor {name!r}: use one of the profile's, as {some}"
+                )
             if not 0 < times < np.inf:
-                raise UserError(f"layer {name}: cannot be {times:g} times as large: use one > 0")
+                raise UserError(
+                    f"layer {name}: cannot be {times:g} times as large: use one > 0"
+                )
             factor[named] *= times
-        columns = {n: factor * getattr(self, n) for n in ("forward_s", "backward_s", "flops")}
+        columns = {
+            n: factor * getattr(self, n) for n in ("forward_s", "backward_s", "flops")
+        }
         for name in ("parameters", "gradient_bytes"):
-            columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(int)
+            columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(
+                int
+            )
         return replace(self, **columns)
 
     def workload(self) -> Workload:

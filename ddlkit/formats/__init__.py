@@ -60,7 +60,9 @@ def import_file(
     """Return the file as a layer profile, of the kind that its content shows unless given."""
     options = options or ImportOptions()
     if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
-        raise UserError(f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}")
+        raise UserError(
+            f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}"
+        )
     text = files.read_text(path)
     kind = guess_kind(text, str(path)) if kind is None else kind
     if kind not in KINDS:
@@ -69,7 +71,9 @@ def import_file(
     imported = readers.get(kind, _import_counts)(text, str(path), options)
     profile = replace(
         imported.profile,
-        network=options.network or imported.profile.network or path.name.partition(".")[0],
+        network=options.network
+        or imported.profile.network
+        or path.name.partition(".")[0],
         batch=options.batch or 1,
         device=options.device or imported.profile.device,
     )
@@ -77,7 +81,9 @@ def import_file(
         profile = profile.sent_as(options.gradient_bytes)
     findings = imported.findings
     if options.batch is None:
-        findings += (Finding("batch", (), "the file does not tell the batch size: 1 is taken"),)
+        findings += (
+            Finding("batch", (), "the file does not tell the batch size: 1 is taken"),
+        )
     return imported._replace(kind=kind, profile=profile, findings=findings)
 
 
@@ -101,22 +107,30 @@ def guess_kind(text: str, source: str) -> str:
         if is_shown[kind]:
             return kind
     kinds = "; ".join([*KINDS.values(), "logs of messages are for ddlkit fit"])
-    raise UserError(f"{source}: is nothing that can be imported: say --kind; there are {kinds}")
+    raise UserError(
+        f"{source}: is nothing that can be imported: say --kind; there are {kinds}"
+    )
 
 
 def _import_trace(text: str, source: str, options: ImportOptions) -> Imported:
     layers = trace.parse_trace(text, source)
     profile = layers.profile("", with_input=not options.without_input)
     count = f"{len(layers.forward_s)} of {len(layers.name)} layers"
-    return Imported("", profile, (Finding("iterations", (), count), *trace.check_trace(layers)))
+    return Imported(
+        "", profile, (Finding("iterations", (), count), *trace.check_trace(layers))
+    )
 
 
 def _import_kineto(text: str, source: str, options: ImportOptions) -> Imported:
-    profile, findings = kineto.layer_profile(kineto.parse_kineto(text, source), options.iterations)
+    profile, findings = kineto.layer_profile(
+        kineto.parse_kineto(text, source), options.iterations
+    )
     cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
     findings.append(Finding("profiler", (), cost))
     if not profile.update_s:
-        findings.append(Finding("update", (), "no optimizer's step in it: update takes no time"))
+        findings.append(
+            Finding("update", (), "no optimizer's step in it: update takes no time")
+        )
     return Imported("", profile, tuple(findings))
 
 
@@ -129,7 +143,9 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
             name = next(iter(shapes))
         if name not in shapes:
             what = f"no transformer {name!r}" if name else "several transformers"
-            raise UserError(f"{source}: {what}: choose one by --network: {', '.join(shapes)}")
+            raise UserError(
+                f"{source}: {what}: choose one by --network: {', '.join(shapes)}"
+            )
         if options.sequence is None:
             raise UserError(f"{source}: FLOP depend on the sequence: say --sequence")
         tensors = list(shapes[name].tensors(options.sequence))
@@ -138,7 +154,9 @@ def _import_counts(text: str, source: str, options: ImportOptions) -> Imported:
     rate = _rate(options, source)
     profile = counts.counted(name, options.batch or 1, tensors, rate)
     total = sum(tensor.flops for tensor in tensors)
-    text = f"{total:.4g} forward FLOP a sample, three times that with backward; no update"
+    text = (
+        f"{total:.4g} forward FLOP a sample, three times that with backward; no update"
+    )
     return Imported("", profile, (Finding("flops", (), text),))
 
 
@@ -164,10 +182,18 @@ def read_plan(path: Path) -> FusionPlan:
     advice = "write it by ddlkit plan --json"
     described = files.read_json(path, advice)
     groups: Any = described.get("groups") if isinstance(described, dict) else None
-    if not (isinstance(groups, list) and groups and all(isinstance(g, list) and g for g in groups)):
+    if not (
+        isinstance(groups, list)
+        and groups
+        and all(isinstance(g, list) and g for g in groups)
+    ):
         raise UserError(f"{path}: not a plan: it has no groups: {advice}")
-    plan = FusionPlan(str(described.get("planner", path.stem)), tuple(accumulate(map(len, groups))))
-    for number, (group, wanted) in enumerate(zip(groups, plan.forward_groups(), strict=True)):
+    plan = FusionPlan(
+        str(described.get("planner", path.stem)), tuple(accumulate(map(len, groups)))
+    )
+    for number, (group, wanted) in enumerate(
+        zip(groups, plan.forward_groups(), strict=True)
+    ):
         if group not in (wanted, wanted[::-1]):
             problem = f"group {number} is {shown(group)}, expected {shown(wanted)}"
             raise UserError(f"{path}: {problem}: every tensor once, the last first")

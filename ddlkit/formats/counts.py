@@ -65,15 +65,21 @@ def counted(
     rate : peak FLOP/s and the share of it that is reached, or seconds of forward and backward of the batch
     """
     name, layer, elements, flops = zip(*tensors, strict=True)
-    peak, share = rate if isinstance(rate, tuple) else (3 * batch * sum(flops) / rate, 1.0)
+    peak, share = (
+        rate if isinstance(rate, tuple) else (3 * batch * sum(flops) / rate, 1.0)
+    )
     of = (network, batch, name, np.array(elements), np.array(flops))
-    return LayerProfile.from_flops(*of, layer=layer, peak_flops_per_s=peak, utilisation=share)
+    return LayerProfile.from_flops(
+        *of, layer=layer, peak_flops_per_s=peak, utilisation=share
+    )
 
 
 def read_flops(sheet: Sheet) -> list[Tensor]:
     """Return the tensors of a table of FLOP counts, a row each."""
     return [
-        Tensor(row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch)
+        Tensor(
+            row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch
+        )
         for row in FLOPS.frame(sheet, exact=False).itertuples()
     ]
 
@@ -116,13 +122,21 @@ class Decoder:
         sizes = tuple(getattr(self, name) for name in REQUIRED)
         if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
             limits = f"1 to {MOST_LAYERS} layers, and to {MOST_SIZE} of all else"
-            raise UserError(f"a transformer of {sizes}, {self.positions} positions: {limits}")
+            raise UserError(
+                f"a transformer of {sizes}, {self.positions} positions: {limits}"
+            )
         if self.d_model % self.heads:
             raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
-        allowed = {"attention_matrices": (2, 4), "ff_matrices": (2, 3), "norm_tensors": (1, 2)}
+        allowed = {
+            "attention_matrices": (2, 4),
+            "ff_matrices": (2, 3),
+            "norm_tensors": (1, 2),
+        }
         for name, counts in allowed.items():
             if getattr(self, name) not in counts:
-                raise UserError(f"{name} {getattr(self, name)}: must be one of {counts}")
+                raise UserError(
+                    f"{name} {getattr(self, name)}: must be one of {counts}"
+                )
 
     def tensors(self, tokens: int) -> Iterator[Tensor]:
         """Yield every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
@@ -144,7 +158,9 @@ class Decoder:
             for name in inputs:
                 attended = 4.0 * tokens * tokens * width if name == inputs[-1] else 0.0
                 outputs = 3 * width if fused else width
-                yield from self._matrix(f"{block}{name}", width, outputs, tokens, attended)
+                yield from self._matrix(
+                    f"{block}{name}", width, outputs, tokens, attended
+                )
             yield from self._matrix(f"{block}output", width, width, tokens)
             yield from self._norm(f"{block}ff_norm", 0.0)
             for name in ("up", "gate")[: self.ff_matrices - 1]:
@@ -158,11 +174,15 @@ class Decoder:
         self, layer: str, inputs: int, outputs: int, tokens: int, attended: float = 0.0
     ) -> Iterator[Tensor]:
         flops = 2.0 * inputs * outputs * tokens + attended
-        yield Tensor(f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops)
+        yield Tensor(
+            f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops
+        )
         if self.biased:
             yield Tensor(f"{layer}.bias", layer, outputs, flops)
 
     def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
         *others, last = ("scale", "shift")[: self.norm_tensors]
-        yield from (Tensor(f"{layer}.{name}", layer, self.d_model, 0.0) for name in others)
+        yield from (
+            Tensor(f"{layer}.{name}", layer, self.d_model, 0.0) for name in others
+        )
         yield Tensor(f"{layer}.{last}", layer, self.d_model, flops)

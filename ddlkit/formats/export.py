@@ -17,7 +17,9 @@ from ddlkit.papers.pytorch import parts
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
 """With which releases of torch each kind is known to work."""
-SIZES = np.unique(np.concatenate([[1], np.rint(2.0 ** np.arange(6, 32, 1 / 4))])).astype(int)
+SIZES = np.unique(
+    np.concatenate([[1], np.rint(2.0 ** np.arange(6, 32, 1 / 4))])
+).astype(int)
 """Bytes of messages whose times are written down."""
 ELEMENTS = {"Float": 4, "Half": 2, "BFloat16": 2}
 """Bytes of numbers as a profile calls them."""
@@ -35,7 +37,9 @@ def tested(kind: str, version: str | None) -> str:
     try:
         version = version or metadata.version("torch")
     except metadata.PackageNotFoundError:
-        raise UserError("no torch is installed here: say which is meant by --torch") from None
+        raise UserError(
+            "no torch is installed here: say which is meant by --torch"
+        ) from None
     if ".".join(version.split(".")[:2]) not in TESTED[kind]:
         listed = " or ".join(TESTED[kind])
         raise UserError(
@@ -56,7 +60,9 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
 def ddp(iteration: Iteration, torch: str) -> str:
     """Return buckets in ready order, in MiB. Raises UserError unless messages are all-reduces."""
     if iteration.cost.collective != "all_reduce":
-        raise UserError(f"a cost of {iteration.cost.collective}: DDP sends all_reduce: fit that")
+        raise UserError(
+            f"a cost of {iteration.cost.collective}: DDP sends all_reduce: fit that"
+        )
     caps = bucket_caps_mb(iteration.group_bytes)
     of = {"torch": torch, "planner": iteration.plan.planner}
     return json.dumps({**of, "bucket_cap_mb_list": caps})
@@ -71,7 +77,11 @@ def _ranks(cost: MessageCost) -> int:
 def inductor(cost: MessageCost, torch: str) -> str:
     """Return a module with ``estimate(node, override_size) -> ms``; between SIZES it draws straight lines."""
     times_ms = tuple(float(f"{1e3 * s:.6g}") for s in cost(SIZES))
-    said = {"collective": cost.collective, "name": NAMES[cost.collective][1], "ranks": _ranks(cost)}
+    said = {
+        "collective": cost.collective,
+        "name": NAMES[cost.collective][1],
+        "ranks": _ranks(cost),
+    }
     return FUNCTION.read_text(encoding="utf-8").format(
         **said, torch=torch, sizes=tuple(SIZES.tolist()), times_ms=times_ms
     )
@@ -85,9 +95,19 @@ def profile(cost: MessageCost, torch: str) -> str:
     for dtype, width in ELEMENTS.items():
         whole = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
         for n, seconds in zip(whole.tolist(), cost(whole * width), strict=True):
-            sizes = {"In msg nelems": n // inside, "Out msg nelems": n // outside, "dtype": dtype}
+            sizes = {
+                "In msg nelems": n // inside,
+                "Out msg nelems": n // outside,
+                "dtype": dtype,
+            }
             args = {"Collective name": NAMES[cost.collective][0], **of_group, **sizes}
             events.append(
-                {"ph": "X", "cat": "kernel", "name": "nccl", "dur": 1e6 * seconds, "args": args}
+                {
+                    "ph": "X",
+                    "cat": "kernel",
+                    "name": "nccl",
+                    "dur": 1e6 * seconds,
+                    "args": args,
+                }
             )
     return json.dumps({"torch": torch, "traceEvents": events})

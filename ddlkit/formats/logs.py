@@ -29,10 +29,17 @@ _BEFORE = re.compile(
     r"|[A-Za-z](?:[\w.-]*:(?=\s)|[\w.-]{0,99}\d\s{0,9}\|)"
     r"|(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)))*\s*"
 )
-_WORD, _ROW = re.compile(r"[^\s,|]+"), re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I)
-_END = re.compile(r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I)
+_WORD, _ROW = (
+    re.compile(r"[^\s,|]+"),
+    re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I),
+)
+_END = re.compile(
+    r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I
+)
 _RANK = re.compile(r"(?:#\s+)?Rank\s+(\d{1,9})\b.*\bPid\b|# #processes = (\d{1,9})\b")
-OTHER = re.compile(r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M)
+OTHER = re.compile(
+    r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
+)
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
 _NAME = re.compile(
     r"(?<!concluded: )(?<![a-z_])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather"
@@ -41,7 +48,11 @@ _NAME = re.compile(
 _RULES = {
     **{"all_reduce": (2, True, False), "reduce_scatter": (1, True, False)},
     **{"all_gather": (1, False, False), "alltoall": (1, False, False)},
-    **{"gather": (1, False, True), "scatter": (1, False, True), "broadcast": (0, False, True)},
+    **{
+        "gather": (1, False, True),
+        "scatter": (1, False, True),
+        "broadcast": (0, False, True),
+    },
     **{"reduce": (0, True, True), "sendrecv": (0, True, False)},
 }
 """How nccl-tests prints each: k, where busbw is k (n - 1) / n times algbw, or 0 for once; a redop; a root."""
@@ -49,7 +60,10 @@ _SPELT = {kind.replace("_", ""): kind for kind in _RULES}
 _SPELT |= {"bcast": "broadcast", "": "point_to_point"}  # by small letters alone
 # Of which MPI's benchmarks print the bytes from one rank, or from one to one.
 _PER_RANK = re.compile("(all_?gather|alltoall|gather|scatter)v?")
-_PLACES = ("out_of_place", "in_place")  # as nccl-tests prints them; gradients are summed in place
+_PLACES = (
+    "out_of_place",
+    "in_place",
+)  # as nccl-tests prints them; gradients are summed in place
 
 
 class Layout(NamedTuple):
@@ -63,15 +77,23 @@ class Layout(NamedTuple):
 
 LAYOUTS = (
     Layout("nccl-tests", "time", frozenset({"size", "count", "algbw", "busbw"})),
-    Layout("nccl-tests", "time", frozenset({"bytes", "n", "algbw", "busbw"}), 1e3),  # until 2019
+    Layout(
+        "nccl-tests", "time", frozenset({"bytes", "n", "algbw", "busbw"}), 1e3
+    ),  # until 2019
     Layout("osu", "avg_us", frozenset({"size", "avg_us"})),
     Layout("imb", "t_avg_us", frozenset({"bytes", "repetitions", "t_avg_us"})),
 )
 _PRINTED = Schema(
     "a log",
     (
-        *(Column("size", "int", "positive"), Column("time", "microseconds", "positive")),
-        *(Column(name, "float", "non_negative") for name in ("algbw", "busbw", "#wrong")),
+        *(
+            Column("size", "int", "positive"),
+            Column("time", "microseconds", "positive"),
+        ),
+        *(
+            Column(name, "float", "non_negative")
+            for name in ("algbw", "busbw", "#wrong")
+        ),
         Column("place", "str"),
     ),
 )
@@ -95,7 +117,9 @@ class Table:
 
     def hear(self, line: str) -> None:
         """Take what a line says of the table that follows."""
-        if title := _TITLE.search(line):  # and no command, of which there may be several
+        if title := _TITLE.search(
+            line
+        ):  # and no command, of which there may be several
             self.named, self.ranks, self.memory = set(), 0, title[1] or ""
         for words in _NAME.findall(line):
             name = re.sub("[^a-z]|personalized exchange", "", "".join(words).lower())
@@ -112,7 +136,10 @@ class Table:
             raise UserError(f"{where}, column time: truncated after {len(words)} words")
         left = left if start == at else [name for name in left if name != "redop"]
         half = timed.index("time", 1) if "time" in timed[1:] else len(timed)
-        places = [(timed[at : at + half], words[start + at :]) for at in range(0, len(timed), half)]
+        places = [
+            (timed[at : at + half], words[start + at :])
+            for at in range(0, len(timed), half)
+        ]
         return [dict(zip(*part, strict=False)) for part in [(left, words), *places]]
 
 
@@ -130,7 +157,9 @@ def read_tables(text: str, file: str) -> list[Table]:
             now.layout, now.columns = head
             now.rated, now.whole = "algbw" in now.columns, not line.startswith("#")
             if now.layout.time not in now.columns:
-                raise UserError(f"{file}: line {number}, column cputime: not GPU time: take no -C")
+                raise UserError(
+                    f"{file}: line {number}, column cputime: not GPU time: take no -C"
+                )
             ahead = Table()
         else:
             if now and (end := _END.search(line)):
@@ -138,78 +167,113 @@ def read_tables(text: str, file: str) -> list[Table]:
             ahead.hear(line)
     if tables and not any(table.rows for table in tables):
         last = shown(text.rstrip().rpartition("\n")[2])
-        raise UserError(f"{file}: a head but no rows: did the run fail? Its last line is {last}")
+        raise UserError(
+            f"{file}: a head but no rows: did the run fail? Its last line is {last}"
+        )
     return [table for table in tables if table.rows]
 
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
     """Return the layout of a line of column names, and these in small letters, without units."""
-    plain = re.sub(r"\s{0,9}(tail )?lat(ency)?\s{0,9}\(us\)|\[usec\]", "_us", line.lower()).replace(
-        "#", " "
-    )
+    plain = re.sub(
+        r"\s{0,9}(tail )?lat(ency)?\s{0,9}\(us\)|\[usec\]", "_us", line.lower()
+    ).replace("#", " ")
     columns = [word for word in _WORD.findall(plain) if word[0] != "("]
     fits = [layout for layout in LAYOUTS if layout.others <= {*columns}]
     return (fits[0], columns) if fits and columns[0] in ("size", "bytes") else None
 
 
 def read_log(
-    tables: list[Table], file: str, collective: str = "", ranks: int = 0, table: int | None = None
+    tables: list[Table],
+    file: str,
+    collective: str = "",
+    ranks: int = 0,
+    table: int | None = None,
 ) -> tuple[DataFrame, Table]:
     """Return bytes, seconds, place, collective and ranks (0: unknown) of the one table that fits, and it."""
     log = _chosen(tables, file, collective, ranks, table)
     if log.rated and not log.whole:
         problem = "no '# Avg bus bandwidth' after the rows: the log is cut"
-        raise UserError(f"{file}: {problem}: get all of it, or make a CSV of bytes and seconds")
+        raise UserError(
+            f"{file}: {problem}: get all of it, or make a CSV of bytes and seconds"
+        )
     sheet, frame = _printed(log, file)
     ranks = log.ranks or ranks
     kinds = _kinds(log, frame, ranks)
     if log.rated:
         _check_rates(sheet, frame, {rate for rate, _ in kinds.values()} or {1.0})
-    listed, names = " or ".join(kinds), " or ".join(sorted(log.named)) or "any collective"
+    listed, names = (
+        " or ".join(kinds),
+        " or ".join(sorted(log.named)) or "any collective",
+    )
     problem = f"of {listed}, not of {collective}"
     if not kinds:
-        problem = f"redop, root and busbw are not those of {names} of {ranks or 'any'} ranks"
+        problem = (
+            f"redop, root and busbw are not those of {names} of {ranks or 'any'} ranks"
+        )
     elif not collective:
         problem = f"does not name its collective: say --collective {listed}"
     if (kind := collective or listed) not in kinds:
         raise UserError(f"{file}: {problem}")
     if not kinds[kind][1]:
-        raise UserError(f"{file}: the bytes of {kind} are those of one rank: give --ranks")
-    frame = frame.assign(bytes=frame["size"] * kinds[kind][1], collective=kind, ranks=ranks)
+        raise UserError(
+            f"{file}: the bytes of {kind} are those of one rank: give --ranks"
+        )
+    frame = frame.assign(
+        bytes=frame["size"] * kinds[kind][1], collective=kind, ranks=ranks
+    )
     frame = frame.rename(columns={"time": "seconds"})
     return frame[["bytes", "seconds", "place", "collective", "ranks"]], log
 
 
-def _chosen(tables: list[Table], file: str, kind: str, ranks: int, number: int | None) -> Table:
+def _chosen(
+    tables: list[Table], file: str, kind: str, ranks: int, number: int | None
+) -> Table:
     """Return the table of that number, from 1, or the one that may be of these; a UserError lists them."""
     if number in range(1, len(tables) + 1) or number is None and len(tables) == 1:
         return tables[(number or 1) - 1]
     lines, fits = list[str](), list[int]()
     for at, table in enumerate(tables, start=1):
-        n, count = table.ranks or ranks, f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
+        n, count = (
+            table.ranks or ranks,
+            f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows",
+        )
         kinds = sorted(table.named) or [*_kinds(table, _printed(table, file)[1], n)]
         lines.append(f"{at} {' or '.join(kinds)}, {count}")
-        if number is None and kind in ("", *kinds) and (not ranks or table.ranks in (0, ranks)):
+        if (
+            number is None
+            and kind in ("", *kinds)
+            and (not ranks or table.ranks in (0, ranks))
+        ):
             fits.append(at)
     if len(fits) != 1:
         listed = "; ".join(lines[at - 1] for at in fits) or "; ".join(lines)
-        raise UserError(f"{file}: {len(tables)} tables: choose one by --table: {listed}")
+        raise UserError(
+            f"{file}: {len(tables)} tables: choose one by --table: {listed}"
+        )
     return tables[fits[0] - 1]
 
 
 def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return what is printed, a row for each time, but of sizes of 0: too small to be divided among ranks."""
     if len(table.rows) > MOST_ROWS:
-        raise UserError(f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out")
+        raise UserError(
+            f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out"
+        )
     lines, rows, before = list[int](), list[list[str]](), list[str]()
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
         if words == before and words[0] != "0":
-            raise UserError(f"{where}: the same as the row before it: is every line there twice?")
+            raise UserError(
+                f"{where}: the same as the row before it: is every line there twice?"
+            )
         before = words
         for place, cells in zip(_PLACES, table.cells(words, where)[1:], strict=False):
             # Until 2022 the largest deviation was printed, as "error"; N/A: values were not checked.
-            cells |= {"place": place, "#wrong": cells.get("wrong", "0").replace("N/A", "0")}
+            cells |= {
+                "place": place,
+                "#wrong": cells.get("wrong", "0").replace("N/A", "0"),
+            }
             cells |= {"size": words[0], "time": cells.get(table.layout.time, "")}
             if words[0] != "0" and cells["time"] != "N/A":
                 lines.append(number)
@@ -219,7 +283,11 @@ def _printed(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     sheet = Sheet(file, _PRINTED.names, lines, rows)
     digits = [len(row[1].partition(".")[2]) for row in rows[-2:]]
     if not table.rated and digits[-1] < digits[0]:
-        sheet.fail(len(rows) - 1, "time", "fewer digits than in the row before: is the log cut?")
+        sheet.fail(
+            len(rows) - 1,
+            "time",
+            "fewer digits than in the row before: is the log cut?",
+        )
     frame = _PRINTED.frame(sheet, exact=False)
     return sheet, frame.assign(time=frame["time"] * table.layout.us)
 
@@ -234,11 +302,19 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
         return {kind: (1.0, n if _PER_RANK.fullmatch(kind) else 1) for kind in names}
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     algbw = max(float(fast["algbw"].mean()), 1e-9)
-    rate, bus = algbw / (fast["size"] / fast["time"]).mean() * 1e9, fast["busbw"].mean() / algbw
-    error = 0.001 + 0.01 / algbw  # both are printed to 0.01, times of seconds to two digits
+    rate, bus = (
+        algbw / (fast["size"] / fast["time"]).mean() * 1e9,
+        fast["busbw"].mean() / algbw,
+    )
+    error = (
+        0.001 + 0.01 / algbw
+    )  # both are printed to 0.01, times of seconds to two digits
     left, *places = table.cells(table.rows[-1][1], "")
     reduces, root = left.get("redop", left.get("op", "none")), left.get("root", "-1")
-    law, kinds = [reduces != "none", not root.startswith("-")], dict[str, tuple[float, int]]()
+    law, kinds = (
+        [reduces != "none", not root.startswith("-")],
+        dict[str, tuple[float, int]](),
+    )
     unchecked = [cells.get("wrong") == "N/A" for cells in places]
     for kind, (passes, *wanted) in _RULES.items():
         count = n or max(2, round(passes / max(passes - bus, 1e-9)))
@@ -249,28 +325,43 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
         if kind == "all_gather":  # sizes of one rank
             ways += [(count, share, count), (count - 1, 1.0, count)]
         for part, over, times in ways if law == wanted else ():
-            if abs(rate - part) <= (error + 0.05) * part and abs(bus - over) <= error * over:
+            if (
+                abs(rate - part) <= (error + 0.05) * part
+                and abs(bus - over) <= error * over
+            ):
                 kinds[kind] = part, times
     # Since 2022 what these two leave in place, and no other, is not checked.
     if unchecked == [False, True]:
-        kinds = {kind: kinds[kind] for kind in ("alltoall", "sendrecv") if kind in kinds}
+        kinds = {
+            kind: kinds[kind] for kind in ("alltoall", "sendrecv") if kind in kinds
+        }
     elif unchecked == [False, False]:
         kinds.pop("sendrecv", None)
-    named = [kind for kind in sorted(table.named) if kind in kinds or kind not in _RULES]
-    return {kind: kinds.get(kind, (1.0, 1)) for kind in (named if table.named else kinds)}
+    named = [
+        kind for kind in sorted(table.named) if kind in kinds or kind not in _RULES
+    ]
+    return {
+        kind: kinds.get(kind, (1.0, 1)) for kind in (named if table.named else kinds)
+    }
 
 
 def _check_rates(sheet: Sheet, frame: DataFrame, parts: Collection[float]) -> None:
     """Refuse wrong values, and an algbw that none of these parts of size over time rounds to."""
     for at in np.flatnonzero(frame["#wrong"])[:1]:
-        problem = f"{frame['#wrong'][at]:g} wrong values: fix the collective before timing it"
+        problem = (
+            f"{frame['#wrong'][at]:g} wrong values: fix the collective before timing it"
+        )
         sheet.fail(int(at), "#wrong", problem)
     rate, algbw = frame["size"] / frame["time"] / 1e9, frame["algbw"]
     off = np.min([abs(part * rate - algbw) for part in parts], axis=0)
-    last = np.array([[_half(row[1]) / float(row[1]), _half(row[2])] for row in sheet.rows])
+    last = np.array(
+        [[_half(row[1]) / float(row[1]), _half(row[2])] for row in sheet.rows]
+    )
     allowed = 1.02 * last[:, 1] + (last[:, 0] + 0.001) * algbw + 1e-4
     for at in np.flatnonzero(off > allowed)[:1]:
-        problem = "contradicts size over time: mixed units? the time must be in microseconds"
+        problem = (
+            "contradicts size over time: mixed units? the time must be in microseconds"
+        )
         sheet.fail(int(at), f"{frame['place'][at]}_algbw", problem)
 
 

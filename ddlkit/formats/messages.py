@@ -37,12 +37,18 @@ def read_bytes_seconds(
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen, **({"place": note} if note else {})}
     if meta.get("ranks") == 1:
-        raise UserError(f"{path}: one rank sends no messages: choose times of two or more")
+        raise UserError(
+            f"{path}: one rank sends no messages: choose times of two or more"
+        )
     return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
 
 
 def read_collectives(
-    path: Path, *, link: str | None = None, notes: list[str] | None = None, **of_log: Any
+    path: Path,
+    *,
+    link: str | None = None,
+    notes: list[str] | None = None,
+    **of_log: Any,
 ) -> DataFrame:
     """Return samples as a ``collectives`` table, whoever measured them; what a file does not say as given.
 
@@ -57,10 +63,21 @@ def read_collectives(
     ranks = of_log.get("ranks")
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    said: dict[str, Any] = {"ranks": ranks, "link": link or "unknown", "collective": "all_reduce"}
+    said: dict[str, Any] = {
+        "ranks": ranks,
+        "link": link or "unknown",
+        "collective": "all_reduce",
+    }
     said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
-    said |= {"backend": source, "messages_per_sample": 1, "in_flight": 1, "clock": "wall"}
-    return frame.assign(**{name: value for name, value in said.items() if name not in frame})
+    said |= {
+        "backend": source,
+        "messages_per_sample": 1,
+        "in_flight": 1,
+        "clock": "wall",
+    }
+    return frame.assign(
+        **{name: value for name, value in said.items() if name not in frame}
+    )
 
 
 def _messages(path: Path, **of_log: Any) -> tuple[str, DataFrame, str]:
@@ -84,7 +101,9 @@ def _own_table(text: str, file: str) -> DataFrame:
     """Return the rows of a user's own CSV."""
     head, _, rest = text.strip().partition("\n")
     if not {"bytes", "seconds"} & {name.strip() for name in head.split(",")}:
-        kinds = "nccl-tests, OSU or Intel MPI Benchmarks, nor a CSV of bytes and seconds"
+        kinds = (
+            "nccl-tests, OSU or Intel MPI Benchmarks, nor a CSV of bytes and seconds"
+        )
         other, last = logs.OTHER.search(text), shown((rest or head).rpartition("\n")[2])
         problem = f"{other[1]}, but no collective's average" if other else "no table of"
         raise UserError(f"{file}: {problem} times by {kinds}; its last line is {last}")
@@ -107,7 +126,9 @@ def _placed(frame: DataFrame, place: str | None, path: Path) -> tuple[DataFrame,
         apart = np.log(medians["out_of_place"] / medians["in_place"]).abs()
         if apart.mean() > _scatter(medians):
             place, size = "in_place", apart.idxmax()
-            inside, outside = map(format_seconds, medians.loc[size, [place, "out_of_place"]])
+            inside, outside = map(
+                format_seconds, medians.loc[size, [place, "out_of_place"]]
+            )
             shift = f"{inside} at {format_bytes(size)}, out_of_place {outside}"
             note = f"{place}: {shift}: beyond their scatter; --place decides"
     if place:

@@ -27,7 +27,10 @@ _FILE = Schema(
     (
         Column("id", "int", "non_negative"),
         Column("name", "str", "named"),
-        *(Column(name, "microseconds", "non_negative") for name in ("forward", "backward", "comm")),
+        *(
+            Column(name, "microseconds", "non_negative")
+            for name in ("forward", "backward", "comm")
+        ),
         Column("size", "int", "non_negative"),
     ),
 )
@@ -55,7 +58,9 @@ class LayerTrace:
         """(n,) positions of the layers with a gradient, of which there must be one."""
         rows = np.flatnonzero(self.n_bytes)
         if not len(rows):
-            raise UserError("trace: no layer has a gradient (all sizes are 0): nothing to exchange")
+            raise UserError(
+                "trace: no layer has a gradient (all sizes are 0): nothing to exchange"
+            )
         return rows
 
     @property
@@ -70,7 +75,9 @@ class LayerTrace:
         stands before the first counts to it; ``with_input`` false leaves it out, as it may be reading data.
         """
         rows = self.learnable
-        owner = np.maximum(np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0)
+        owner = np.maximum(
+            np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0
+        )
         first = 0 if with_input else int(rows[0])
         forward_s, backward_s = (
             np.bincount(owner[first:], times_s[first:], len(rows)).astype(float)
@@ -95,7 +102,10 @@ class LayerTrace:
 
         What stands before the first layer with parameters is t_io; copy and update are not in the trace.
         """
-        first, (forward_s, backward_s, communication_s) = int(self.learnable[0]), self.mean_s
+        first, (forward_s, backward_s, communication_s) = (
+            int(self.learnable[0]),
+            self.mean_s,
+        )
         times = IterationTimes(
             io_s=float(forward_s[:first].sum()),
             h2d_s=0.0,
@@ -103,13 +113,17 @@ class LayerTrace:
             backward_s=backward_s[first:],
             communication_s=communication_s[self.learnable],
         )
-        return times, FusionPlan("none", tuple((len(self.name) - self.learnable[::-1]).tolist()))
+        return times, FusionPlan(
+            "none", tuple((len(self.name) - self.learnable[::-1]).tolist())
+        )
 
 
 def looks_like_one(text: str) -> bool:
     """Return whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
-    return first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
+    return (
+        first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
+    )
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
@@ -132,13 +146,19 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     for row in np.flatnonzero((layers != first).any(axis=1))[:1]:
         (name, size), (of, there) = layers.loc[row], first.loc[row]
         line = sheet.lines[ids[row]]
-        sheet.fail(int(row), "size", f"{name} of {size} bytes, but line {line} has {of} of {there}")
+        sheet.fail(
+            int(row),
+            "size",
+            f"{name} of {size} bytes, but line {line} has {of} of {there}",
+        )
     if left := len(ids) % count:
         problem = f"the last iteration ends before layer {left} ({frame['name'][left]})"
         sheet.fail(len(ids) - 1, "id", problem)
     times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
     columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
-    return LayerTrace(tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns)
+    return LayerTrace(
+        tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns
+    )
 
 
 def _cells(line: str) -> list[str]:
@@ -156,7 +176,9 @@ def _sheet(text: str, file: str) -> Sheet:
     for cell, name in zip(sheet.header, _FILE.names, strict=True):
         if not cell.lower().startswith(name):
             raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
-    return Sheet(file, _FILE.names, [line - headless for line in sheet.lines], sheet.rows)
+    return Sheet(
+        file, _FILE.names, [line - headless for line in sheet.lines], sheet.rows
+    )
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:

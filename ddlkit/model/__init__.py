@@ -3,4 +3,11 @@
 from ddlkit.model.calibration import Calibration, Communication
 from ddlkit.model.predictor import Forecast, forecast, forecast_case, make_plan
 
-__all__ = ["Calibration", "Communication", "Forecast", "forecast", "forecast_case", "make_plan"]
+__all__ = [
+    "Calibration",
+    "Communication",
+    "Forecast",
+    "forecast",
+    "forecast_case",
+    "make_plan",
+]

@@ -72,7 +72,11 @@ class Advice:
 
     @classmethod
     def of(
-        cls, work: Workload, messages: Communication, scatter: Floats = STEADY, lists: bool = True
+        cls,
+        work: Workload,
+        messages: Communication,
+        scatter: Floats = STEADY,
+        lists: bool = True,
     ) -> Advice:
         """Return every option; of plans that come out the same, the first.
 
@@ -88,7 +92,9 @@ class Advice:
             if plan.ends not in options:
                 made = forecast(work, plan, messages).iteration
                 settled_s, _ = drawn(made, messages, scatter=False)
-                single_s, beside_s = (drawn(made, messages, by)[0] for by in (scatter, apart))
+                single_s, beside_s = (
+                    drawn(made, messages, by)[0] for by in (scatter, apart)
+                )
                 options[plan.ends] = Option(name, made, settled_s, single_s, beside_s)
         return cls(work, messages, {option.name: option for option in options.values()})
 
@@ -110,18 +116,29 @@ class Advice:
             both = option, default
             single = (np.quantile(o.beside_s / o.settled_s, (0.16, 0.84)) for o in both)
             # Medians of normal noise, of a few and of many, scatter 1.18 and 1.25 times as much as means.
-            noise = 1.18 * math.hypot(*(np.ptp(ends) / 2 for ends in single)) / math.sqrt(rounds)
-            apart = np.hypot((1 - draws) * noise * min(1.0, 1.25 / math.sqrt(each)), MISSED)
+            noise = (
+                1.18
+                * math.hypot(*(np.ptp(ends) / 2 for ends in single))
+                / math.sqrt(rounds)
+            )
+            apart = np.hypot(
+                (1 - draws) * noise * min(1.0, 1.25 / math.sqrt(each)), MISSED
+            )
             draws = draws + apart * np.random.default_rng(3).standard_normal(len(draws))
         return Gain(float(share), interval(draws).tolist(), float((draws < 0).mean()))
 
     def limits(self) -> tuple[str, dict[str, float]]:
         """Return what takes most of the default's exposed communication, and seconds by cause."""
         iteration, sizes = self.options[DEFAULT].iteration, self.workload.bytes
-        said, link = iteration.prediction, Link(iteration.link.in_flight, iteration.link.software)
+        said, link = (
+            iteration.prediction,
+            Link(iteration.link.in_flight, iteration.link.software),
+        )
         least_s = float(self.communication.cost(np.array([1.0]))[0])
         starts_s = min(said.communication_s, least_s * len(iteration.plan.ends))
-        slowed_s = said.iteration_s - replace(iteration, link=link).prediction.iteration_s
+        slowed_s = (
+            said.iteration_s - replace(iteration, link=link).prediction.iteration_s
+        )
         causes = {"start-ups": starts_s, "bandwidth": said.communication_s - starts_s}
         causes["contention"] = max(0.0, slowed_s)
         if said.exposed_communication_s < WORTH * said.iteration_s:
@@ -135,7 +152,9 @@ class Advice:
         """Return, by remedy, by what share an iteration of as many samples would be shorter."""
         work, now_s = self.workload, self.options[DEFAULT].seconds
         halved = replace(work, bytes=np.maximum(1, work.bytes // 2))
-        twice = replace(work, forward_s=2 * work.forward_s, backward_s=2 * work.backward_s)
+        twice = replace(
+            work, forward_s=2 * work.forward_s, backward_s=2 * work.backward_s
+        )
         tried: dict[str, tuple[Workload, int]] = {
             "gradients in half the bytes, or a link twice as fast": (halved, 1),
             "gradients of two batches sent at once": (work.accumulated(2), 2),
@@ -152,15 +171,25 @@ class Advice:
         """Return bytes of the message that makes most of the doubt about the gain; 0: there is little."""
         if np.ptp(self.gain(self.ranked[0]).interval) < 2 * WIDE:
             return 0
-        sent = [o.iteration.group_bytes for o in (self.options[DEFAULT], self.ranked[0])]
+        sent = [
+            o.iteration.group_bytes for o in (self.options[DEFAULT], self.ranked[0])
+        ]
         sizes, counts = np.unique(np.concatenate(sent), return_counts=True)
-        unsure_s = np.std([cost(sizes) for cost in self.communication.draws], axis=0) * counts
+        unsure_s = (
+            np.std([cost(sizes) for cost in self.communication.draws], axis=0) * counts
+        )
         return int(sizes[np.argmax(unsure_s)])
 
     def to_dict(self, rounds: int = 0, each: int = 1) -> dict[str, Any]:
         """Return all of it, JSON-ready; rounds, each : as `gain` takes them, for its interval."""
-        best, gains = self.ranked[0], {option.name: self.gain(option) for option in self.ranked}
-        worth, said = gains[best.name].interval[0] >= WORTH, self.gain(best, rounds, each)
+        best, gains = (
+            self.ranked[0],
+            {option.name: self.gain(option) for option in self.ranked},
+        )
+        worth, said = (
+            gains[best.name].interval[0] >= WORTH,
+            self.gain(best, rounds, each),
+        )
         limit, causes = self.limits()
         return {
             "advice": best.name if worth else KEEP,
@@ -174,7 +203,9 @@ class Advice:
             "seconds_by_cause": causes,
             "shorter_by": self.remedies(),
             "measure_next_bytes": self.measure_next(),
-            "options": {name: [gain.share, *gain.interval] for name, gain in gains.items()},
+            "options": {
+                name: [gain.share, *gain.interval] for name, gain in gains.items()
+            },
         }
 
 
@@ -184,4 +215,6 @@ def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) ->
     It is the median of pairs, its interval that of order statistics; slower : in how many rounds it was.
     """
     shares = 1 - np.asarray(seconds[plan]) / np.asarray(seconds[DEFAULT])
-    return Gain(float(np.median(shares)), median_interval(shares), float((shares < 0).mean()))
+    return Gain(
+        float(np.median(shares)), median_interval(shares), float((shares < 0).mean())
+    )

@@ -45,7 +45,9 @@ class Communication:
     others: Mapping[str, MessageCost] = field(default_factory=dict)
     contention: Contention | None = None
 
-    def sparse(self, density: float, selecting: Selecting | None = None) -> Communication:
+    def sparse(
+        self, density: float, selecting: Selecting | None = None
+    ) -> Communication:
         """Return the same where the largest are gathered; selecting : its times, if they are compute."""
         if density == 1.0 and selecting is None:
             return self
@@ -66,7 +68,9 @@ class Calibration:
     """
 
     known: Mapping[tuple[str, int, str], Communication]
-    contention: Mapping[tuple[str, int, int, str], Contention] = field(default_factory=dict)
+    contention: Mapping[tuple[str, int, int, str], Contention] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(
@@ -88,18 +92,24 @@ class Calibration:
         stepped = collectives["algorithm"].astype(str).str.startswith(STEPS)
         if stepped.any():
             name = collectives.loc[stepped, "algorithm"].iloc[0]
-            raise UserError(f"no calibration of {name}: give it rows of the library's own messages")
+            raise UserError(
+                f"no calibration of {name}: give it rows of the library's own messages"
+            )
         known = {}
         for (link, ranks, collective), every in undisturbed(collectives).groupby(LINK):
             rows = every[every["in_flight"] == 1]
             fitted = _fitted(rows, form, draws)
-            others = {name: _fitted(rows, name, 0).cost for name in also if name != UNFITTED}
+            others = {
+                name: _fitted(rows, name, 0).cost for name in also if name != UNFITTED
+            }
             if UNFITTED in also and rows["link_bits_per_s"].all():
                 others[UNFITTED] = _unfitted(rows)
             sampled = rows[["bytes", "seconds", "session", "messages_per_sample"]]
             noise = Noise.of(*sampled.to_numpy(float).T)
             shared = shared_link(every)
-            communication = Communication(fitted.cost, fitted.draws, shared, noise, others)
+            communication = Communication(
+                fitted.cost, fitted.draws, shared, noise, others
+            )
             known[str(link), int(ranks), str(collective)] = communication
         beside: dict[tuple[str, int, int, str], Contention] = {}
         if slowdown is not None:
@@ -109,20 +119,31 @@ class Calibration:
 
     def without_burst_tokens(self) -> Calibration:
         """Return the same for links that save nothing while they rest."""
-        bare = {k: replace(c, link=Link(software=c.link.software)) for k, c in self.known.items()}
+        bare = {
+            k: replace(c, link=Link(software=c.link.software))
+            for k, c in self.known.items()
+        }
         return replace(self, known=bare)
 
     def between(
-        self, link: str, workers: int, collective: str = "all_reduce", in_flight: int = 1
+        self,
+        link: str,
+        workers: int,
+        collective: str = "all_reduce",
+        in_flight: int = 1,
     ) -> Communication:
         """Return messages over ``link`` among ``workers``. Raises UserError when not calibrated."""
         key = (link, workers, collective)
         if key not in self.known:
-            listed = "; ".join(f"{what} over {where}, {n} ranks" for where, n, what in self.known)
+            listed = "; ".join(
+                f"{what} over {where}, {n} ranks" for where, n, what in self.known
+            )
             wanted = f"{collective} over {link} with {workers} ranks"
             raise UserError(f"no calibration for {wanted}: there is {listed}")
         communication = self.known[key]
-        return replace(communication, link=replace(communication.link, in_flight=in_flight))
+        return replace(
+            communication, link=replace(communication.link, in_flight=in_flight)
+        )
 
     def of_case(self, case: Case) -> Communication:
         """Return messages of a case, sparse where it is. Raises UserError when its lab was not calibrated."""
@@ -152,7 +173,9 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the smallest message's time, and bytes at the link's rate."""
     use, rate_bits_per_s = _labels(rows), float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
-    wire_s = wire_s_per_byte(use["collective"], use["workers"], rate_bits_per_s, framing)
+    wire_s = wire_s_per_byte(
+        use["collective"], use["workers"], rate_bits_per_s, framing
+    )
     smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())
     return AlphaBeta(smallest_s, wire_s, **use)
 
@@ -160,7 +183,11 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
 def shared_link(samples: pd.DataFrame) -> Link:
     """Return what messages over a link share, by its calibration; tokens where, by its name, it saves any."""
     first, software = samples.iloc[0], software_at_once(samples)
-    link, collective, ranks = str(first["link"]), str(first["collective"]), int(first["ranks"])
+    link, collective, ranks = (
+        str(first["link"]),
+        str(first["collective"]),
+        int(first["ranks"]),
+    )
     rate_bits_per_s = float(first["link_bits_per_s"])
     saved_s = read_link(link).burst_s if is_lab(link) and rate_bits_per_s else 0.0
     if not saved_s:
@@ -176,7 +203,9 @@ def _framing(link: str) -> float:
 
 def software_at_once(samples: pd.DataFrame) -> float:
     """Return how many small messages the processor carries in the time of one; infinite if not known."""
-    medians = samples.groupby(["in_flight", "bytes"])["seconds"].median().unstack("in_flight")
+    medians = (
+        samples.groupby(["in_flight", "bytes"])["seconds"].median().unstack("in_flight")
+    )
     faster = medians.rdiv(medians[1], axis=0).drop(columns=1).median()
     return float(np.clip(faster.max(), 1.0, None)) if len(faster) else math.inf
 
@@ -225,15 +254,24 @@ class Noise:
     ) -> Noise:
         """Return the noise of samples, (n,) each, which are means of ``messages_per_sample`` messages."""
         columns = np.broadcast_arrays(n_bytes, seconds, session, messages_per_sample)
-        rows = pd.DataFrame(np.ravel(columns).reshape(4, -1).T, columns=["n", "s", "at", "of"])
+        rows = pd.DataFrame(
+            np.ravel(columns).reshape(4, -1).T, columns=["n", "s", "at", "of"]
+        )
         rows = rows.sort_values("at", kind="stable")
         medians = rows.groupby(["at", "n"])["s"]
-        scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(rows["of"])
+        scatter = 1 + (rows["s"] / medians.transform("median") - 1) * np.sqrt(
+            rows["of"]
+        )
         by_size = scatter.clip(lower=0.0).groupby(rows["n"])
         ratios = tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
         single = rows["at"].nunique() == 1
         turn = rows.groupby(["at", "n"]).cumcount() * 2 // medians.transform("size")
-        parts = rows["s"].groupby([turn if single else rows["at"], rows["n"]]).median().unstack()
+        parts = (
+            rows["s"]
+            .groupby([turn if single else rows["at"], rows["n"]])
+            .median()
+            .unstack()
+        )
         sizes = parts.columns.to_numpy(float)
         drift, degrees = _own_drift(sizes, np.log(parts.to_numpy()))
         if single:
@@ -247,14 +285,18 @@ class Noise:
         """Return (draws, k) factors on messages of (k,) bytes: each scatters, and all of a draw drift."""
         from scipy.stats import t as student
 
-        inside = np.log(np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1]))
+        inside = np.log(
+            np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
+        )
         nearest = np.abs(np.log(self.bytes)[:, None] - inside).argmin(axis=0)
         random = np.random.default_rng(seed)
         drifted = student.ppf(random.uniform(size=(draws, 1)), self.degrees[nearest])
         factors = np.exp(drifted * self.drift[nearest])
         for index in np.unique(nearest) if scatter else ():
             chosen = nearest == index
-            factors[:, chosen] *= random.choice(self.ratios[index], (draws, int(chosen.sum())))
+            factors[:, chosen] *= random.choice(
+                self.ratios[index], (draws, int(chosen.sum()))
+            )
         return factors
 
 
@@ -269,7 +311,9 @@ def _own_drift(sizes: Floats, medians: Floats) -> tuple[Floats, Floats]:
     if not often.any():
         return np.zeros(len(sizes)), np.ones(len(sizes))
     variance = np.zeros(len(sizes))
-    variance[often] = np.nanvar(medians[:, often], axis=0, ddof=1) * (1 + 1 / known[often])
+    variance[often] = np.nanvar(medians[:, often], axis=0, ddof=1) * (
+        1 + 1 / known[often]
+    )
     apart = np.abs(np.log(sizes)[:, None] - np.log(sizes))
     near = (apart <= np.log(NEIGHBOURS) * (1 + 1e-9)) & often
     count = near.sum(axis=1)

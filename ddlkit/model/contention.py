@@ -41,7 +41,9 @@ class Contention:
         the table is of several.
         """
         if len(several := rows[SLOWDOWN_KEY].drop_duplicates()) != 1:
-            raise UserError(f"slowdown: a table of one network, batch and link, not {len(several)}")
+            raise UserError(
+                f"slowdown: a table of one network, batch and link, not {len(several)}"
+            )
         keys = ["quantity", "beside", "bytes", "messages", "repeat"]
         times = rows.groupby(keys)["seconds"].mean()
         alone = times["backward", NOTHING].droplevel([0, 1])
@@ -50,11 +52,15 @@ class Contention:
             times["message", what].droplevel("messages").unstack("repeat")
             for what in (COMPUTE, NOTHING)
         )
-        ratios = np.stack([beside / alone[beside.columns].to_numpy(), both / own])  # (2, k, rounds)
+        ratios = np.stack(
+            [beside / alone[beside.columns].to_numpy(), both / own]
+        )  # (2, k, rounds)
         rounds = ratios.shape[-1]
         drawn = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
         resampled = np.median(ratios[..., drawn], axis=-1).transpose(2, 0, 1)
-        slowdowns, draws_of = (np.maximum(0.0, x - 1) for x in (np.median(ratios, -1), resampled))
+        slowdowns, draws_of = (
+            np.maximum(0.0, x - 1) for x in (np.median(ratios, -1), resampled)
+        )
         return cls(beside.index.to_numpy(float), slowdowns, draws_of, *_buckets(rows))
 
     @classmethod
@@ -76,8 +82,12 @@ class Contention:
             values = np.moveaxis(self.draws[chosen], 1, 0)
         if len(known) == 1:
             return np.broadcast_to(values, (*values.shape[:-1], len(at))).copy()
-        share = np.clip((at - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0)
-        return np.asarray(values[..., right - 1] * (1 - share) + values[..., right] * share)
+        share = np.clip(
+            (at - known[right - 1]) / (known[right] - known[right - 1]), 0.0, 1.0
+        )
+        return np.asarray(
+            values[..., right - 1] * (1 - share) + values[..., right] * share
+        )
 
 
 def _buckets(rows: pd.DataFrame) -> tuple[float, float]:
@@ -86,8 +96,12 @@ def _buckets(rows: pd.DataFrame) -> tuple[float, float]:
     The latter by DDP whose buckets nobody sends: as many as there are gradients, over one.
     """
     copies = rows[rows["quantity"] == "copy"]
-    copy_s = float((copies["seconds"] / copies["bytes"]).median()) if len(copies) else 0.0
-    table = rows[rows["beside"] == BUCKETS].pivot_table("seconds", "messages", "repeat", "sum")
+    copy_s = (
+        float((copies["seconds"] / copies["bytes"]).median()) if len(copies) else 0.0
+    )
+    table = rows[rows["beside"] == BUCKETS].pivot_table(
+        "seconds", "messages", "repeat", "sum"
+    )
     if len(table) < 2:
         return copy_s, 0.0
     each_s = (table.iloc[-1] - table.iloc[0]) / (table.index[-1] - table.index[0])

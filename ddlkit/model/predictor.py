@@ -89,8 +89,13 @@ def forecast(
     if not communication.draws:
         return Forecast(iteration, None)
     drawn_s, drifted = drawn(iteration, communication, compute_scatter, compute_drift)
-    both = interval(drawn_s, level), interval(drawn_s - workload.compute_s * (drifted - 1), level)
-    return Forecast(iteration, *((float(lower_s), float(upper_s)) for lower_s, upper_s in both))
+    both = (
+        interval(drawn_s, level),
+        interval(drawn_s - workload.compute_s * (drifted - 1), level),
+    )
+    return Forecast(
+        iteration, *((float(lower_s), float(upper_s)) for lower_s, upper_s in both)
+    )
 
 
 def drawn(
@@ -112,7 +117,9 @@ def drawn(
     slower = np.random.default_rng(0).choice(compute_scatter, len(draws))
     drifted, slowed = np.ones(len(draws)), None
     if beside:
-        drifted = np.exp(compute_drift * np.random.default_rng(2).standard_normal(len(draws)))
+        drifted = np.exp(
+            compute_drift * np.random.default_rng(2).standard_normal(len(draws))
+        )
         slowed = beside.of_messages(iteration.group_bytes, len(draws))
     return iteration.draws(draws, factors, slower * drifted, slowed), drifted
 
@@ -122,7 +129,9 @@ def with_contention(iteration: Iteration, beside: Contention) -> Iteration:
     of_compute, of_messages = beside.of_messages(iteration.group_bytes)
     link = replace(iteration.link, slowdown=of_compute, message_slowdown=of_messages)
     copy_s = beside.copy_s_per_byte or iteration.copy_s_per_byte
-    return replace(iteration, link=link, copy_s_per_byte=copy_s, bucket_s=beside.bucket_s)
+    return replace(
+        iteration, link=link, copy_s_per_byte=copy_s, bucket_s=beside.bucket_s
+    )
 
 
 HOST_BOUND = 0.9  # from this share on, a GPU's iteration is as long as its host takes to issue it
@@ -151,7 +160,10 @@ def forecast_case(
     compute_drift: float = COMPUTE_DRIFT,
 ) -> Forecast:
     """Return the forecast of a case on its slowest rank; workloads, selections : by the case's hashes."""
-    workload, messages = computed(case, workloads, selections or {}), calibration.of_case(case)
+    workload, messages = (
+        computed(case, workloads, selections or {}),
+        calibration.of_case(case),
+    )
     how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
     how |= {"compute_drift": compute_drift, "level": level}
     return forecast(workload, plan_of(case), messages, **how)
@@ -170,7 +182,9 @@ def computed(
         profile = case.profile_sha256[:12]
         raise UserError(f"case {case.key}: its layer profile {profile} is not at hand")
     slower = case.dilation * case.straggler
-    workload = workloads[case.profile_sha256].scaled(slower).accumulated(case.accumulate)
+    workload = (
+        workloads[case.profile_sha256].scaled(slower).accumulated(case.accumulate)
+    )
     if case.collective != "all_gather":
         return workload
     if case.selection_sha256 not in selections:
@@ -187,7 +201,9 @@ def planners() -> dict[str, Planner]:
     return planning.PLANNERS
 
 
-def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) -> FusionPlan:
+def make_plan(
+    spec: str, workload: Workload, cost: MessageCost | None = None
+) -> FusionPlan:
     """Return the plan of our planners or the papers'. Raises UserError for an unknown one or no cost."""
     papers.load()
     return planning.make_plan(spec, workload, cost)
@@ -196,7 +212,9 @@ def make_plan(spec: str, workload: Workload, cost: MessageCost | None = None) ->
 SEARCH = "search"
 
 
-def plan_beside(spec: str, workload: Workload, communication: Communication) -> FusionPlan:
+def plan_beside(
+    spec: str, workload: Workload, communication: Communication
+) -> FusionPlan:
     """Return `make_plan`'s, or for "search" the best found where compute and messages slow each other down.
 
     Local moves from the best of exact, jointly and ddp; without contention exact is the best of all plans.
@@ -216,7 +234,9 @@ def plan_beside(spec: str, workload: Workload, communication: Communication) -> 
 
 
 OWN = ""
-_RECURSION = attrgetter("prediction")  # our own: a message starts when it and the link are ready
+_RECURSION = attrgetter(
+    "prediction"
+)  # our own: a message starts when it and the link are ready
 _REPAIRED = partial(predict_osf, literal=False)
 TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
     "no_overlap": (OWN, no_overlap),
@@ -236,7 +256,9 @@ TRIALS: dict[str, tuple[str, Callable[[Iteration], Prediction]]] = {
 TRIAL_COSTS = tuple(dict.fromkeys(cost for cost, _ in TRIALS.values() if cost))
 OURS = "model"
 MODELS = (OURS, *TRIALS)
-MEASURED = "table"  # ours with a lab's medians, where ours has gloo's law fitted to them
+MEASURED = (
+    "table"  # ours with a lab's medians, where ours has gloo's law fitted to them
+)
 TRANSFERRED = "transferred"  # ours with a cost from other labs' calibrations
 
 
@@ -260,7 +282,9 @@ REAL_MODELS = (*MODELS, BARE, LINE_BESIDE)
 """Every model of a case that really trains: all but ours and LINE_BESIDE know nothing of contention."""
 
 
-def real_times(ours: Forecast, others: Mapping[str, MessageCost]) -> dict[str, tuple[float, float]]:
+def real_times(
+    ours: Forecast, others: Mapping[str, MessageCost]
+) -> dict[str, tuple[float, float]]:
     """Return iteration and exposed communication, in seconds, by each of REAL_MODELS."""
     whole, link = ours.iteration, ours.iteration.link
     beside = replace(link, burst_s=0.0, wire_s_per_byte=0.0)

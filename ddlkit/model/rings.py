@@ -28,7 +28,10 @@ from ddlkit.model.calibration import undisturbed
 
 EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
 SCATTER = 0.03  # relative error of a lab's median, beside which prior beliefs count
-SEGMENT_BYTES, UNDER_WAY = 2**20, 2  # most of a segment; segments at once, and least of a step
+SEGMENT_BYTES, UNDER_WAY = (
+    2**20,
+    2,
+)  # most of a segment; segments at once, and least of a step
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,13 @@ class GlooRing:
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
         sizes, ranks = np.asarray(n_bytes, float), self.workers
-        cut = np.ceil(np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks)
+        cut = np.ceil(
+            np.maximum(np.ceil(sizes / SEGMENT_BYTES), UNDER_WAY * ranks) / ranks
+        )
         x = sizes / (cut * ranks) * self.link_s_per_byte
-        r = 4 * self.delay_s + self.software_s * np.maximum(1.0, ranks * self.core_share)
+        r = 4 * self.delay_s + self.software_s * np.maximum(
+            1.0, ranks * self.core_share
+        )
         segments = (ranks - 1) * cut
         pairs = np.ceil(segments / 2)
         pair_s = ((r + x) + np.sqrt((r + x) ** 2 + 8 * x**2)) / 2
@@ -90,7 +97,9 @@ class RingLab(NamedTuple):
 def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
     """Return labs of equal links in which gloo's own all-reduce was calibrated, one message in flight."""
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
-    rows = rows.query("collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1")
+    rows = rows.query(
+        "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
+    )
     rows = undisturbed(rows[rows["link"].str.fullmatch(EQUAL)])
     labs = []
     for (link, ranks), lab in rows.groupby(["link", "ranks"]):
@@ -100,7 +109,9 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
     return labs
 
 
-def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) -> Floats:
+def fit_rings(
+    labs: Sequence[RingLab], cores: int, waking: float | None = None
+) -> Floats:
     """Return (3,) logarithms that all labs together say, each lab counting alike.
 
     They are of software, in seconds of a round trip; of bytes' time over the rate's; and of the share of all
@@ -114,11 +125,17 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
     counts = [lab.bytes.size for lab in labs]
     sizes = np.concatenate([lab.bytes for lab in labs])
     seconds = np.concatenate([lab.seconds for lab in labs])
-    alike = np.repeat([count**-0.5 for count in counts], counts) * np.sqrt(sizes.size / len(labs))
+    alike = np.repeat([count**-0.5 for count in counts], counts) * np.sqrt(
+        sizes.size / len(labs)
+    )
     rings = [vars(ring_of(np.zeros(3), lab.named, lab.workers, waking)) for lab in labs]
-    known = {name: np.repeat([ring[name] for ring in rings], counts) for name in rings[0]}
+    known = {
+        name: np.repeat([ring[name] for ring in rings], counts) for name in rings[0]
+    }
     first = labs[0]
-    step_s = float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
+    step_s = (
+        float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
+    )
     software, share = np.log(max(2e-5, step_s)), -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
@@ -133,16 +150,22 @@ def fit_rings(labs: Sequence[RingLab], cores: int, waking: float | None = None) 
 
     def slopes(values: Floats) -> Floats:
         step = 1e-5 * np.eye(3)
-        return np.asarray((residuals(values + step) - residuals(values - step)).T / 2e-5)
+        return np.asarray(
+            (residuals(values + step) - residuals(values - step)).T / 2e-5
+        )
 
     # Whether ranks wait for cores at all is no small step: from both sides.
     starts = [(software, 0.0, share), (software, 0.0, share - np.log(8))]
     how: Any = {"bounds": ([-20, -0.5, -6], [0, 0.5, 0]), "loss": "soft_l1"}
-    fits = [least_squares(residuals, np.array(start), slopes, **how) for start in starts]
+    fits = [
+        least_squares(residuals, np.array(start), slopes, **how) for start in starts
+    ]
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
 
 
-def ring_of(values: Floats, named: Named, workers: int, waking: float | None = None) -> GlooRing:
+def ring_of(
+    values: Floats, named: Named, workers: int, waking: float | None = None
+) -> GlooRing:
     """Return the ring of `fit_rings`'s values over links of that rate and delay, whatever else they do."""
     software_s, over, share = np.exp(values).tolist()
     return GlooRing(
@@ -162,5 +185,7 @@ def held_out_rings(
     rings = []
     for lab in labs if len(labs) > 1 else ():
         others = [other for other in labs if other is not lab]
-        rings.append(ring_of(fit_rings(others, cores, waking), lab.named, lab.workers, waking))
+        rings.append(
+            ring_of(fit_rings(others, cores, waking), lab.named, lab.workers, waking)
+        )
     return rings

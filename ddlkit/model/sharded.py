@@ -93,26 +93,38 @@ class Sharding:
 
         Raises UserError for a pattern that no module matches.
         """
-        owners = _by_size(profile, spec) if spec.startswith(SIZE) else _by_name(profile, spec)
+        owners = (
+            _by_size(profile, spec)
+            if spec.startswith(SIZE)
+            else _by_name(profile, spec)
+        )
         numbers = {owner: k for k, owner in enumerate(dict.fromkeys([(), *owners]))}
         units, runs = [numbers[owner] for owner in owners], []
         rows = zip(units, profile.forward_s, profile.backward_s, strict=True)
         for unit, neighbours in groupby(rows, key=itemgetter(0)):
             _, forward_s, backward_s = np.sum([*neighbours], axis=0).tolist()
             runs.append((unit, forward_s, backward_s))
-        sizes = np.bincount(units, profile.gradient_bytes, len(numbers)).astype(int).tolist()
+        sizes = (
+            np.bincount(units, profile.gradient_bytes, len(numbers))
+            .astype(int)
+            .tolist()
+        )
         return cls(tuple(numbers), tuple(sizes), tuple(runs), profile.update_s)
 
     def scaled(self, factor: float) -> Sharding:
         """Return it on a machine ``factor`` times slower (time dilation)."""
-        runs = tuple((unit, factor * ahead, factor * back) for unit, ahead, back in self.runs)
+        runs = tuple(
+            (unit, factor * ahead, factor * back) for unit, ahead, back in self.runs
+        )
         return replace(self, runs=runs, update_s=factor * self.update_s)
 
     def gathered_bytes(self, *, reshard: bool = True) -> int:
         """Return the most bytes of parameters that are whole at a time: the root, and two neighbours."""
         units = [unit for unit, *_ in self.runs if unit]
         pairs = ({0, *two} for two in zip(units, units[1:], strict=False))
-        most = max(sum(self.bytes[unit] for unit in pair) for pair in [*pairs, {0, *units[:1]}])
+        most = max(
+            sum(self.bytes[unit] for unit in pair) for pair in [*pairs, {0, *units[:1]}]
+        )
         return most if reshard else sum(self.bytes)
 
     def program(
@@ -158,7 +170,10 @@ class Sharding:
                     del whole[unit]
                 if unit not in (0, first, *rest) and backward:
                     scatter(unit)
-        for unit in [*root, *[first] * (first > 0)]:  # the first unit's input has no gradient
+        for unit in [
+            *root,
+            *[first] * (first > 0),
+        ]:  # the first unit's input has no gradient
             scatter(unit)
         steps += [Step(WAIT, scattered[-1]), Step(COMPUTE, self.update_s)]
         return Program(tuple(steps), tuple(messages))
@@ -172,12 +187,16 @@ def _by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
         parts = layer.split(".")
         deep = {n: ".".join(parts[: n + 1]) for n in range(len(parts))}  # * is one name
         hits = [(deep.get(each.count("."), ""), each) for each in patterns]
-        hits = sorted((path, each) for path, each in hits if fnmatch.fnmatchcase(path, each))
+        hits = sorted(
+            (path, each) for path, each in hits if fnmatch.fnmatchcase(path, each)
+        )
         matched |= {each for _, each in hits[:1]}
         owners.append((hits[0][0],) if hits else ())
     if missed := [each for each in patterns if each not in matched]:
         some = ", ".join(dict.fromkeys(profile.layer[:3]))
-        raise UserError(f"units {shown(missed[0])}: match no module outside of others, as {some}")
+        raise UserError(
+            f"units {shown(missed[0])}: match no module outside of others, as {some}"
+        )
     return owners
 
 
@@ -186,7 +205,9 @@ def _by_size(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     least, filled = parse_bytes(spec.removeprefix(SIZE)), math.inf
     units = dict[str, list[str]]()  # by layer
     unit: list[str] = []
-    for layer, n_bytes in zip(profile.layer, profile.gradient_bytes.tolist(), strict=True):
+    for layer, n_bytes in zip(
+        profile.layer, profile.gradient_bytes.tolist(), strict=True
+    ):
         if layer not in units:
             unit, filled = ([], 0) if filled >= least else (unit, filled)
             unit.append(layer)
@@ -212,24 +233,38 @@ def forecast(
     from scipy.stats import norm
 
     n_bytes = np.array([message.bytes for message in program.messages])
-    taken_s, draws = np.zeros(len(n_bytes)), min(len(each.draws) for each in by.values())
+    taken_s, draws = (
+        np.zeros(len(n_bytes)),
+        min(len(each.draws) for each in by.values()),
+    )
     drawn_s = np.zeros((draws, len(n_bytes)))
     for name, known in by.items():
         mask = np.array([message.collective == name for message in program.messages])
         sizes, least = n_bytes[mask], ELEMENT_BYTES * (known.cost.workers or 1)
         costs = [known.cost, *known.draws[:draws]]
-        each_s = np.array([cost(sizes) - (brief_s is not None) * cost(least) for cost in costs])
-        noise = known.noise.factors(sizes, draws, scatter=single) if draws and known.noise else 1.0
+        each_s = np.array(
+            [cost(sizes) - (brief_s is not None) * cost(least) for cost in costs]
+        )
+        noise = (
+            known.noise.factors(sizes, draws, scatter=single)
+            if draws and known.noise
+            else 1.0
+        )
         taken_s[mask], drawn_s[:, mask] = each_s[0], each_s[1:] * noise
     if draws and np.ndim(missed) == 0:
         scores = norm.ppf((np.random.default_rng(1).permutation(draws) + 0.5) / draws)
         missed = missed * scores[:, None]  # so few drawn at random may be too narrow
     drawn_s *= np.exp(missed)
     if brief_s is None:
-        alone_s, iterations_s = program.compute_s, program.play(np.vstack([taken_s, drawn_s]))
+        alone_s, iterations_s = (
+            program.compute_s,
+            program.play(np.vstack([taken_s, drawn_s])),
+        )
     else:
         alone_s = float(np.median(brief_s))
-        chosen_s = np.random.default_rng(0).choice(brief_s, (draws, 1 if single else len(brief_s)))
+        chosen_s = np.random.default_rng(0).choice(
+            brief_s, (draws, 1 if single else len(brief_s))
+        )
         others_s = np.append(alone_s, np.median(chosen_s, axis=1))
         iterations_s = others_s + np.vstack([taken_s, drawn_s]).sum(axis=1)
     said = Prediction(float(iterations_s[0]), alone_s, float(taken_s.sum()))

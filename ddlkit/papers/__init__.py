@@ -38,5 +38,9 @@ def load() -> dict[str, Paper]:
 @cache
 def published_code(paper: str) -> dict[str, float]:
     """Return what a paper's published code states (data/papers/<paper>/code.csv), by id, in its unit."""
-    table = readers.read_transcribed(store.DATA / "papers" / paper / "code.csv").decode()
-    return {row["id"]: float(row["value"]) for row in csv.DictReader(io.StringIO(table))}
+    table = readers.read_transcribed(
+        store.DATA / "papers" / paper / "code.csv"
+    ).decode()
+    return {
+        row["id"]: float(row["value"]) for row in csv.DictReader(io.StringIO(table))
+    }

@@ -117,20 +117,28 @@ class SettingSearch:
     def best_index(self, *required: str) -> tuple[int, ...]:
         """Return the best compromise: ``most(*required)``, and among these the smallest ``miss``."""
         chosen = np.where(self.most(*required), self.miss, np.inf)
-        return tuple(int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape))
+        return tuple(
+            int(i) for i in np.unravel_index(int(np.argmin(chosen)), chosen.shape)
+        )
 
     def range_of(self, name: str, *required: str) -> tuple[float, float]:
         """Return the least and largest value of a statement's quantity, over ``most(*required)``."""
         seen = self._value(name)[self.most(*required)]
         return float(seen.min()), float(seen.max())
 
-    def without(self, name: str, low: float = math.nan, high: float = math.nan) -> LeftOut:
+    def without(
+        self, name: str, low: float = math.nan, high: float = math.nan
+    ) -> LeftOut:
         """Return how a quantity stands with all other statements, if it lies from ``low`` to ``high``.
 
         low, high : if NaN, of the statement of that name; a quantity need not be stated otherwise
         """
         value, names = self._value(name), [each.name for each in self.stated]
-        own = self.holds[names.index(name)] if name in names else np.zeros(self.grid.shape, bool)
+        own = (
+            self.holds[names.index(name)]
+            if name in names
+            else np.zeros(self.grid.shape, bool)
+        )
         others = self.count - own
         holds = own if math.isnan(low) else (value >= low) & (value <= high)
         best, counted = others == others.max(), others + holds
@@ -161,7 +169,9 @@ class SettingSearch:
     def dropping(self, *names: str) -> SettingSearch:
         """Return the search without these statements; their quantities stay."""
         kept = [each.name not in names for each in self.stated]
-        stated = tuple(each for each, keep in zip(self.stated, kept, strict=True) if keep)
+        stated = tuple(
+            each for each, keep in zip(self.stated, kept, strict=True) if keep
+        )
         return replace(self, stated=stated, holds=self.holds[kept])
 
     def _number(self, name: str) -> int:
@@ -175,7 +185,9 @@ class SettingSearch:
         values = [float(self._value(each.name)[index]) for each in self.stated]
         bounds = [(each.name, each.low, each.high) for each in self.stated]
         holds = [bool(each[index]) for each in self.holds]
-        table = [(*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)]
+        table = [
+            (*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)
+        ]
         return _frame(table, ["statement", "low", "high", "computed", "holds"])
 
     def alone(self) -> pd.DataFrame:
@@ -201,7 +213,9 @@ def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def settle(stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]) -> SettingSearch:
+def settle(
+    stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]
+) -> SettingSearch:
     """Return every setting of a grid against every statement; ``values`` broadcast to the grid's shape."""
     unknown = [each.name for each in stated if each.name not in values]
     if unknown:
@@ -255,11 +269,15 @@ def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
     backward *= 2 / 3 / backward.sum()
     slope = 10 ** rng.uniform(-1, 1) / sizes.sum()
     overhead = 10 ** rng.uniform(-2, 1) / n
-    return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(float(overhead), float(slope))
+    return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(
+        float(overhead), float(slope)
+    )
 
 
 WORKERS, DENSITY = 16, 0.001  # of sparsified messages (omgs)
-SELECTION = Log(PUBLISHED_GAMMA_S)  # omgs Eq 10 without density, as the authors' code has it
+SELECTION = Log(
+    PUBLISHED_GAMMA_S
+)  # omgs Eq 10 without density, as the authors' code has it
 
 
 def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
@@ -269,13 +287,21 @@ def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
     return SparseGather(gather, DENSITY, selecting=SELECTION)
 
 
-def random_workload(rng: np.random.Generator, tensors: range) -> tuple[Workload, float, float]:
+def random_workload(
+    rng: np.random.Generator, tensors: range
+) -> tuple[Workload, float, float]:
     """Return a network, alpha and beta (per element) over decades; sizes are whole thousands of elements."""
     n = int(rng.choice(tensors))
     backward_s = 10 ** rng.uniform(-4, -1.5, n)
     sizes = 1000 * np.rint(10 ** rng.uniform(0, 4, n)).astype(np.int64)
-    workload = Workload.from_arrays(float(backward_s.sum()) / 2, backward_s, ELEMENT_BYTES * sizes)
-    return workload, float(10 ** rng.uniform(-4, -1.5)), float(10 ** rng.uniform(-10, -8))
+    workload = Workload.from_arrays(
+        float(backward_s.sum()) / 2, backward_s, ELEMENT_BYTES * sizes
+    )
+    return (
+        workload,
+        float(10 ** rng.uniform(-4, -1.5)),
+        float(10 ** rng.uniform(-10, -8)),
+    )
 
 
 def sparse_draw(rng: np.random.Generator) -> tuple[Workload, SparseGather]:

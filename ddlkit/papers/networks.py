@@ -17,7 +17,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.store import network_named
 
 VGG_CONVOLUTIONS = {"VGG16": (2, 2, 3, 3, 3), "VGG19": (2, 2, 4, 4, 4)}
-RESNET_BLOCKS = {"ResNet50": (3, 4, 6, 3), "ResNet101": (3, 4, 23, 3), "ResNet152": (3, 8, 36, 3)}
+RESNET_BLOCKS = {
+    "ResNet50": (3, 4, 6, 3),
+    "ResNet101": (3, 4, 23, 3),
+    "ResNet152": (3, 8, 36, 3),
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ def layers(network: str) -> tuple[Layer, ...]:
     """
     name = network if network in _NETWORKS else network_named(network)
     if name not in _NETWORKS:
-        raise UserError(f"no layers of {network!r} are counted: use one of {', '.join(_NETWORKS)}")
+        raise UserError(
+            f"no layers of {network!r} are counted: use one of {', '.join(_NETWORKS)}"
+        )
     return tuple(_NETWORKS[name]())
 
 
@@ -50,7 +56,9 @@ def multiply_adds(network: str) -> int:
     return sum(layer.multiply_adds for layer in layers(network))
 
 
-def conv(inputs: int, outputs: int, kernel: int, side: int, *, groups: int = 1) -> Layer:
+def conv(
+    inputs: int, outputs: int, kernel: int, side: int, *, groups: int = 1
+) -> Layer:
     """Return a convolution with bias whose output has ``side`` x ``side`` places."""
     weights = kernel * kernel * inputs // groups * outputs
     return Layer((weights, outputs), weights * side * side)
@@ -124,9 +132,18 @@ _INCEPTION = (
 def _googlenet(*, heads: bool) -> Iterator[Layer]:
     yield from (conv(3, 64, 7, 112), conv(64, 64, 1, 56), conv(64, 192, 3, 56))
     inputs = 192
-    for number, (side, one, to_three, three, to_five, five, pooled) in enumerate(_INCEPTION):
-        if heads and number in (3, 6):  # the auxiliary classifiers of training hang on 4a and 4d
-            yield from (conv(inputs, 128, 1, 4), dense(128 * 4 * 4, 1024), dense(1024, 1000))
+    for number, (side, one, to_three, three, to_five, five, pooled) in enumerate(
+        _INCEPTION
+    ):
+        if heads and number in (
+            3,
+            6,
+        ):  # the auxiliary classifiers of training hang on 4a and 4d
+            yield from (
+                conv(inputs, 128, 1, 4),
+                dense(128 * 4 * 4, 1024),
+                dense(1024, 1000),
+            )
         yield from (conv(inputs, one, 1, side), conv(inputs, to_three, 1, side))
         yield from (conv(to_three, three, 3, side), conv(inputs, to_five, 1, side))
         yield from (conv(to_five, five, 5, side), conv(inputs, pooled, 1, side))
@@ -140,7 +157,9 @@ def _inception_v4() -> Iterator[Layer]:
     A unit is (channels, kernel), which keeps the image's size, or (channels, kernel, stride) without padding,
     or "mean" over 3x3 places, or "halve", the maximum of 3x3 places at every other one.
     """
-    stages = json.loads(Path(__file__).with_name("inception_v4.json").read_text(encoding="utf-8"))
+    stages = json.loads(
+        Path(__file__).with_name("inception_v4.json").read_text(encoding="utf-8")
+    )
     times = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
     channels, side = 3, 299
     for name, blocks in stages.items():
@@ -177,7 +196,9 @@ def _row(inputs: int, side: int, units: Sequence[Any]) -> tuple[list[Layer], int
 def _cifar_vgg16() -> Iterator[Layer]:
     """Yield 13 convolutions of weight, bias and batch norm's two, and one linear layer to 10 classes."""
     for layer in _convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
-        yield Layer((*layer.tensors, layer.tensors[1], layer.tensors[1]), layer.multiply_adds)
+        yield Layer(
+            (*layer.tensors, layer.tensors[1], layer.tensors[1]), layer.multiply_adds
+        )
     yield dense(512, 10)
 
 
@@ -191,8 +212,12 @@ def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
 
 
 _NETWORKS: dict[str, Callable[[], Iterator[Layer]]] = {
-    **{name.lower(): partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()},
-    **{name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()},
+    **{
+        name.lower(): partial(_vgg, counts) for name, counts in VGG_CONVOLUTIONS.items()
+    },
+    **{
+        name.lower(): partial(_resnet, counts) for name, counts in RESNET_BLOCKS.items()
+    },
     "resnet50_published": partial(_resnet, RESNET_BLOCKS["ResNet50"], first=True),
     "alexnet": _alexnet,
     "googlenet": partial(_googlenet, heads=False),

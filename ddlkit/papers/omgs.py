@@ -18,7 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan, make_plan, needed_cost, planner
-from ddlkit.core.sparse import ELEMENT_BYTES, Log, Selecting, SparseGather, sparse_iteration
+from ddlkit.core.sparse import (
+    ELEMENT_BYTES,
+    Log,
+    Selecting,
+    SparseGather,
+    sparse_iteration,
+)
 from ddlkit.core.units import parse_seconds
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper, networks, published_code
@@ -34,7 +40,10 @@ def sgd_step(weights: ArrayLike, gradient: ArrayLike, learning_rate: float) -> F
 
 
 def iteration_s(
-    forward_s: float, backward_s: ArrayLike, selection_s: ArrayLike = 0.0, exposed_s: float = 0.0
+    forward_s: float,
+    backward_s: ArrayLike,
+    selection_s: ArrayLike = 0.0,
+    exposed_s: float = 0.0,
 ) -> float:
     """omgs Eqs 3, 5: t_f, sum of t_b, sum of t_s, t_c^no = exposed_s; the last two 0 of one worker (Eq 3)."""
     return forward_s + float(np.sum(backward_s) + np.sum(selection_s)) + exposed_s
@@ -101,7 +110,9 @@ class Instance:
         """Return (...,) seconds to select; 0 where there is nothing to select from."""
         present = np.asarray(elements, float)
         some = present > 0
-        return np.where(some, self.selection(np.where(some, present, 2.0), self.density), 0.0)
+        return np.where(
+            some, self.selection(np.where(some, present, 2.0), self.density), 0.0
+        )
 
     def communication_s(self, elements: ArrayLike) -> Floats:
         """omgs Eq 11: (...,) t_c = alpha + beta d; 0 where there is nothing to send."""
@@ -241,8 +252,12 @@ def merge_by_theorem(instance: Instance) -> Bools:
     return np.array([False, *Candidates(instance).rule()])
 
 
-PUBLISHED_GAMMA_S = 2.2e-10  # of the authors' published code, whose selection takes gamma d log2 d
-COUNTEREXAMPLE = Instance(np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0)  # errata, entry 12
+PUBLISHED_GAMMA_S = (
+    2.2e-10  # of the authors' published code, whose selection takes gamma d log2 d
+)
+COUNTEREXAMPLE = Instance(
+    np.ones(3), np.full(3, 2.0), Log(1.0), 8.0, 1.0
+)  # errata, entry 12
 
 REPAIRS = frozenset({"log0", "alpha", "index"})
 """What Algorithm 1 needs so that it does what its text says; without all three it is as printed.
@@ -264,7 +279,10 @@ def find_merged_layers(
         which leaves out Q3, and t_s(l-1) out of Q5; layer L always joins, unjudged
     """
     elements = instance.elements
-    backward, size = instance.backward_s.tolist(), elements.tolist()  # arrays are slow one by one
+    backward, size = (
+        instance.backward_s.tolist(),
+        elements.tolist(),
+    )  # arrays are slow one by one
     selecting = instance.selection_s(elements).tolist()
     together = [0.0, *instance.selection_s(elements[1:] + elements[:-1]).tolist()]
     sent = instance.communication_s(elements).tolist()
@@ -276,7 +294,10 @@ def find_merged_layers(
         sending = max(computed + selecting[i], free)
         ready = begun + backward[i] + backward[i - 1]
         own, before, both = selecting[i], selecting[i - 1], together[i]
-        q3 = ready + own + before < sending + instance.alpha_s + instance.beta_s * size[i]
+        q3 = (
+            ready + own + before
+            < sending + instance.alpha_s + instance.beta_s * size[i]
+        )
         joins = q3 and sending + instance.alpha_s > ready + both
         if by_code:
             merged[i] = i == instance.layers - 1
@@ -299,7 +320,9 @@ def find_merged_layers(
     return merged
 
 
-def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = None) -> Instance:
+def of_planning(
+    workload: Workload, cost: MessageCost, gamma_s: float | None = None
+) -> Instance:
     """Return the instance that Algorithm 1 plans: its costs are those of Eqs 10 and 11, whatever ``cost`` is.
 
     alpha and beta are those of the line through ``cost`` of the smallest gradient and of all together; a
@@ -313,8 +336,13 @@ def of_planning(workload: Workload, cost: MessageCost, gamma_s: float | None = N
     density = 1.0
     if gamma_s is None and isinstance(cost, SparseGather) and cost.selecting:
         selection, density = cost.selecting, cost.density
-    backward_s, elements = workload.backward_s[::-1], workload.parameters[::-1].astype(float)
-    return Instance(backward_s, elements, selection, alpha_s, beta_s, workload.forward_s, density)
+    backward_s, elements = (
+        workload.backward_s[::-1],
+        workload.parameters[::-1].astype(float),
+    )
+    return Instance(
+        backward_s, elements, selection, alpha_s, beta_s, workload.forward_s, density
+    )
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:
@@ -342,11 +370,15 @@ def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     return plan_of(merged, f"omgs:{text}" if text else "omgs")
 
 
-@planner("mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",))
+@planner(
+    "mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",)
+)
 def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """omgs V-D, MGS-SGD: ``mgs:THRESHOLD``, the elements from which a merged layer is sent."""
     if not (text.isdecimal() and int(text)):
-        raise UserError(f"plan 'mgs:{text}': write mgs:8192, elements from which a group is sent")
+        raise UserError(
+            f"plan 'mgs:{text}': write mgs:8192, elements from which a group is sent"
+        )
     sizes = np.cumsum(merge_up_to(workload.parameters.tolist(), int(text)))
     ends = np.searchsorted(np.cumsum(workload.parameters), sizes) + 1
     return FusionPlan(f"mgs:{text}", tuple(ends.tolist()))
@@ -379,10 +411,20 @@ def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
 
 
 LSTM = "LSTM-PTB"
-NETWORKS = {"VGG-16": "vgg16_cifar", "ResNet-50": "ResNet50", "Inception-v4": "inception_v4"}
+NETWORKS = {
+    "VGG-16": "vgg16_cifar",
+    "ResNet-50": "ResNet50",
+    "Inception-v4": "inception_v4",
+}
 NETWORKS[LSTM] = "lstm_ptb"
 """The four of omgs Tab V, and what their layers are listed under."""
-PLANS = {"TopK": "single", "LAGS": "none", "MGS": "mgs:8192", "OMGS": "omgs", "exact": "exact"}
+PLANS = {
+    "TopK": "single",
+    "LAGS": "none",
+    "MGS": "mgs:8192",
+    "OMGS": "omgs",
+    "exact": "exact",
+}
 """Algorithm -> planner. Of OMGS there are two rules: Algorithm 1, and that of the published code."""
 PARTS = ("forward", "backward", "selection", "exposed")
 UNITS = (1024, 1280, 1500, 1750, 2047)
@@ -413,17 +455,23 @@ class Setting:
 
     def workload(self) -> Workload:
         """Return one iteration: a layer's tensors become ready together."""
-        sizes, by_work, alike = _shape(self.network, self.units if self.network == LSTM else 0)
+        sizes, by_work, alike = _shape(
+            self.network, self.units if self.network == LSTM else 0
+        )
         backward_s = self.compute_s * self.backward
         shares = (1 - self.even) * by_work + self.even * alike
         forward_s = self.compute_s - backward_s
-        return Workload.from_arrays(forward_s, backward_s * shares, ELEMENT_BYTES * sizes)
+        return Workload.from_arrays(
+            forward_s, backward_s * shares, ELEMENT_BYTES * sizes
+        )
 
 
 @cache
 def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
     """Return elements of tensors in ready order; shares of the backward by multiply-adds, and by layer."""
-    listed = tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
+    listed = (
+        tuple(networks.ptb_lstm(units)) if units else networks.layers(NETWORKS[network])
+    )
     total = sum(layer.multiply_adds for layer in listed)
     rows = [
         (size, 0.0 if k else layer.multiply_adds / total, 0.0 if k else 1 / len(listed))
@@ -434,7 +482,9 @@ def _shape(network: str, units: int) -> tuple[Any, Any, Any]:
     return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
 
 
-def breakdown(workload: Workload, plan: FusionPlan, cost: SparseGather) -> dict[str, float]:
+def breakdown(
+    workload: Workload, plan: FusionPlan, cost: SparseGather
+) -> dict[str, float]:
     """Return seconds of PARTS, which add up to the iteration (omgs Fig 4), and how many messages it sends."""
     whole_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
     selection_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
@@ -450,9 +500,13 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
     return breakdown(workload, make_plan(planner, workload, cost), cost)
 
 
-def most_saved_s(network: str, cost: SparseGather, messages: int, units: int = 1500) -> float:
+def most_saved_s(
+    network: str, cost: SparseGather, messages: int, units: int = 1500
+) -> float:
     """Return how much less than TopK-SGD ``messages`` can take at most, whatever the layers' times are."""
-    whole = ELEMENT_BYTES * float(_shape(network, units if network == LSTM else 0)[0].sum())
+    whole = ELEMENT_BYTES * float(
+        _shape(network, units if network == LSTM else 0)[0].sum()
+    )
     selecting = Log(published_code("omgs")["gamma"])
     apart_s = messages * float(selecting(whole / ELEMENT_BYTES / messages, 1))
     return float(cost.selection_s(whole)) - apart_s + cost(whole) - cost.startup_s()

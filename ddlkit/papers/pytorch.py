@@ -15,7 +15,9 @@ from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
 from ddlkit.papers import Paper, published_code
 
-PAPER = Paper("pytorch", 5, "PyTorch 2.13.0: cost models of communication in its source")
+PAPER = Paper(
+    "pytorch", 5, "PyTorch 2.13.0: cost models of communication in its source"
+)
 VERSION = "2.13.0"
 ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 2}
 """How often a ring goes round, by collective; of "p2p" it takes one step in all."""
@@ -53,7 +55,11 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     NVLink in a node; else the network, by nodes and size. "ll" sends a flag with every 4 bytes, "ll128" with
     every 120, "simple" none.
     """
-    n, how, alone = np.asarray(n_bytes, float), f"{algorithm}-{protocol}", group.nodes == 1
+    n, how, alone = (
+        np.asarray(n_bytes, float),
+        f"{algorithm}-{protocol}",
+        group.nodes == 1,
+    )
     rate = group.code("nvlink" if alone else "network") * np.ones_like(n)
     if not alone:
         full = min(1, (group.nodes - 1) / 7)
@@ -71,9 +77,14 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
 
 def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> float:
     """Return the latency of pytorch Eq 1 in microseconds: the base, then steps in nodes and between them."""
-    near, far = (CODE[f"step-{link}-{algorithm}-{protocol}"] for link in ("nvlink", "network"))
+    near, far = (
+        CODE[f"step-{link}-{algorithm}-{protocol}"] for link in ("nvlink", "network")
+    )
     if group.nodes > 1:
-        near = max(near, CODE["overhead-simple" if protocol == "simple" else "overhead-network"])
+        near = max(
+            near,
+            CODE["overhead-simple" if protocol == "simple" else "overhead-network"],
+        )
     if algorithm == "tree":
         inside, between = group.ranks // group.nodes - 1, np.floor(np.log2(group.nodes))
         return CODE[f"base-tree-{protocol}"] + 2 * (inside * near + between * far)
@@ -98,7 +109,9 @@ def algorithm_s(
         shares = np.array([CODE[f"tree-{protocol}-{k}"] for k in range(24)] + [1.0])
         power = np.minimum(np.floor(np.log2(np.maximum(n // 64, 1))), 24).astype(int)
         rate = rate / 2 * shares[power] * (collective == "all_reduce")
-    took_us = startup_us(group, collective, algorithm, protocol) + n / 1e3 / np.maximum(rate, 1e-99)
+    took_us = startup_us(group, collective, algorithm, protocol) + n / 1e3 / np.maximum(
+        rate, 1e-99
+    )
     return np.where(rate > 0, took_us / 1e6, np.inf)
 
 
@@ -110,13 +123,19 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
     """
     if group.ranks <= 1:
         return np.zeros(np.shape(n_bytes))
-    tried = [(how, flag) for how in ("tree", "ring") for flag in ("ll", "ll128", "simple")]
-    return np.min([algorithm_s(n_bytes, group, collective, *how) for how in tried], axis=0)
+    tried = [
+        (how, flag) for how in ("tree", "ring") for flag in ("ll", "ll128", "simple")
+    ]
+    return np.min(
+        [algorithm_s(n_bytes, group, collective, *how) for how in tried], axis=0
+    )
 
 
 def parts(collective: str, ranks: int) -> tuple[int, int]:
     """Return into how many parts of a message's bytes a rank's input, and its output, divide them."""
-    return {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(collective, (1, 1))
+    return {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(
+        collective, (1, 1)
+    )
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
@@ -136,10 +155,14 @@ def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> 
     if group.ranks <= 1:
         return 0
     place = "near" if group.nodes == 1 else "far"
-    names = (f"saturation-{name}-{place}" for name in ("start", "step", "rate", "least"))
+    names = (
+        f"saturation-{name}-{place}" for name in ("start", "step", "rate", "least")
+    )
     start, step, rate, least = map(group.code, names)
     latency_s = (start + group.steps(collective) * step) / 1e6
-    return max(int(efficiency / (1 - efficiency) * latency_s * (rate * 1e9)), int(least))
+    return max(
+        int(efficiency / (1 - efficiency) * latency_s * (rate * 1e9)), int(least)
+    )
 
 
 def bucket_cap_bytes(group: Group) -> float:
@@ -159,7 +182,11 @@ def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
         collective, n, penalty = "all_gather", n / group.ranks, CODE["mesh-penalty"]
     far, steps = group.nodes > 1, group.steps(collective)
     rate = CODE["mesh-rate-near"] * (CODE["mesh-rate-share-far"] if far else 1)
-    latency_us = CODE["mesh-base"] + steps * CODE[f"mesh-step-{'far' if far else 'near'}"] + penalty
+    latency_us = (
+        CODE["mesh-base"]
+        + steps * CODE[f"mesh-step-{'far' if far else 'near'}"]
+        + penalty
+    )
     return latency_us / 1e6 + n / 2**30 * steps / group.ranks / rate
 
 
@@ -179,7 +206,9 @@ def profiled_s(
     first, after = np.searchsorted(x, n, "left"), np.searchsorted(x, n, "right")
     low, high = np.maximum(after - 1, 0), np.minimum(first, len(x) - 1)
     inside = x[low] < x[high]
-    share = np.where(inside, np.log(n / x[low]) / np.log(np.where(inside, x[high] / x[low], 2)), 0)
+    share = np.where(
+        inside, np.log(n / x[low]) / np.log(np.where(inside, x[high] / x[low], 2)), 0
+    )
     between = np.exp((1 - share) * np.log(y[low]) + share * np.log(y[high]))
     nearest = np.where(n < x[0], y[0] * n / x[0], y[-1] * n / x[-1])
     result = np.where(first < after, y[high], np.where(inside, between, nearest))
@@ -189,10 +218,14 @@ def profiled_s(
     return np.where(n > CODE["profile-reach"] * x[-1], n / fastest, result)
 
 
-def roofline_s(flops: ArrayLike, n_bytes: ArrayLike, peak: float, bytes_per_s: float) -> Floats:
+def roofline_s(
+    flops: ArrayLike, n_bytes: ArrayLike, peak: float, bytes_per_s: float
+) -> Floats:
     """pytorch Eq 8: t = max(f/2 / (0.75 p), n/B), in s (utils/_runtime_estimation.py, 2.13.0).
 
     Symbols: f = flops, p = peak in FLOP/s, both 2 a multiply-add; n = n_bytes moved, B = bytes_per_s.
     """
     counted = np.asarray(flops, float) / CODE["roofline-flops"]
-    return np.maximum(counted / (CODE["roofline-share"] * peak), np.asarray(n_bytes) / bytes_per_s)
+    return np.maximum(
+        counted / (CODE["roofline-share"] * peak), np.asarray(n_bytes) / bytes_per_s
+    )

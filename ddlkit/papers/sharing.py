@@ -34,7 +34,9 @@ def model_intensity(forward_flops: float, parameters: float) -> float:
     return forward_flops / parameters
 
 
-def compute_to_communication(batch: int, forward_flops: float, parameters: float) -> float:
+def compute_to_communication(
+    batch: int, forward_flops: float, parameters: float
+) -> float:
     """sharing 4.4.1, second equation: 3 B C / (2 D), FLOP per parameter; B = batch, C and D as the first."""
     return 3 * batch * forward_flops / (2 * parameters)
 

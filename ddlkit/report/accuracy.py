@@ -32,8 +32,18 @@ RESCALED = "rescaled"
 """Our model with compute as the same run measured it: a machine drifts, and communication's error remains."""
 REPEATS_WITHIN = 0.1
 """How far the rounds of one case may differ, in the mean, before the machine counts as disturbed."""
-_PARTS = (f"{of}_{part}" for of in (OURS, LINE) for part in ("alone", "copied", "slowed", "beside"))
-PREDICTED = (*predictor.MODELS, "fitted_norm", *_PARTS, predictor.MEASURED, predictor.TRANSFERRED)
+_PARTS = (
+    f"{of}_{part}"
+    for of in (OURS, LINE)
+    for part in ("alone", "copied", "slowed", "beside")
+)
+PREDICTED = (
+    *predictor.MODELS,
+    "fitted_norm",
+    *_PARTS,
+    predictor.MEASURED,
+    predictor.TRANSFERRED,
+)
 """Every model that a campaign may have predicted its cases by, before they ran, then or now."""
 _ENDS = "lower_s", "upper_s"
 
@@ -49,7 +59,9 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     """
     quantities = ["iteration_s", "exposed_communication_s", "compute_s"]
     keys = runs.drop_duplicates("case").set_index("case")[[*CASE_COLUMNS, "origin"]]
-    disturbed = runs["disturbed"] if "disturbed" in runs else pd.Series(False, runs.index)
+    disturbed = (
+        runs["disturbed"] if "disturbed" in runs else pd.Series(False, runs.index)
+    )
     marked = disturbed.groupby(runs["case"]).transform("all")
     runs = runs[~disturbed | marked]
     repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
@@ -106,11 +118,16 @@ def validate(
         seconds[RESCALED] = predictor.times(rescaled)
         values: dict[str, float] = {}
         for name, (iteration_s, exposed_s) in seconds.items():
-            values |= {f"{name}_iteration_s": iteration_s, f"{name}_exposed_s": exposed_s}
+            values |= {
+                f"{name}_iteration_s": iteration_s,
+                f"{name}_exposed_s": exposed_s,
+            }
         values["lower_s"], values["upper_s"] = ours.paired_s or (math.nan, math.nan)
         values["contention"] = calibration.of_case(case).contention is not None
         predicted.append({**values, "predicted_compute_s": workload.compute_s})
-    return _with_errors(cases.join(pd.DataFrame(predicted)), (*predictor.MODELS, RESCALED))
+    return _with_errors(
+        cases.join(pd.DataFrame(predicted)), (*predictor.MODELS, RESCALED)
+    )
 
 
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -161,7 +178,9 @@ def judge(
         return runs
     slowdown = own.table("slowdown") if own.has("slowdown") else None
     calibration = calibrated(own.table("collectives"), form, slowdown=slowdown)
-    cases = validate(runs, workloads, calibration, beside.selections(), beside.compute_scatter())
+    cases = validate(
+        runs, workloads, calibration, beside.selections(), beside.compute_scatter()
+    )
     if form == "table":
         ends = pd.read_csv(store.DATA / "intervals.csv", index_col="case")
         cases = cases.set_index("case")
@@ -181,10 +200,16 @@ def joined(campaign: Source) -> pd.DataFrame:
     """Return rows as `validate`, of models before their runs; ``covered`` of ``runs`` lie inside."""
     predicted, runs = campaign.table("predicted"), campaign.table("runs")
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
-    digest = str(store.load_stamp(path)["sha256"])[: int(runs["predicted"].str.len().max())]
+    digest = str(store.load_stamp(path)["sha256"])[
+        : int(runs["predicted"].str.len().max())
+    ]
     if others := set(runs["predicted"]) - {digest}:
-        raise UserError(f"runs predicted by {sorted(others)}, not by the predictions {digest}")
-    wide = predicted.pivot(index="case", columns=["model", "quantity"], values="seconds")
+        raise UserError(
+            f"runs predicted by {sorted(others)}, not by the predictions {digest}"
+        )
+    wide = predicted.pivot(
+        index="case", columns=["model", "quantity"], values="seconds"
+    )
     cases = measured(runs).set_index("case")
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
         cases[f"{name}_{quantity}_s"] = wide.get((name, quantity), np.nan)
@@ -213,7 +238,9 @@ def live() -> pd.DataFrame:
     cases = pd.read_csv(store.DATA / "live.csv")
     cases["model_iteration_s"] = cases["predicted_s"]
     cases["model_error"] = cases["predicted_s"] / cases["measured_s"] - 1
-    return cases.assign(inside=cases["measured_s"].between(cases["lower_s"], cases["upper_s"]))
+    return cases.assign(
+        inside=cases["measured_s"].between(cases["lower_s"], cases["upper_s"])
+    )
 
 
 # -- scores ---------------------------------------------------------------------------------------
@@ -224,7 +251,10 @@ def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
 
     Errors are absolute and relative; half_width_share, the median interval's, is of the prediction.
     """
-    off = {name: cases[f"{name}_error"].abs() for name in (OURS, "no_overlap", "perfect_overlap")}
+    off = {
+        name: cases[f"{name}_error"].abs()
+        for name in (OURS, "no_overlap", "perfect_overlap")
+    }
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
     inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])
@@ -252,7 +282,9 @@ MUCH = 0.2  # of an iteration: from here on exposed communication is judged by i
 
 def much_exposed(cases: pd.DataFrame) -> pd.DataFrame:
     """Return the cases whose exposed communication is at least a fifth of their iteration."""
-    took_s, exposed_s = (cases[f"measured_{x}_s"] for x in ("iteration", "exposed_communication"))
+    took_s, exposed_s = (
+        cases[f"measured_{x}_s"] for x in ("iteration", "exposed_communication")
+    )
     return cases[exposed_s >= MUCH * took_s]
 
 
@@ -262,14 +294,22 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     The 95% interval is of bootstrap samples of clusters, networks on a link: cases of one share its errors.
     """
     ours, theirs = (cases[f"{name}_paired_error"].abs() for name in (OURS, rival))
-    of_cluster = (ours - theirs).groupby([cases["network"], cases["link"]]).agg(["sum", "size"])
-    drawn = np.random.default_rng(0).integers(0, len(of_cluster), (10_000, len(of_cluster)))
+    of_cluster = (
+        (ours - theirs).groupby([cases["network"], cases["link"]]).agg(["sum", "size"])
+    )
+    drawn = np.random.default_rng(0).integers(
+        0, len(of_cluster), (10_000, len(of_cluster))
+    )
     sums, sizes = of_cluster.to_numpy()[drawn].sum(axis=1).T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
     return float((ours - theirs).mean()), float(lower), float(upper)
 
 
-_OF_LIVE = {"inside": "coverage", "half_width": "half_width_share", "error": "median_error"}
+_OF_LIVE = {
+    "inside": "coverage",
+    "half_width": "half_width_share",
+    "error": "median_error",
+}
 
 
 def _of_kind(kind: str, statistic: str, cases: pd.DataFrame) -> float:
@@ -286,12 +326,18 @@ STATISTICS: dict[str, Callable[[pd.DataFrame], float]] = {
     ).max(),
     "within": lambda cases: cases["model_error"].abs().le(0.05).mean(),
     "coverage": lambda cases: cases["inside"].mean(),
-    "coverage_of_iterations": lambda cases: cases["covered"].sum() / cases["runs"].sum(),
+    "coverage_of_iterations": lambda cases: (
+        cases["covered"].sum() / cases["runs"].sum()
+    ),
     "above_line_medians": lambda cases: difference(cases, LINE)[2],
     "paired_median_error": lambda cases: cases["model_paired_error"].abs().median(),
     "paired_mean_error": lambda cases: abs(cases["model_paired_error"].mean()),
-    "half_width_share": lambda of: of.eval("(upper_s - lower_s) / model_iteration_s").median() / 2,
-    "much_exposed_error": lambda cases: STATISTICS["median_exposed_error"](much_exposed(cases)),
+    "half_width_share": lambda of: (
+        of.eval("(upper_s - lower_s) / model_iteration_s").median() / 2
+    ),
+    "much_exposed_error": lambda cases: STATISTICS["median_exposed_error"](
+        much_exposed(cases)
+    ),
     "above_no_overlap_on_loopback": lambda cases: difference(
         cases[cases["link"] == "loopback"], "no_overlap"
     )[0],
@@ -350,7 +396,9 @@ def outcome(campaign: str) -> str:
     """Return which goals a campaign held and missed, and whether its predictions came before its runs."""
     rows, intervals = (frozen(name, campaign) for name in ("goals", "coverage"))
     if rows.empty and intervals.empty:
-        raise UserError(f"{campaign!r} has no row in reports/goals.csv: name one that has")
+        raise UserError(
+            f"{campaign!r} has no row in reports/goals.csv: name one that has"
+        )
     goals, sentences = rows[(rows["held"] != "") & ~rows["goal"].isin(SIZES)], []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
@@ -359,8 +407,14 @@ def outcome(campaign: str) -> str:
             for row in of_kind[of_kind["held"] == "False"].itertuples()
         ]
         held = f"{len(of_kind) - len(missed)} of {len(of_kind)} {kind} goals held"
-        sentences += [held + "; missed: " * bool(missed) + "; ".join(missed)] * bool(len(of_kind))
+        sentences += [held + "; missed: " * bool(missed) + "; ".join(missed)] * bool(
+            len(of_kind)
+        )
     sentences = sentences or ["No goal was set"]
-    if not pd.concat([rows, intervals])["note"].str.contains("predictions committed").any():
+    if (
+        not pd.concat([rows, intervals])["note"]
+        .str.contains("predictions committed")
+        .any()
+    ):
         sentences.append("No table of predictions was committed before the runs")
     return ". ".join(sentences)

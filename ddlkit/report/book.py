@@ -40,7 +40,10 @@ AT_ONCE = 4
 MEASURING = ("01",)
 """Notebooks that measure while they run, unless all is from recordings: nothing runs beside them."""
 COPY = "copy.ipynb"
-INSERTED = {"injected-parameters", "papermill-error-cell-tag"}  # tags of papermill's own cells
+INSERTED = {
+    "injected-parameters",
+    "papermill-error-cell-tag",
+}  # tags of papermill's own cells
 FILES = 128  # open at once in a kernel, which has a loop and a dozen sockets
 POLL_S = 0.02
 
@@ -60,18 +63,36 @@ def build(
     """
     published = store.REPORTS if recorded else store.BUILD / "reports"
     reports = (reports or published).resolve()
-    tables = default_recording().name if recorded else str(data.resolve()) if data else ""
-    executed, inputs = store.BUILD / "executed", (store.DATA, data or store.BUILD / "measured")
+    tables = (
+        default_recording().name if recorded else str(data.resolve()) if data else ""
+    )
+    executed, inputs = (
+        store.BUILD / "executed",
+        (store.DATA, data or store.BUILD / "measured"),
+    )
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
-    together = [path for path in reversed(chosen) if path not in alone]  # the long ones first
+    together = [
+        path for path in reversed(chosen) if path not in alone
+    ]  # the long ones first
     for group, at_once in ((alone, 1), (together, min(AT_ONCE, os.cpu_count() or 1))):
         if group:
-            run(group, tables, executed=executed, reports=reports, inputs=inputs, at_once=at_once)
+            run(
+                group,
+                tables,
+                executed=executed,
+                reports=reports,
+                inputs=inputs,
+                at_once=at_once,
+            )
     copies = [executed / notebook.name for notebook in notebooks()]
-    from ddlkit.report import site  # takes longer to import than to run a small notebook
+    from ddlkit.report import (
+        site,
+    )  # takes longer to import than to run a small notebook
 
-    return site.write([copy for copy in copies if copy.is_file()], store.BUILD / "site", reports)
+    return site.write(
+        [copy for copy in copies if copy.is_file()], store.BUILD / "site", reports
+    )
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
@@ -80,7 +101,9 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
     for number in only:
         if number not in paths:
-            raise UserError(f"no notebook {number!r} in {folder}: there are {', '.join(paths)}")
+            raise UserError(
+                f"no notebook {number!r} in {folder}: there are {', '.join(paths)}"
+            )
     return [path for number, path in paths.items() if not only or number in only]
 
 
@@ -102,21 +125,32 @@ def run(
     """
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= allowed < FILES:
-        few = f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
+        few = (
+            f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}"
+        )
         raise UserError(f"{few}: ulimit -n {FILES}")
     package = (path for path in _files(PACKAGE) if path.suffix != ".pyc")
-    common = [sys.version, *sorted({f"{p.name} {p.version}" for p in metadata.distributions()})]
+    common = [
+        sys.version,
+        *sorted({f"{p.name} {p.version}" for p in metadata.distributions()}),
+    ]
     common += [_digest(*package, *chain(*map(_files, inputs))), data]
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
-            earlier = [p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name]
+            earlier = [
+                p for p in notebook.parent.glob("*.ipynb") if p.name <= notebook.name
+            ]
             others = _digest(*earlier, exercises.SOLUTIONS / notebook.name)
             state = hashlib.sha256(json.dumps([*common, others]).encode()).hexdigest()
             name = f"book: [{number}/{len(chosen)}] {notebook.stem}"
-            runs.append(_Run(notebook, executed, reports, state, name, folder / str(number)))
+            runs.append(
+                _Run(notebook, executed, reports, state, name, folder / str(number))
+            )
         kept = [run.is_kept() for run in runs]
-        waiting = [run for run, is_there in zip(runs, kept, strict=True) if not is_there]
+        waiting = [
+            run for run, is_there in zip(runs, kept, strict=True) if not is_there
+        ]
         working: list[_Run] = []
         try:
             while waiting or working:
@@ -152,11 +186,19 @@ class _Run:
 
     def _made(self, names: Iterable[str]) -> dict[str, str]:
         paths = {name: self.reports / name if name else self.copy for name in names}
-        return {name: store.sha256_file(path) for name, path in paths.items() if path.is_file()}
+        return {
+            name: store.sha256_file(path)
+            for name, path in paths.items()
+            if path.is_file()
+        }
 
     def is_kept(self) -> bool:
         """Return whether all that an earlier run of the same made is there."""
-        note = json.loads(self.note.read_text(encoding="utf-8")) if self.note.is_file() else {}
+        note = (
+            json.loads(self.note.read_text(encoding="utf-8"))
+            if self.note.is_file()
+            else {}
+        )
         if note.get("state") != self.state or note["made"] != self._made(note["made"]):
             return False
         self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
@@ -177,8 +219,14 @@ class _Run:
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), data]
         self.begun_s = time.monotonic()
         with open(self.place / "log", "wb") as log:
-            how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": log, "stderr": log}
-            self.process = subprocess.Popen(command, cwd=self.place, env=environment, **how)
+            how: dict[str, Any] = {
+                "stdin": subprocess.PIPE,
+                "stdout": log,
+                "stderr": log,
+            }
+            self.process = subprocess.Popen(
+                command, cwd=self.place, env=environment, **how
+            )
 
     def is_done(self, timeout_s: float) -> bool:
         """Return whether it has ended; all it wrote is then in place. Raises UserError where it failed."""
@@ -188,16 +236,28 @@ class _Run:
         if (copied := self.place / COPY).is_file():
             atomic_write(self.copy, copied.read_bytes())
         if status != 0:
-            log = (self.place / "log").read_text(encoding="utf-8", errors="replace").split("\n")
-            what = next((line for line in reversed(log) if line.strip()), _ending(status))
+            log = (
+                (self.place / "log")
+                .read_text(encoding="utf-8", errors="replace")
+                .split("\n")
+            )
+            what = next(
+                (line for line in reversed(log) if line.strip()), _ending(status)
+            )
             if status is None:
-                what = f"took longer than {units.format_seconds(timeout_s)}: it was ended"
+                what = (
+                    f"took longer than {units.format_seconds(timeout_s)}: it was ended"
+                )
             raise UserError(f"notebook {self.notebook.name}: {what} (see {self.copy})")
         written = self.place / "reports"
         files = {path.relative_to(written).as_posix(): path for path in _files(written)}
         for name, path in files.items():
             atomic_write(self.reports / name, path.read_bytes())
-        note = {"state": self.state, "seconds": seconds, "made": self._made(["", *files])}
+        note = {
+            "state": self.state,
+            "seconds": seconds,
+            "made": self._made(["", *files]),
+        }
         store.atomic_write_text(self.note, json.dumps(note, indent=1) + "\n")
         self._tell(f"done in {units.format_seconds(seconds)}")
         return True
@@ -216,8 +276,16 @@ def execute(notebook: str, data: str) -> str:
     file = os.path.abspath("kernel.json")
     kernel = AsyncKernelManager(connection_file=file, transport="ipc", **how)
     content, died = nbformat.read(notebook, as_version=4), ""
-    given = {"data": data} if data and "data" in papermill.inspect_notebook(content) else None
-    how = {"cwd": str(Path(notebook).parent), "kernel_name": "python3", "progress_bar": False}
+    given = (
+        {"data": data}
+        if data and "data" in papermill.inspect_notebook(content)
+        else None
+    )
+    how = {
+        "cwd": str(Path(notebook).parent),
+        "kernel_name": "python3",
+        "progress_bar": False,
+    }
     try:
         # A cell's error is read from the copy, as an exit is, of which papermill says nothing.
         with suppress(papermill.PapermillExecutionError):
@@ -232,30 +300,44 @@ def execute(notebook: str, data: str) -> str:
     begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
     if not begun:
         return f"its kernel did not start: {died}"
-    errors = [out for out in cells[begun[-1] - 1].get("outputs", ()) if out.output_type == "error"]
-    words = [f"{error.ename}: {error.evalue.strip().splitlines()[-1]}" for error in errors]
+    errors = [
+        out
+        for out in cells[begun[-1] - 1].get("outputs", ())
+        if out.output_type == "error"
+    ]
+    words = [
+        f"{error.ename}: {error.evalue.strip().splitlines()[-1]}" for error in errors
+    ]
     return f"failed in cell {begun[-1]}: {died or words[0]}" if died or words else ""
 
 
 def _ending(status: int | None) -> str:
     """Return how a process came to an end."""
     killed = status == -signal.SIGKILL
-    return "was killed (out of memory?)" if killed else f"ended with exit status {status}"
+    return (
+        "was killed (out of memory?)" if killed else f"ended with exit status {status}"
+    )
 
 
 def _files(path: Path) -> Iterable[Path]:
-    return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    return (
+        sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    )
 
 
 def _digest(*paths: Path) -> str:
     """Return the SHA-256 over the contents of files, and their names."""
-    lines = [f"{path} {store.sha256_file(path)}" for path in sorted(paths) if path.is_file()]
+    lines = [
+        f"{path} {store.sha256_file(path)}" for path in sorted(paths) if path.is_file()
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 if __name__ == "__main__":
     # Ends with its parent, which holds the other end of the pipe that is read here.
-    threading.Thread(target=lambda: os._exit(1 + len(os.read(0, 1))), daemon=True).start()
+    threading.Thread(
+        target=lambda: os._exit(1 + len(os.read(0, 1))), daemon=True
+    ).start()
     reason = execute(*sys.argv[1:])
     print(reason, file=sys.stderr, flush=True)
     os._exit(bool(reason))  # sockets to a kernel that was killed are not waited for

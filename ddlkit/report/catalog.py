@@ -52,7 +52,11 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
     """Return the entries of data/figures.yml (or ``path``). Raises UserError for a wrong field or id."""
     path, entries = path or store.DATA / "figures.yml", dict[str, Entry]()
     for item in own_yaml(store.files.read_text(path)):
-        lists = {name: tuple(value) for name, value in item.items() if isinstance(value, list)}
+        lists = {
+            name: tuple(value)
+            for name, value in item.items()
+            if isinstance(value, list)
+        }
         try:
             entry = Entry(**{**item, **lists})
         except TypeError as error:
@@ -65,9 +69,13 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
     """Return what is wrong with entries that are done, one line each; empty when all is well."""
     done = [entry for entry in entries if entry.status == "done"]
-    lines = [f"{entry.id}: {line}" for entry in done for line in _missing(entry, reports)]
+    lines = [
+        f"{entry.id}: {line}" for entry in done for line in _missing(entry, reports)
+    ]
     own = sum(entry.id.startswith("wb-") for entry in done)
-    return lines + [f"{own} figures of the workbook's own, limit {MOST_OWN}"] * (own > MOST_OWN)
+    return lines + [f"{own} figures of the workbook's own, limit {MOST_OWN}"] * (
+        own > MOST_OWN
+    )
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
@@ -88,7 +96,9 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
     """Return (sentence, within its limit) for each statistic of the entry's tolerance, from its CSV."""
     sentences = []
     for column, limits in (entry.tolerance or {}).items():
-        values = pd.to_numeric(frame.get(column, pd.Series([None])), errors="coerce").abs()
+        values = pd.to_numeric(
+            frame.get(column, pd.Series([None])), errors="coerce"
+        ).abs()
         for statistic, limit in limits.items():
             value = float(values.agg(statistic, skipna=False))
             shown = outputs.format_number(value) or "not finite"
@@ -106,20 +116,27 @@ def count_shown(cells: Sequence[Any]) -> Counter[str]:
     exercises = False
     for cell in cells:
         text = cell.source if cell.cell_type == "markdown" else ""
-        exercises = (exercises or "## Exercises" in text) and not text.startswith("**Next:**")
+        exercises = (exercises or "## Exercises" in text) and not text.startswith(
+            "**Next:**"
+        )
         if exercises:
             continue
         counts["words"] += len(text.split())
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             page = str(data.get("text/html", ""))
-            figure, tables = "<figure" in page or "image/png" in data, page.count("<table")
+            figure, tables = (
+                "<figure" in page or "image/png" in data,
+                page.count("<table"),
+            )
             counts += Counter(figures=int(figure), tables=tables)
             printed = str(output.get("text", "") or data.get("text/markdown", ""))
             if not printed and not figure and not tables:
                 printed = re.sub(r"<[^>]*>", "", page)
             counts["words"] += len(printed.split())
-            counts["sentences"] += sum(bool(line.strip()) for line in printed.splitlines())
+            counts["sentences"] += sum(
+                bool(line.strip()) for line in printed.splitlines()
+            )
     return counts
 
 
@@ -130,18 +147,37 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     course, lines, problems = 0.0, 0, []
     for path in executed:
         cells = nbformat.read(str(path), as_version=4).cells
-        takes = BEGIN + sum(PACE[what] * count for what, count in count_shown(cells).items())
-        ours = (c for c in cells if "injected-parameters" not in c.metadata.get("tags", ()))
-        code = (_IMPORT.sub("", cell.source) for cell in ours if cell.cell_type == "code")
-        lines += sum(bool(line.strip()) for source in code for line in source.splitlines())
+        takes = BEGIN + sum(
+            PACE[what] * count for what, count in count_shown(cells).items()
+        )
+        ours = (
+            c for c in cells if "injected-parameters" not in c.metadata.get("tags", ())
+        )
+        code = (
+            _IMPORT.sub("", cell.source) for cell in ours if cell.cell_type == "code"
+        )
+        lines += sum(
+            bool(line.strip()) for source in code for line in source.splitlines()
+        )
         course += takes * (path.stem[:2] != REFERENCE)
-        stated = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE)
-        limit = min(LONGER.get(path.stem[:2], LIMIT), int(stated[1]) + 0.5 if stated else LIMIT)
+        stated = re.search(
+            r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE
+        )
+        limit = min(
+            LONGER.get(path.stem[:2], LIMIT), int(stated[1]) + 0.5 if stated else LIMIT
+        )
         if takes > limit:  # whole minutes are stated
-            problems.append(f"{path.stem} takes {takes:.1f} minutes, may take {limit:g}")
-        if "stderr" in {out.get("name") for cell in cells for out in cell.get("outputs", ())}:
+            problems.append(
+                f"{path.stem} takes {takes:.1f} minutes, may take {limit:g}"
+            )
+        if "stderr" in {
+            out.get("name") for cell in cells for out in cell.get("outputs", ())
+        }:
             problems.append(f"{path.stem} prints a warning")
-    for what, value, most in (("minutes", course, COURSE), ("lines of code", lines, LINES)):
+    for what, value, most in (
+        ("minutes", course, COURSE),
+        ("lines of code", lines, LINES),
+    ):
         if value > most:
             problems.append(f"the notebooks take {value:.0f} {what}, limit {most:g}")
     return problems
@@ -158,12 +194,24 @@ def document(entries: Sequence[Entry]) -> str:
         if e.status == "done":
             figure = f"[{figure}](figures/{figure}.png)"
             notebook = f"[{notebook}](../notebooks/{notebook}.ipynb)"
-        cells = (figure, e.caption, notebook, e.hardware, f"{e.minutes:g}", e.grade, e.status)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
+        cells = (
+            figure,
+            e.caption,
+            notebook,
+            e.hardware,
+            f"{e.minutes:g}",
+            e.grade,
+            e.status,
+        )
+        lines.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+        )
     return _HEAD + "".join(lines)
 
 
-def command(*, check: bool = False, write: bool = False, reports: Path | None = None) -> int:
+def command(
+    *, check: bool = False, write: bool = False, reports: Path | None = None
+) -> int:
     """List, check or write reports/FIGURES.md; return the status, 1 for problems (a line each on stderr)."""
     entries, page = load(), store.REPORTS / "FIGURES.md"
     if write:
@@ -171,13 +219,25 @@ def command(*, check: bool = False, write: bool = False, reports: Path | None = 
         print(page)
     if not check:
         if not write:
-            columns = ["id", "status", "grade", "notebook", "minutes", "hardware", "caption"]
-            print(pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40))
+            columns = [
+                "id",
+                "status",
+                "grade",
+                "notebook",
+                "minutes",
+                "hardware",
+                "caption",
+            ]
+            print(
+                pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40)
+            )
         return 0
     problems = find_problems(reports or store.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append("FIGURES.md is not current: run ddlkit figures --write")
-    executed = {store.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries}
+    executed = {
+        store.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries
+    }
     unknown, missing = "", sum(not path.is_file() for path in executed)
     if missing:
         unknown = f"; minutes not checked, {missing} notebooks are not executed: run ddlkit book --recorded"

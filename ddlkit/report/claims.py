@@ -86,7 +86,9 @@ class Result:
 
     def __post_init__(self) -> None:
         if not len(self.spans) or np.isnan(self.spans).any():
-            raise ValueError("a result without numbers, as without its recording, or with NaN")
+            raise ValueError(
+                "a result without numbers, as without its recording, or with NaN"
+            )
         Evidence(self.evidence)  # raises ValueError of an unknown kind
 
     @property
@@ -121,11 +123,15 @@ def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
     return replace(_result(Evidence.MEASURED, each, note, grade), interval=interval)
 
 
-def confident(samples: Floats, statistic: Callable[..., Any], note: str, grade: str) -> Result:
+def confident(
+    samples: Floats, statistic: Callable[..., Any], note: str, grade: str
+) -> Result:
     """Return the 95% BCa bootstrap interval of a statistic along an axis, of (n,) samples."""
     from scipy.stats import bootstrap  # takes as long to import as pandas
 
-    ends = bootstrap((samples,), statistic, n_resamples=500_000, rng=0).confidence_interval
+    ends = bootstrap(
+        (samples,), statistic, n_resamples=500_000, rng=0
+    ).confidence_interval
     result = _result(Evidence.MEASURED, [(ends.low, ends.high)], note, grade)
     return replace(result, interval=f"95% confidence interval, n = {len(samples)}")
 
@@ -149,12 +155,18 @@ def at_most(value: float, note: str) -> Result:
 
 
 def by_model(
-    search: SettingSearch, quantity: str, scale: float = 1, offset: float = 0, note: str = ""
+    search: SettingSearch,
+    quantity: str,
+    scale: float = 1,
+    offset: float = 0,
+    note: str = "",
 ) -> Result:
     """Return a quantity's values in the settings that meet the most *other* statements, which judge it."""
 
     def judge(low: float, high: float) -> Verdict:
-        left = search.without(quantity, *((end - offset) / scale for end in (low, high)))
+        left = search.without(
+            quantity, *((end - offset) / scale for end in (low, high))
+        )
         least, most = (offset + scale * end for end in left.ends)
         text = (
             f"of {left.others} other statements at most {left.most} hold together, {left.with_it} with it; it"
@@ -164,9 +176,13 @@ def by_model(
         few = {name: values for name, values in left.only.items() if len(values) <= FEW}
         for name, values in few.items():
             text += f"; only where {name} is {' or '.join(f'{value:.3g}' for value in values)}"
-        return Verdict(Outcome(left.standing), text.replace("-1 with it", "it holds nowhere"))
+        return Verdict(
+            Outcome(left.standing), text.replace("-1 with it", "it holds nowhere")
+        )
 
-    return replace(modelled(offset + scale * search.without(quantity).values, note), judge=judge)
+    return replace(
+        modelled(offset + scale * search.without(quantity).values, note), judge=judge
+    )
 
 
 def over_compatible(search: SettingSearch) -> str:
@@ -230,20 +246,26 @@ class Claim:
         Of what was measured or counted, over links, networks or repeats, all must be accepted.
         """
         if self.relation not in RELATIONS:
-            raise UserError(f"relation {self.relation!r}: write one of {', '.join(RELATIONS)}")
+            raise UserError(
+                f"relation {self.relation!r}: write one of {', '.join(RELATIONS)}"
+            )
         low, high = self.accepted
         if result.judge:
             return result.judge(low, high)
         if result.evidence in FIRM:
             inside = low <= result.low and result.high <= high
             return Verdict(Outcome.REPRODUCED if inside else Outcome.DIFFERS)
-        return Verdict(Outcome.COMPATIBLE if result.meets(low, high) else Outcome.CONTRADICTED)
+        return Verdict(
+            Outcome.COMPATIBLE if result.meets(low, high) else Outcome.CONTRADICTED
+        )
 
 
 @cache
 def load_claims() -> tuple[Claim, ...]:
     """Return all claims under data/papers, paper by paper in the order written."""
-    tables = [paper_table(key, "claims", dtype=str, keep_default_na=False) for key in PAPERS]
+    tables = [
+        paper_table(key, "claims", dtype=str, keep_default_na=False) for key in PAPERS
+    ]
     rows = pd.concat(tables).astype({"value": float, "tolerance": float})
     return tuple(Claim(**row) for row in rows.to_dict("records"))
 
@@ -259,7 +281,11 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
 
 def waiting() -> pd.DataFrame:
     """Return the open claims, by id: ``notebook`` that will decide it ("" if none can), and ``why``."""
-    return pd.concat([paper_table(paper, "open") for paper in PAPERS]).set_index("claim").fillna("")
+    return (
+        pd.concat([paper_table(paper, "open") for paper in PAPERS])
+        .set_index("claim")
+        .fillna("")
+    )
 
 
 @cache

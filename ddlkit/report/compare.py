@@ -20,14 +20,22 @@ def steps(source: Source) -> pd.DataFrame:
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
         return pd.DataFrame(columns=[*profile, "rate", "c"])
-    sums = source.table("layers").groupby(profile)[["flops", "forward_s", "backward_s"]].sum()
-    rates = sums.eval("3 * flops / (forward_s + backward_s)").rename("rate").reset_index()
+    sums = (
+        source.table("layers")
+        .groupby(profile)[["flops", "forward_s", "backward_s"]]
+        .sum()
+    )
+    rates = (
+        sums.eval("3 * flops / (forward_s + backward_s)").rename("rate").reset_index()
+    )
     peaks = store.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
     where = zip(rates["device"], rates["precision"], strict=True)
     return rates.assign(c=rates["rate"] / [peaks.get(key, np.nan) for key in where])
 
 
-def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.DataFrame:
+def kernel_shares(
+    sources: Mapping[str, Source], networks: Sequence[str]
+) -> pd.DataFrame:
     """Return what kernels reach of their machine's peak, one row per machine, device, precision and kernel.
 
     Kernels are products of square matrices, also as a convolution; `steps` of ``networks`` on one rank; and
@@ -46,7 +54,11 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
         titles = "step of " + run["network"].map(store.network_title)
         run = run.assign(machine=machine, unit="FLOP/s", kernel=titles)
         run = run.sort_values("network", key=lambda names: names.map([*networks].index))
-        rates = pd.concat([run, timed]).groupby([*place, "kernel"], sort=False)["rate"].median()
+        rates = (
+            pd.concat([run, timed])
+            .groupby([*place, "kernel"], sort=False)["rate"]
+            .median()
+        )
         tables.append(rates.reset_index().merge(fastest, on=place))
     return pd.concat(tables, ignore_index=True).eval("share = rate / peak")
 
@@ -54,7 +66,9 @@ def kernel_shares(sources: Mapping[str, Source], networks: Sequence[str]) -> pd.
 def _copies(source: Source) -> pd.DataFrame:
     if not source.has("copies"):
         return pd.DataFrame()
-    rows = source.table("copies").query("copy in ('memcpy', 'd2d')").sort_values("bytes")
+    rows = (
+        source.table("copies").query("copy in ('memcpy', 'd2d')").sort_values("bytes")
+    )
     names = "copy of " + rows["bytes"].map(format_bytes)
     rates = 2.0 * rows["bytes"] / rows["seconds"]
     return rows.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
@@ -71,7 +85,9 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     rows = contention.groupby([*same, *company])[columns].median().reset_index()
     # Between ranks a kernel is timed alone once for every setting of blocks and threads; take all.
     alone = rows[rows["communication"] == "none"].groupby(same)["seconds"].median()
-    beside = rows[rows["communication"] != "none"].join(alone.rename("alone_s"), on=same)
+    beside = rows[rows["communication"] != "none"].join(
+        alone.rename("alone_s"), on=same
+    )
     return beside.eval("slowdown = seconds / alone_s").reset_index(drop=True)
 
 
@@ -87,6 +103,17 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
         for other in table.columns.drop(plan) if plan in table else ():
             ratios = (table[other] / table[plan]).dropna().to_numpy()
             drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
-            rows.append((*place, other, ratios.size, np.median(ratios), *interval(drawn)))
-    columns = ["network", "link", "workers", "other", "pairs", "ratio", "lower", "upper"]
+            rows.append(
+                (*place, other, ratios.size, np.median(ratios), *interval(drawn))
+            )
+    columns = [
+        "network",
+        "link",
+        "workers",
+        "other",
+        "pairs",
+        "ratio",
+        "lower",
+        "upper",
+    ]
     return pd.DataFrame(rows, columns=columns)

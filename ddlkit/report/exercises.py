@@ -48,33 +48,58 @@ def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
     """Return the solutions of a notebook by exercise. Raises KeyError for one that is not whole."""
     sources: dict[str, str] = {}
     for cell in json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]:
-        sources |= dict.fromkeys(cell["metadata"].get("tags", ()), "".join(cell["source"]))
+        sources |= dict.fromkeys(
+            cell["metadata"].get("tags", ()), "".join(cell["source"])
+        )
     numbers = sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag})
-    tags = {number: [f"{kind}-{number}" for kind in Solution._fields] for number in numbers}
-    return {number: Solution(*map(sources.__getitem__, kinds)) for number, kinds in tags.items()}
+    tags = {
+        number: [f"{kind}-{number}" for kind in Solution._fields] for number in numbers
+    }
+    return {
+        number: Solution(*map(sources.__getitem__, kinds))
+        for number, kinds in tags.items()
+    }
 
 
 class Judge:
     """Says whether answers to a notebook's exercises are right."""
 
-    def __init__(self, notebook: str, names: dict[str, Any], folder: Path = SOLUTIONS) -> None:
-        self.notebook, self.names, self.solutions = notebook, names, read(notebook, folder)
+    def __init__(
+        self, notebook: str, names: dict[str, Any], folder: Path = SOLUTIONS
+    ) -> None:
+        self.notebook, self.names, self.solutions = (
+            notebook,
+            names,
+            read(notebook, folder),
+        )
 
     def __call__(self, number: int, answer: Any) -> None:
         """Print what to say to ``answer``; None asks for one. Raises UserError for an unknown exercise."""
         if number not in self.solutions:
             numbers = ", ".join(map(str, self.solutions))
-            raise UserError(f"{self.notebook} has no exercise {number}: it has {numbers}")
+            raise UserError(
+                f"{self.notebook} has no exercise {number}: it has {numbers}"
+            )
         by_solution = os.environ.get(SOLVED_VARIABLE) == "1"
         if answer is None and not by_solution:
-            print(f"Exercise {number}: replace None by your answer and run this cell again.")
+            print(
+                f"Exercise {number}: replace None by your answer and run this cell again."
+            )
             return
         hint, solution, explanation = self.solutions[number]
         names = dict(self.names)
         exec(solution, names)
-        key = Key(**{n: names[f"{n}_{number}"] for n in Key._fields if f"{n}_{number}" in names})
+        key = Key(
+            **{
+                n: names[f"{n}_{number}"]
+                for n in Key._fields
+                if f"{n}_{number}" in names
+            }
+        )
         wrong = key.refusal(key.answer if answer is None else answer)
-        if by_solution and (why := f"the solution {wrong}" if wrong else key.weakness()):
+        if by_solution and (
+            why := f"the solution {wrong}" if wrong else key.weakness()
+        ):
             raise UserError(f"{self.notebook}: exercise {number}: {why}")
         reply = f"right. {explanation}"
         if wrong:
@@ -99,7 +124,11 @@ class Key(NamedTuple):
             return ""
         if len(self.wrong) < WRONG:
             return f"wrong has fewer than {WRONG} wrong answers"
-        accepted = [place for place, answer in enumerate(self.wrong, 1) if not self.refusal(answer)]
+        accepted = [
+            place
+            for place, answer in enumerate(self.wrong, 1)
+            if not self.refusal(answer)
+        ]
         return f"wrong answer {accepted[0]} is accepted" if accepted else ""
 
     def refusal(self, given: Any) -> str:
@@ -112,10 +141,15 @@ class Key(NamedTuple):
             if not callable(self.answer):
                 return _difference(numbers(given), numbers(self.answer), TOLERANCE)
             for case in self.cases:
-                wanted, values = _flat(self.expected(*case)), _flat(given(*copy.deepcopy(case)))
+                wanted, values = (
+                    _flat(self.expected(*case)),
+                    _flat(given(*copy.deepcopy(case))),
+                )
                 if difference := _difference(values, wanted, 1e-9):
                     return f"{difference} for {', '.join(map(str, case))[:200]}"
-        except Exception as error:  # whatever a reader's answer does is said to the reader
+        except (
+            Exception
+        ) as error:  # whatever a reader's answer does is said to the reader
             return f"raises {type(error).__name__} ({error})"
         return ""
 
@@ -134,7 +168,9 @@ def _difference(values: Any, wanted: Any, tolerance: float) -> str:
 def numbers(given: Any) -> Any:
     """Return (k,) floats of a number, of text as "74%", or of a list of those. Raises ValueError."""
     texts = [str(value).strip() for value in np.asarray(given, object).ravel()]
-    values = [float(text.removesuffix("%")) / (100 if "%" in text else 1) for text in texts]
+    values = [
+        float(text.removesuffix("%")) / (100 if "%" in text else 1) for text in texts
+    ]
     if not np.isfinite(values).all():
         raise ValueError(f"{', '.join(texts)[:40]} is not finite")
     return np.array(values)

@@ -16,7 +16,12 @@ from ddlkit.core.units import format_bytes
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_BETWEEN = {"nccl": "GPUs", "nccl-tests": "GPUs", "osu-cuda": "GPUs", "osu-rocm": "GPUs"}
+_BETWEEN = {
+    "nccl": "GPUs",
+    "nccl-tests": "GPUs",
+    "osu-cuda": "GPUs",
+    "osu-rocm": "GPUs",
+}
 _BETWEEN |= dict.fromkeys(("gloo", "osu", "imb"), "processors")
 """What the programs that time messages send them between."""
 
@@ -34,13 +39,17 @@ class Comparison(NamedTuple):
     why: str
 
 
-def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Comparison:
+def compare(
+    sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any
+) -> Comparison:
     """Return what "auto" chooses between, and ``forms`` beside, on rows (n,); ``use`` as `fit` takes it."""
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     unseen = errors_by_form(names, sizes, seconds)
-    chosen, why = chosen_because({form: unseen[form] for form in SIMPLE_FIRST if form in unseen})
+    chosen, why = chosen_because(
+        {form: unseen[form] for form in SIMPLE_FIRST if form in unseen}
+    )
     fits, rows = {}, {}
     for form in names:
         draws = {} if form == chosen else {"draws": 0}
@@ -50,7 +59,9 @@ def compare(sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any) -> Co
             if form in (chosen, *forms):
                 raise
         at = unseen[form].sizes if form in unseen else np.empty(0)
-        off = pd.Series(np.abs(unseen[form].errors) if form in unseen else at, dtype=float)
+        off = pd.Series(
+            np.abs(unseen[form].errors) if form in unseen else at, dtype=float
+        )
         rows[form] = {"sizes": len(off), "median": off.median(), "worst": off.max()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
@@ -78,9 +89,13 @@ class Measured(NamedTuple):
     def read(cls, description: Mapping[str, Any], cost: MessageCost) -> Measured:
         """Return what ``ddlkit fit --json`` wrote; of a table by hand, its own sizes; else nothing."""
         given = cls(*(description.get("fit", {}).get(name) for name in cls._fields))
-        are_sizes = all(n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2])
+        are_sizes = all(
+            n is None or isinstance(n, (int, float)) and n > 0 for n in given[:2]
+        )
         if not are_sizes or not isinstance(given.between, str | None):
-            raise UserError(f"the cost's fit says {shown(tuple(given))}: sizes, a name: fit again")
+            raise UserError(
+                f"the cost's fit says {shown(tuple(given))}: sizes, a name: fit again"
+            )
         if given.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(between=given.between)
         return given
@@ -88,7 +103,10 @@ class Measured(NamedTuple):
 
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     """Yield whether rows are ten times as far from their fit, and over 1%, as medians of sizes held out."""
-    off, held_out = fitted["median_abs_relative_error"], fitted["median_abs_held_out_error"]
+    off, held_out = (
+        fitted["median_abs_relative_error"],
+        fitted["median_abs_held_out_error"],
+    )
     if held_out is not None and off > max(10 * held_out, 0.01):
         far = f"half of the rows are off by {off:.1%} and more, medians of sizes held out by {held_out:.1%}"
         yield f"{far}: times of several kinds? Choose by --place, --table, --ranks or --collective"
@@ -107,8 +125,12 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     sizes = np.asarray(n_bytes, dtype=float)
     outside = sizes[(sizes < measured.from_bytes) | (sizes > measured.to_bytes)]
     if outside.size:
-        sent = " to ".join(dict.fromkeys(map(format_bytes, (outside.min(), outside.max()))))
-        fitted = f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
+        sent = " to ".join(
+            dict.fromkeys(map(format_bytes, (outside.min(), outside.max())))
+        )
+        fitted = (
+            f"{format_bytes(measured.from_bytes)} to {format_bytes(measured.to_bytes)}"
+        )
         yield (
             f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "
             f"measured ({fitted}): their time is extrapolated, measure such sizes too"

@@ -22,16 +22,25 @@ from ddlkit.report.plots.style import look
 
 TRIVIAL = ("no_overlap", "perfect_overlap", "model")
 WELL = 0.03  # median |error| of a lab that counts as well predicted
-ECHO_BYTES = 28 + FRAMING_BYTES  # around the payload of an echo: IP, ICMP and what a wire counts
+ECHO_BYTES = (
+    28 + FRAMING_BYTES
+)  # around the payload of an echo: IP, ICMP and what a wire counts
 
 
 def waking(echoes: pd.DataFrame) -> float:
     """Return seconds that an echo takes beyond four delays and its bytes, for each second of delay."""
     alone = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
-    medians = alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
+    medians = (
+        alone.groupby(["link", "ranks"])[["seconds", "bytes"]].median().reset_index()
+    )
     named = medians["link"].map(read_link)
     delay_s = named.map(lambda link: link.delay_s)
-    bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / named.map(lambda link: link.rate_bits_per_s)
+    bytes_s = (
+        8
+        * 4
+        * (medians["bytes"] + ECHO_BYTES)
+        / named.map(lambda link: link.rate_bits_per_s)
+    )
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
     return float(np.polyfit(delay_s[delay_s > 0], beyond_s[delay_s > 0], 1)[0])
 
@@ -43,11 +52,22 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
         alike = [lab for lab in labs if lab.kind == (kind, law is not None)]
         for lab, ring in zip(alike, held_out_rings(alike, cores, law), strict=False):
             link, least_s, predicted_s = lab.named, lab.seconds[0], ring(lab.bytes)
-            wire = wire_s_per_byte("all_reduce", lab.workers, link.rate_bits_per_s, link.framing)
+            wire = wire_s_per_byte(
+                "all_reduce", lab.workers, link.rate_bits_per_s, link.framing
+            )
             few, many = lab.bytes * wire < least_s / 2, lab.bytes * wire > 2 * least_s
             decides = np.select([few, many], ["start-up", "bytes"], "knee")
-            row = {"kind": kind, "link": lab.link, "ranks": lab.workers, "decides": decides}
-            row |= {"bytes": lab.bytes, "measured_s": lab.seconds, "predicted_s": predicted_s}
+            row = {
+                "kind": kind,
+                "link": lab.link,
+                "ranks": lab.workers,
+                "decides": decides,
+            }
+            row |= {
+                "bytes": lab.bytes,
+                "measured_s": lab.seconds,
+                "predicted_s": predicted_s,
+            }
             frames.append(pd.DataFrame({**row, "error": predicted_s / lab.seconds - 1}))
     return pd.concat(frames, ignore_index=True)
 
@@ -62,10 +82,14 @@ def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
                 errors = {role: 100 * rows[f"{role}{kind}_error"] for role in TRIVIAL}
                 band = ("repeatability", 100 * rows[f"repeatability{kind}"])
                 names = [look(plan).label for plan in rows["plan"]]
-                plots.dots(ax, names, errors, band=band, legend="", label=f"error, {what} [%]")
+                plots.dots(
+                    ax, names, errors, band=band, legend="", label=f"error, {what} [%]"
+                )
             off = rows.filter(regex="_error$").abs().median()
             column[0].set_title(f"{title}: median error {off['model_error']:.1%}")
-            ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(**off)
+            ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(
+                **off
+            )
             column[1].set_title(f"Exposed: {ends} by own compute")
     return figure
 
@@ -86,9 +110,13 @@ def trained(cases: pd.DataFrame) -> Figure:
     parts = {"iteration": (cases, "paired"), "exposed communication": (much, "exposed")}
     with plots.sheet(rows=2, height=5.0) as (figure, axes):
         for ax, (what, (rows, kind)) in zip(axes, parts.items(), strict=True):
-            off = 100 * rows[[f"{name}_{kind}_error" for name in TRAINED.values()]].abs()
+            off = (
+                100 * rows[[f"{name}_{kind}_error" for name in TRAINED.values()]].abs()
+            )
             by = off.set_axis([*TRAINED], axis=1).groupby(rows["link"]).median()
-            names = [f"{link}: {n} cases" for link, n in rows.groupby("link").size().items()]
+            names = [
+                f"{link}: {n} cases" for link, n in rows.groupby("link").size().items()
+            ]
             plots.dots(ax, names, by, legend="", label=f"median |error|, {what} [%]")
             knows, blind = off.median().iloc[:2]
             found = f"{knows:.1f}% off with slowdowns and copies, {blind:.1f}% without"

@@ -40,10 +40,14 @@ def is_made(figure: str, reports: Path) -> bool:
     return all(path.is_file() for path in figure_files(figure, reports))
 
 
-def write_numbers(figure: str, frame: pd.DataFrame, reports: Path | None = None) -> Path:
+def write_numbers(
+    figure: str, frame: pd.DataFrame, reports: Path | None = None
+) -> Path:
     """Write the plotted numbers as CSV, each `rounded`; return its path."""
     _, path = figure_files(figure, reports)
-    store.atomic_write_text(path, frame.map(rounded).to_csv(index=False, lineterminator="\n"))
+    store.atomic_write_text(
+        path, frame.map(rounded).to_csv(index=False, lineterminator="\n")
+    )
     return path
 
 
@@ -53,7 +57,11 @@ def rounded(value: Any) -> Any:
     >>> rounded(0.1 + 0.2), rounded(123456789.0), rounded("a")
     (0.3, 123456789.0, 'a')
     """
-    if not isinstance(value, float | np.floating) or not math.isfinite(value) or value % 1 == 0:
+    if (
+        not isinstance(value, float | np.floating)
+        or not math.isfinite(value)
+        or value % 1 == 0
+    ):
         return value
     return float(f"{value:.{DIGITS}g}")
 

@@ -25,7 +25,9 @@ def _messages(given: Mapping[str, Any]) -> Any:
 CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
     "network": lambda given: source.open_source(given["data"]).networks(),
     "link": lambda given: sorted(_messages(given)["link"].unique()),
-    "workers": lambda given: _messages(given).query("link == @given['link']")["ranks"].unique(),
+    "workers": lambda given: (
+        _messages(given).query("link == @given['link']")["ranks"].unique()
+    ),
     "form": lambda _: (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST, AUTO),
     "formulas": lambda _: osf_scaling.FORMULAS,
     "framework": lambda _: STRATEGIES,
@@ -48,4 +50,6 @@ def validate(**given: Any) -> None:
         values = value if isinstance(value, list) else [value]
         if not values or not all(item in allowed for item in values):
             listed = ", ".join(map(str, allowed[:50]))
-            raise UserError(f"{name} is {' '.join(repr(value).split()):.60}: give one of {listed}")
+            raise UserError(
+                f"{name} is {' '.join(repr(value).split()):.60}: give one of {listed}"
+            )

@@ -17,7 +17,11 @@ from ddlkit.model.predictor import scatter_of
 
 # Directories of campaigns beside a machine's other recordings.
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
-REGIMES, REGIMES_VGG, LIMIT = "campaign-regimes", "campaign-regimes-vgg", "campaign-limit"
+REGIMES, REGIMES_VGG, LIMIT = (
+    "campaign-regimes",
+    "campaign-regimes-vgg",
+    "campaign-limit",
+)
 LINKS, LINKS_AGAIN = "campaign-links", "campaign-links-again"
 LINKS_THIRD, LINKS_FOURTH = "campaign-links-third", "campaign-links-fourth"
 OMGS, SPARSE_TRAINING = "campaign-omgs", "sparse-training"
@@ -60,7 +64,9 @@ class Source:
         if paths := self._paths(kind):
             return paths
         places = ", ".join(map(str, self.directories)) or "nowhere"
-        raise UserError(f"no table of {kind} in {places}: run ddlkit measure, or use --recorded")
+        raise UserError(
+            f"no table of {kind} in {places}: run ddlkit measure, or use --recorded"
+        )
 
     def is_live(self, kind: str) -> bool:
         """Return whether the first table of ``kind`` was measured on this machine, not recorded."""
@@ -94,7 +100,9 @@ class Source:
         for directory in self.directories:
             earlier = sources.get(machine_of(directory), Source(())).directories
             sources[machine_of(directory)] = Source((*earlier, directory))
-        return {machine: source for machine, source in sources.items() if source.has(kind)}
+        return {
+            machine: source for machine, source in sources.items() if source.has(kind)
+        }
 
     def label(self, kind: str) -> str:
         """Return one line to print beside a figure: measured or recorded, on which machine, and when."""
@@ -103,7 +111,9 @@ class Source:
             stamp = store.load_stamp(path)
             how = "measured live" if machine_of(path.parent) == HERE else "recorded"
             remark = f" ({stamp['remark']})" if stamp.get("remark") else ""
-            parts.append(f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}")
+            parts.append(
+                f"{how} on {stamp['machine']['name']}, {stamp['time'][:10]}{remark}"
+            )
         return "; ".join(dict.fromkeys(parts))
 
     def machine(self, kind: str) -> dict[str, Any]:
@@ -113,22 +123,31 @@ class Source:
     def profile(self, network: str) -> LayerProfile:
         """Return the first fp32 profile of a network on one rank alone."""
         for path in self._files("layers"):
-            rows = store.load_table(path, "layers").query(f"network == @network and {ALONE}")
+            rows = store.load_table(path, "layers").query(
+                f"network == @network and {ALONE}"
+            )
             if len(rows):
                 return store.read_profile(path, network, ranks=1)
-        raise UserError(f"no fp32 profile of {network} on one rank: run ddlkit measure layers")
+        raise UserError(
+            f"no fp32 profile of {network} on one rank: run ddlkit measure layers"
+        )
 
     def networks(self) -> list[str]:
         """Return the names of those that `profile` finds, sorted."""
         return sorted(self.table("layers").query(ALONE)["network"].unique())
 
     def _profiles(self) -> dict[Path, LayerProfile]:
-        paths = [store.list_tables(directory, "layers-*.csv") for directory in self.directories]
+        paths = [
+            store.list_tables(directory, "layers-*.csv")
+            for directory in self.directories
+        ]
         return {path: store.read_profile(path) for those in paths for path in those}
 
     def workloads(self) -> dict[str, Workload]:
         """Return every profile in any directory as a workload, by the hash that a Case carries."""
-        return {profile.sha256: profile.workload() for profile in self._profiles().values()}
+        return {
+            profile.sha256: profile.workload() for profile in self._profiles().values()
+        }
 
     def compute_scatter(self) -> dict[str, Floats]:
         """Return iterations over their median by profile's hash, of every profile whose samples were kept."""
@@ -136,7 +155,9 @@ class Source:
         for path, profile in self._profiles().items():
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if store.has_table(samples):
-                scatter[profile.sha256] = scatter_of(store.load_table(samples, "samples"))
+                scatter[profile.sha256] = scatter_of(
+                    store.load_table(samples, "samples")
+                )
         return scatter
 
     @property
@@ -157,9 +178,13 @@ class Source:
 
 def default_recording() -> Path:
     """Return this machine's recording of the lab, else the first one. Raises UserError when there is none."""
-    recorded = [path for path in store.list_recorded() if Source((path,)).has("runs-replay")]
+    recorded = [
+        path for path in store.list_recorded() if Source((path,)).has("runs-replay")
+    ]
     if not recorded:
-        raise UserError(f"{store.RECORDED} holds no recording of the lab: run ddlkit measure all")
+        raise UserError(
+            f"{store.RECORDED} holds no recording of the lab: run ddlkit measure all"
+        )
     mine = store.recorded_dir()
     return mine if mine in recorded else recorded[0]
 
@@ -173,7 +198,9 @@ def open_source(data: str = "") -> Source:
     for directory in (Path(data), store.ROOT / data):
         if directory.is_dir():
             return Source((directory, default_recording()))
-    raise UserError(f"no tables in {data}: give a directory, or a name under data/recorded")
+    raise UserError(
+        f"no tables in {data}: give a directory, or a name under data/recorded"
+    )
 
 
 def _place(data: str, name: str, *kinds: str) -> Path:
@@ -182,7 +209,9 @@ def _place(data: str, name: str, *kinds: str) -> Path:
     for place in [Path(data)] if data else recorded:
         if any(map(Source((place,)).has, kinds)):
             return place
-    raise UserError(f"no {name} in {data or store.RECORDED}: measure it as examples/*.yml say")
+    raise UserError(
+        f"no {name} in {data or store.RECORDED}: measure it as examples/*.yml say"
+    )
 
 
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
@@ -203,7 +232,9 @@ def open_sharing(data: str = "") -> Source | None:
     recorded = sorted(store.RECORDED.glob("*/"))
     roots = [*([named / "sharing", named] if data else []), *recorded]
     sources = [Source((at,)) for at in [*roots, *(at / "sharing" for at in recorded)]]
-    return next((source for source in sources if source.has("sharing_iterations")), None)
+    return next(
+        (source for source in sources if source.has("sharing_iterations")), None
+    )
 
 
 def live_campaign(data: str = "") -> Source | None:

@@ -143,9 +143,13 @@ def measure(action: Action, budget: Budget, **how: Any) -> Floats:
     return measure_interleaved({"": action}, budget, **how)[""]
 
 
-def measure_on(device: torch.device, action: Action, budget: Budget, **how: Any) -> Floats:
+def measure_on(
+    device: torch.device, action: Action, budget: Budget, **how: Any
+) -> Floats:
     """Return raw seconds of one action by the device's own clock."""
-    return measure(timed(action, device), budget, synchronize=synchronizer(device), **how)
+    return measure(
+        timed(action, device), budget, synchronize=synchronizer(device), **how
+    )
 
 
 def sleep_until(deadline_s: float) -> float:
@@ -157,12 +161,19 @@ def sleep_until(deadline_s: float) -> float:
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
     """Return one row per sample: the labels (each one value, or one per sample), sample, seconds."""
-    return pd.DataFrame({**labels, "sample": np.arange(len(seconds)), "seconds": seconds})
+    return pd.DataFrame(
+        {**labels, "sample": np.arange(len(seconds)), "seconds": seconds}
+    )
 
 
-def rows_by(column: str, samples: Mapping[str, Floats], labels: Mapping[str, Any]) -> pd.DataFrame:
+def rows_by(
+    column: str, samples: Mapping[str, Floats], labels: Mapping[str, Any]
+) -> pd.DataFrame:
     """Return `sample_rows` of several measurements, one below the other; ``column`` holds their names."""
-    frames = [sample_rows({**labels, column: name}, seconds) for name, seconds in samples.items()]
+    frames = [
+        sample_rows({**labels, column: name}, seconds)
+        for name, seconds in samples.items()
+    ]
     return pd.concat(frames, ignore_index=True)
 
 

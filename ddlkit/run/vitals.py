@@ -26,7 +26,9 @@ from ddlkit.core.units import GIB
 from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 
 LATE_LIMIT = 0.05  # share of packets
-BUSY_LIMIT = 0.9  # share of all cores' time; of an emulated link's process, of one core's
+BUSY_LIMIT = (
+    0.9  # share of all cores' time; of an emulated link's process, of one core's
+)
 TRIES = 3
 RETRY_S = 2.0  # between two tries, in which who disturbs may end
 LINK = "DDLKIT_LINK"  # in a rank's environment: the file in which its emulated link says what has crossed
@@ -79,7 +81,11 @@ class Usage:
     @property
     def limited(self) -> bool:
         """Return whether the processor, not the link, may have set the pace: ``processor_limited``."""
-        return self.busy >= BUSY_LIMIT or self.late > LATE_LIMIT or self.stolen > STOLEN_LIMIT
+        return (
+            self.busy >= BUSY_LIMIT
+            or self.late > LATE_LIMIT
+            or self.stolen > STOLEN_LIMIT
+        )
 
     @property
     def disturbed(self) -> bool:
@@ -130,7 +136,11 @@ class Watch:
 
     def __init__(self, rank: int = 0) -> None:
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
-        self._crossed, self._begun, self._own_s = self._read(), processor_times(), own_user_s()
+        self._crossed, self._begun, self._own_s = (
+            self._read(),
+            processor_times(),
+            own_user_s(),
+        )
 
     def usage(self) -> Usage:
         """Return the usage until now; all packets are late where the link's process had no time to spare."""
@@ -139,7 +149,9 @@ class Watch:
         used = processor_usage(self._begun, processor_times(), own_s)
         if not packets:
             return used
-        return replace(used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets)
+        return replace(
+            used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets
+        )
 
     def _read(self) -> NDArray[np.float64]:
         return np.fromfile(self._link) if self._link else np.zeros(4)
@@ -167,7 +179,9 @@ class Sampler:
 
     def frame(self) -> pd.DataFrame:
         """Return table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        return pd.DataFrame(list(self._rows), columns=["time_s", "device", "quantity", "value"])
+        return pd.DataFrame(
+            list(self._rows), columns=["time_s", "device", "quantity", "value"]
+        )
 
     def _sample(self) -> None:
         psutil.cpu_percent()  # the next call gives the load since this one
@@ -204,7 +218,9 @@ def gpu_in_use() -> str:
     while used and time.monotonic() < give_up:
         time.sleep(LOOK_PERIOD_S)
         again = _gpus_at_work()
-        used = {gpu: min(load, again[gpu]) for gpu, load in used.items() if gpu in again}
+        used = {
+            gpu: min(load, again[gpu]) for gpu, load in used.items() if gpu in again
+        }
     for gpu, load in used.items():
         return f"{gpu} is in use by others: utilisation {load:.0%} or more for {PATIENCE_S:g} s"
     return ""
@@ -215,5 +231,13 @@ def _gpus_at_work() -> dict[str, float]:
     vitals: dict[str, dict[str, float]] = {}
     for gpu, quantity, value in gpu_vitals():
         vitals.setdefault(gpu, {})[quantity] = value
-    full = {gpu: x for gpu, x in vitals.items() if x.get("memory_used_bytes", 0.0) > COMPANY_BYTES}
-    return {gpu: x["utilisation"] for gpu, x in full.items() if x.get("utilisation", 0.0) >= BUSY}
+    full = {
+        gpu: x
+        for gpu, x in vitals.items()
+        if x.get("memory_used_bytes", 0.0) > COMPANY_BYTES
+    }
+    return {
+        gpu: x["utilisation"]
+        for gpu, x in full.items()
+        if x.get("utilisation", 0.0) >= BUSY
+    }

@@ -44,7 +44,9 @@ def recorded_dir(machine_name: str | None = None) -> Path:
     """Return the directory of a machine's recorded tables, this machine's by default; it need not exist."""
     name = machine.name() if machine_name is None else machine_name
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-        raise UserError(f"machine name {name!r}: use lower-case letters, digits, dots and dashes")
+        raise UserError(
+            f"machine name {name!r}: use lower-case letters, digits, dots and dashes"
+        )
     return RECORDED / name
 
 
@@ -71,7 +73,9 @@ def read(path: Path) -> bytes:
 def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
     if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB{when}"
-        raise UserError(f"{path}: more than {most}: give a part of it: fewer iterations or rows")
+        raise UserError(
+            f"{path}: more than {most}: give a part of it: fewer iterations or rows"
+        )
     return data
 
 
@@ -79,12 +83,16 @@ def text_of(data: bytes, path: Path) -> str:
     """Return content as text, unpacked if a .gz."""
     try:
         if path.suffix == ".gz" and data:
-            data = _limited(gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked")
+            data = _limited(
+                gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked"
+            )
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: binary at byte {error.start}, expected text") from error
+        raise UserError(
+            f"{path}: binary at byte {error.start}, expected text"
+        ) from error
     if not text.strip():
         raise UserError(f"{path}: the file is empty: expected a header line and rows")
     return text
@@ -172,7 +180,9 @@ def lock(path: Path) -> Iterator[None]:
                 descriptor = held.enter_context(_locked(path, flags, _AT_ONCE))
             except BlockingIOError as error:
                 holder = path.read_text(errors="replace").strip() or "unknown"
-                raise UserError(f"{path} is held by process {holder}: wait for it") from error
+                raise UserError(
+                    f"{path} is held by process {holder}: wait for it"
+                ) from error
             held.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
@@ -196,7 +206,10 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     with contextlib.ExitStack() as held:
         with _refusing("write", place):
             for left in place.glob(f"{SCRATCH}*/files"):
-                with contextlib.suppress(OSError), _locked(left.parent, _OURS, _AT_ONCE) as owned:
+                with (
+                    contextlib.suppress(OSError),
+                    _locked(left.parent, _OURS, _AT_ONCE) as owned,
+                ):
                     if os.fstat(owned).st_uid == os.geteuid():
                         shutil.rmtree(left.parent)
             path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
@@ -206,7 +219,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
         try:
             yield path / "files"
         except OSError as error:
-            if error.errno in FULL and not error.filename:  # a write does not know where it goes
+            if (
+                error.errno in FULL and not error.filename
+            ):  # a write does not know where it goes
                 error.filename = str(path)
             raise
 
@@ -234,7 +249,9 @@ def parse_json(text: str) -> Any:
     while level := [value for value in level if isinstance(value, (dict, list))]:
         if (depth := depth + 1) > MOST_DEPTH:
             raise ValueError(TOO_DEEP)
-        within = (value.values() if isinstance(value, dict) else value for value in level)
+        within = (
+            value.values() if isinstance(value, dict) else value for value in level
+        )
         level = [value for values in within for value in values]
     return document
 

@@ -37,10 +37,18 @@ BYTES_PER_PARAMETER = 4  # of a gradient in single precision
 MOST_SPANS = 200_000
 """Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
-SELECTOR = "topk_unsorted"  # of the table selection: what a replay that really selects does
+SELECTOR = (
+    "topk_unsorted"  # of the table selection: what a replay that really selects does
+)
 # What a user's own layer profile may leave out, and what is then assumed.
 _ASSUMED = {
-    **{"device": "unknown", "batch": "1", "precision": "fp32", "ranks": "1", "threads": "0"},
+    **{
+        "device": "unknown",
+        "batch": "1",
+        "precision": "fp32",
+        "ranks": "1",
+        "threads": "0",
+    },
     **{"layer": "its tensor", "parameters": "1", "flops": "0", "update_s": "0"},
 }
 
@@ -57,7 +65,9 @@ def choose(
         listed = ", ".join(map(str, values))
         want = wanted.get(key)
         if want is None and len(values) > 1:
-            raise UserError(f"{path}: several values of {key} ({listed}): choose one by {key}")
+            raise UserError(
+                f"{path}: several values of {key} ({listed}): choose one by {key}"
+            )
         chosen[key] = values[0] if want is None else want
         if chosen[key] not in values:
             raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
@@ -83,7 +93,9 @@ def read_profile(
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
-        frame = _own_profile(path, forward_s is not None, [] if assumed is None else assumed)
+        frame = _own_profile(
+            path, forward_s is not None, [] if assumed is None else assumed
+        )
     wanted |= {"network": network, "batch": batch}
     frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
@@ -92,7 +104,9 @@ def read_profile(
         frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
-            raise UserError(f"{path}: column {name}: all times are zero: measure the layers again")
+            raise UserError(
+                f"{path}: column {name}: all times are zero: measure the layers again"
+            )
     if frame["update_s"].nunique() > 1:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
     arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
@@ -108,7 +122,11 @@ def read_copy_s_per_byte(path: Path) -> float:
     inside = rows[rows["copy"].isin(["memcpy", "d2d"])]
     if inside.empty:
         raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
-    nearest = np.abs(np.log(inside["bytes"] / DDP_BUCKET_BYTES)).groupby(inside["bytes"]).first()
+    nearest = (
+        np.abs(np.log(inside["bytes"] / DDP_BUCKET_BYTES))
+        .groupby(inside["bytes"])
+        .first()
+    )
     same = inside[inside["bytes"] == nearest.idxmin()]
     return float((same["seconds"] / same["bytes"]).median())
 
@@ -118,7 +136,9 @@ def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> Data
     sheet = read_sheet(files.read_text(path), str(path))
     defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     schema, given = SCHEMAS["layers"], {"forward_s": "0"} if forward_is_given else {}
-    columns = [replace(c, default=(defaults | given).get(c.name)) for c in schema.columns]
+    columns = [
+        replace(c, default=(defaults | given).get(c.name)) for c in schema.columns
+    ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
@@ -136,11 +156,18 @@ def profile_frame(
     """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
     from pandas import DataFrame
 
-    given = {**vars(profile), "precision": precision, "ranks": ranks, "threads": threads}
+    given = {
+        **vars(profile),
+        "precision": precision,
+        "ranks": ranks,
+        "threads": threads,
+    }
     return DataFrame({name: given[name] for name in SCHEMAS["layers"].names})
 
 
-def read_timeline(path: Path, case: str | None = None, repeat: int | None = None) -> Timeline:
+def read_timeline(
+    path: Path, case: str | None = None, repeat: int | None = None
+) -> Timeline:
     """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat."""
     if is_stamped(path):
         frame = load_table(path, "timeline")
@@ -148,7 +175,9 @@ def read_timeline(path: Path, case: str | None = None, repeat: int | None = None
         frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
     frame, _ = choose(frame, ("case", "repeat"), {"case": case, "repeat": repeat}, path)
     if len(frame) > MOST_SPANS:
-        raise UserError(f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}")
+        raise UserError(
+            f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}"
+        )
     return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
 
 
@@ -161,11 +190,15 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
     if [path.suffix for path in paths] == [".json"]:
-        return from_dict(read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS)
+        return from_dict(
+            read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS
+        )
     rows = _selector_rows(expand_tables([*paths]))
     if not rows["density"].min() <= density <= rows["density"].max():
         there = ", ".join(f"{value:g}" for value in sorted(set(rows["density"])))
-        raise UserError(f"{paths[0]}: {SELECTOR} was measured at {there}, not at {density:g}")
+        raise UserError(
+            f"{paths[0]}: {SELECTOR} was measured at {there}, not at {density:g}"
+        )
     return _medians(rows)
 
 
@@ -181,8 +214,15 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
 
 def _medians(rows: DataFrame) -> SelectionTimes:
     """Return medians at sizes that were measured at every density."""
-    wide = rows.groupby(["density", "elements"])["seconds"].median().unstack().dropna(axis=1)
-    return SelectionTimes(wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy())
+    wide = (
+        rows.groupby(["density", "elements"])["seconds"]
+        .median()
+        .unstack()
+        .dropna(axis=1)
+    )
+    return SelectionTimes(
+        wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy()
+    )
 
 
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
@@ -198,8 +238,12 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
     each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
     if each_s.empty:
-        raise UserError(f"{path}: no reading, decoding or copying: give inputs-alone-*.csv")
-    return {name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s}
+        raise UserError(
+            f"{path}: no reading, decoding or copying: give inputs-alone-*.csv"
+        )
+    return {
+        name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s
+    }
 
 
 @functools.cache
@@ -226,7 +270,9 @@ def _spellings() -> dict[str, tuple[str, str]]:
     spellings: dict[str, tuple[str, str]] = {}
     for row in specs("networks").itertuples():
         aliases = row.aliases.split(";")
-        spellings |= {_plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)}
+        spellings |= {
+            _plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)
+        }
     return spellings
 
 
@@ -275,7 +321,12 @@ def read_transcribed(path: Path) -> bytes:
     """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
     data, sums = files.read(path), path.with_name(SUMS)
     listed = files.read_text(sums).splitlines() if sums.is_file() else None
-    if listed is not None and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed:
-        advice = f"restore it, or check it against its source and write {SUMS} there anew"
+    if (
+        listed is not None
+        and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed
+    ):
+        advice = (
+            f"restore it, or check it against its source and write {SUMS} there anew"
+        )
         raise UserError(f"{path} differs from what was transcribed: {advice}")
     return data

@@ -44,8 +44,16 @@ _READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
     "int": (_whole, np.int64, "is not a whole number"),
     "float": (float, np.float64, "is not a number"),
     # By decimals: without a rounding of its own.
-    "microseconds": (lambda cell: float(Decimal(cell).scaleb(-6)), np.float64, "is not a number"),
-    "bool": (lambda cell: ("false", "true").index(cell.lower()), np.bool_, "is not True or False"),
+    "microseconds": (
+        lambda cell: float(Decimal(cell).scaleb(-6)),
+        np.float64,
+        "is not a number",
+    ),
+    "bool": (
+        lambda cell: ("false", "true").index(cell.lower()),
+        np.bool_,
+        "is not True or False",
+    ),
 }
 _DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
 """What pandas reads a column as, of which it knows the kind."""
@@ -69,7 +77,9 @@ class Sheet:
 def check_cells(text: str, parted_by: str, file: str) -> None:
     """Refuse a text of more cells, each of which ends in one of ``parted_by``, than can be read."""
     if sum(map(text.count, parted_by)) > MOST_CELLS:
-        raise UserError(f"{file}: more than {MOST_CELLS} cells: give a part of its rows")
+        raise UserError(
+            f"{file}: more than {MOST_CELLS} cells: give a part of its rows"
+        )
 
 
 def read_sheet(text: str, file: str) -> Sheet:
@@ -80,12 +90,22 @@ def read_sheet(text: str, file: str) -> Sheet:
         header = tuple(name.strip() for name in next(reader))
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
-        raise UserError(f"{file}: line {reader.line_num} is not CSV ({error})") from error
+        raise UserError(
+            f"{file}: line {reader.line_num} is not CSV ({error})"
+        ) from error
     if not any(header) or len(header) > MOST_COLUMNS:
-        problem = f"{len(header)} columns, more than {MOST_COLUMNS}" if any(header) else "empty"
-        raise UserError(f"{file}: line 1, the header: {problem}: name the columns that are needed")
+        problem = (
+            f"{len(header)} columns, more than {MOST_COLUMNS}"
+            if any(header)
+            else "empty"
+        )
+        raise UserError(
+            f"{file}: line 1, the header: {problem}: name the columns that are needed"
+        )
     if not numbered:
-        raise UserError(f"{file}: a header but no rows: truncated file, or nothing was measured")
+        raise UserError(
+            f"{file}: a header but no rows: truncated file, or nothing was measured"
+        )
     sheet = Sheet(file, header, *zip(*numbered, strict=True))
     for at, row in enumerate(sheet.rows):
         if len(row) != len(header):
@@ -121,7 +141,9 @@ class Column:
             for row, cell in enumerate(cells):
                 values[row] = read(cell)
         except (ArithmeticError, ValueError):
-            wrong = f"{shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
+            wrong = (
+                f"{shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
+            )
             sheet.fail(row, self.name, wrong)
         for broken, problem in self.broken(values, own):
             if broken.any():
@@ -182,23 +204,43 @@ class Schema:
         """Return the table that pandas reads. Raises an error without a word where something may be wrong."""
         import pandas as pd
 
-        header = self._today(tuple(name.strip() for name in text.partition("\n")[0].split(",")))
+        header = self._today(
+            tuple(name.strip() for name in text.partition("\n")[0].split(","))
+        )
         dtypes = {column.name: _DTYPES[column.kind] for column in self.columns}
         dtype: Any = {name: dtypes[name] for name in header}
-        precise: Any = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
-        how = {"header": 0, "names": [*header], "na_filter": False, "low_memory": False, **precise}
+        precise: Any = (
+            {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+        )
+        how = {
+            "header": 0,
+            "names": [*header],
+            "na_filter": False,
+            "low_memory": False,
+            **precise,
+        }
         with np.errstate(invalid="ignore"):
             frame = pd.read_csv(io.StringIO(text), dtype=dtype, **how)
         bare = re.sub(r'"[^"\n]*"', "", text) if '"' in text else text
-        if frame.empty or '"' in bare or bare.count(",") != (len(frame) + 1) * (len(header) - 1):
+        if (
+            frame.empty
+            or '"' in bare
+            or bare.count(",") != (len(frame) + 1) * (len(header) - 1)
+        ):
             raise ValueError
         for column in self.columns:
             if column.name not in header:
                 frame[column.name] = column.default_value()
             elif column.today:
                 frame[column.name] = frame[column.name].replace(column.today)
-            values = frame[column.name].unique() if column.kind == "str" else frame[column.name]
-            if any(broken.any() for broken, _ in column.broken(np.asarray(values), own)):
+            values = (
+                frame[column.name].unique()
+                if column.kind == "str"
+                else frame[column.name]
+            )
+            if any(
+                broken.any() for broken, _ in column.broken(np.asarray(values), own)
+            ):
                 raise ValueError
         if self.key and frame.duplicated([*self.key]).any():
             raise ValueError
@@ -234,7 +276,10 @@ class Schema:
         """Return today's names of the columns under that header."""
         names = {old: new for old, new in self.aliases if old in header}
         taken = {*header} - {*names}
-        return tuple(name if names.get(name) in {None, *taken} else names[name] for name in header)
+        return tuple(
+            name if names.get(name) in {None, *taken} else names[name]
+            for name in header
+        )
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
@@ -252,23 +297,34 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
 def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     """Return the schema of one table as schema.json describes it, with what it shares with others."""
     groups = [*shared["columns"].items(), *table.get("but", {}).items()]
-    kinds = {name: kind.partition(" ") for kind, names in groups for name in names.split()}
+    kinds = {
+        name: kind.partition(" ") for kind, names in groups for name in names.split()
+    }
     defaults = shared["later"] | table.get("later", {})
     columns = []
     for axis in fields(Case) if table.get("starts_with_case") else ():
         default = str(axis.default) if axis.metadata.get("later") else None
-        columns.append(Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default))
+        columns.append(
+            Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default)
+        )
     for column in table["columns"].split():
         kind, _, check = kinds[column]
         today = shared["renamed_values"].get(column, {})
         columns.append(Column(column, kind, check, defaults.get(column), today))
     names = {column.name for column in columns}
-    aliases = tuple((old, new) for old, new in shared["aliases"].items() if new in names)
+    aliases = tuple(
+        (old, new) for old, new in shared["aliases"].items() if new in names
+    )
     return Schema(name, tuple(columns), tuple(table.get("key", "").split()), aliases)
 
 
-_DESCRIBED = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
-SCHEMAS = {name: _schema(name, table, _DESCRIBED) for name, table in _DESCRIBED["tables"].items()}
+_DESCRIBED = json.loads(
+    Path(__file__).with_name("schema.json").read_text(encoding="utf-8")
+)
+SCHEMAS = {
+    name: _schema(name, table, _DESCRIBED)
+    for name, table in _DESCRIBED["tables"].items()
+}
 
 
 def schema_named(name: str) -> Schema:

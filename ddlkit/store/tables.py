@@ -41,7 +41,13 @@ MOST_PACK_CHARACTERS = 16 * 1024**2
 """Of a pack's text: with two characters a cell and more it stays below `sheet.MOST_CELLS`."""
 
 _STAMP_KEYS = {
-    **{"schema": str, "benchmark_version": int, "command": list, "machine": dict, "versions": dict},
+    **{
+        "schema": str,
+        "benchmark_version": int,
+        "command": list,
+        "machine": dict,
+        "versions": dict,
+    },
     **{"commit": str, "time": str, "rows": int, "sha256": str},
 }
 
@@ -77,7 +83,9 @@ def save_table(
             frame, history = _below(frame, path, schema)
         data = write_sheet(frame, schema_named(schema), str(path)).encode()
         if path.suffix == ".gz":
-            data = gzip.compress(data, mtime=0)  # no time inside: equal rows, equal hash
+            data = gzip.compress(
+                data, mtime=0
+            )  # no time inside: equal rows, equal hash
         stamp = {
             "schema": schema,
             "benchmark_version": BENCHMARK_VERSION,
@@ -85,16 +93,22 @@ def save_table(
             "machine": described,
             "versions": this_machine.versions(),
             "commit": _commit(),
-            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(
+                timespec="seconds"
+            ),
             "remark": remark,
             "rows": len(frame),
             "sha256": _sha256(data),
             "history": history,
         }
-        with contextlib.suppress(UserError):  # of what is not there, or damaged, nothing is kept
+        with contextlib.suppress(
+            UserError
+        ):  # of what is not there, or damaged, nothing is kept
             stamp["replaces"] = _verified(path)[1]
         try:
-            files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
+            files.atomic_write_text(
+                _stamp_path(path), json.dumps(stamp, indent=1) + "\n"
+            )
             files.atomic_write(path, data)
         finally:
             if not path.exists():
@@ -102,7 +116,9 @@ def save_table(
     return path
 
 
-_commit = functools.cache(this_machine.commit)  # of the code that this process has loaded
+_commit = functools.cache(
+    this_machine.commit
+)  # of the code that this process has loaded
 
 
 def _portable(word: str) -> str:
@@ -112,7 +128,9 @@ def _portable(word: str) -> str:
     return f"{outside[1] or ''}{Path(outside[2]).name}" if outside else word
 
 
-def _below(new: DataFrame, path: Path, schema: str) -> tuple[DataFrame, list[dict[str, Any]]]:
+def _below(
+    new: DataFrame, path: Path, schema: str
+) -> tuple[DataFrame, list[dict[str, Any]]]:
     """Return the recorded rows with ``new`` below them, and all stamps so far."""
     from pandas import concat
 
@@ -132,7 +150,9 @@ def own_output(path: Path, *sources: Path) -> Path:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
     if any(real == source.resolve() for source in sources):
-        raise UserError(f"{path} is what is read: choose another name for what is written")
+        raise UserError(
+            f"{path} is what is read: choose another name for what is written"
+        )
     stamp = real.suffix == ".json" and os.path.isfile(real) and _read_stamp(real)
     if stamp or is_stamped(real) or is_pack(real.name) and packed(real.parent):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
@@ -153,7 +173,9 @@ def load_table(path: Path, schema: str | None = None) -> DataFrame:
     else:
         frame = schema_named(kind).read(files.text_of(data, path), str(path))
     if len(frame) != stamp["rows"]:
-        raise UserError(f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it")
+        raise UserError(
+            f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it"
+        )
     return frame
 
 
@@ -183,7 +205,9 @@ def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
     for place in folder.glob(above) if above else [folder]:
         loose = {path.name for path in place.glob(name) if path.name[0] != "."}
         there = {table for table in loose if not is_pack(table)}
-        tables |= {place / table for table in there.union(fnmatch.filter(packed(place), name))}
+        tables |= {
+            place / table for table in there.union(fnmatch.filter(packed(place), name))
+        }
     return sorted(tables)
 
 
@@ -191,7 +215,11 @@ def expand_tables(paths: list[Path]) -> list[Path]:
     """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
     expanded = []
     for path in paths:
-        tables = list_tables(path.parent, path.name) if re.search(r"[*?[]", path.name) else []
+        tables = (
+            list_tables(path.parent, path.name)
+            if re.search(r"[*?[]", path.name)
+            else []
+        )
         expanded += tables or [path]
     return expanded
 
@@ -201,7 +229,9 @@ def machines_in(folder: Path) -> set[str]:
     stamps = [part.stamp for part in packed(folder).values()]
     paths = (path for path in list_tables(folder) if path.exists())
     loose = [_read_stamp(_stamp_path(path)) for path in paths]
-    return {str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp}
+    return {
+        str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp
+    }
 
 
 def _stamp_path(path: Path) -> Path:
@@ -212,17 +242,25 @@ def _stamp_path(path: Path) -> Path:
 def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
     try:
-        stamp = parse_json(files.read(path).decode() or "null") if os.path.lexists(path) else None
+        stamp = (
+            parse_json(files.read(path).decode() or "null")
+            if os.path.lexists(path)
+            else None
+        )
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
-    return _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
+    return (
+        _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
+    )
 
 
 def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the stamp itself, which has all that it must."""
     for key, kind in _STAMP_KEYS.items():
         if not isinstance(stamp.get(key), kind):
-            raise UserError(f"{path}: damaged stamp (its {key} is no {kind.__name__}): restore it")
+            raise UserError(
+                f"{path}: damaged stamp (its {key} is no {kind.__name__}): restore it"
+            )
     return stamp
 
 
@@ -235,7 +273,9 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     while (data := files.read(path)) != before:
         before, stamp = data, _read_stamp(_stamp_path(path))
         if stamp is None:
-            raise UserError(f"{path}: not a recorded table: no stamp {_stamp_path(path).name}")
+            raise UserError(
+                f"{path}: not a recorded table: no stamp {_stamp_path(path).name}"
+            )
         either: list[dict[str, Any]] = [stamp, stamp.pop("replaces", stamp)]
         for each in either:
             if each["sha256"] == _sha256(data):
@@ -258,7 +298,9 @@ class Part(NamedTuple):
 def is_pack(name: str) -> bool:
     """Return whether a file of this name is a pack, KIND.csv.gz or KIND.2.csv.gz, or the stamps of packs."""
     kind, _, rest = name.partition(".")
-    return name == STAMPS or (kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest)))
+    return name == STAMPS or (
+        kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest))
+    )
 
 
 def packed(folder: Path) -> dict[str, Part]:
@@ -291,18 +333,25 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
             entry = json.loads(line)
             if "part" in entry:
                 stamp = _stamp(entry["stamp"], path)
-                pack_of, text_sha256 = entry["pack"], entry.get("text_sha256", stamp["sha256"])
+                pack_of, text_sha256 = (
+                    entry["pack"],
+                    entry.get("text_sha256", stamp["sha256"]),
+                )
                 part = Part(path.parent / pack_of, sums[pack_of], stamp, text_sha256)
                 parts[str(entry["part"])] = part
             else:
                 sums[entry["pack"]] = str(entry["sha256"])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise UserError(f"{path}: damaged line {number} ({error}): restore it") from error
+            raise UserError(
+                f"{path}: damaged line {number} ({error}): restore it"
+            ) from error
     return parts
 
 
 @functools.lru_cache(maxsize=256)
-def _rows(path: Path, sha256: str, kind: str, *state: int) -> tuple[DataFrame, dict[str, slice]]:
+def _rows(
+    path: Path, sha256: str, kind: str, *state: int
+) -> tuple[DataFrame, dict[str, slice]]:
     """Return all rows of a pack, their values checked, and which of them are each part's, by name.
 
     That no two agree in their key was checked when they were saved: they are the same, says the hash.
@@ -334,7 +383,9 @@ def pack(folder: Path) -> list[Path]:
     a crash at any moment leaves each table readable. One that could not be cut out byte for byte stays loose.
     """
     if len(names := machines_in(folder)) > 1:
-        raise UserError(f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder")
+        raise UserError(
+            f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder"
+        )
     with files.writing_in(folder):
         _remove_replaced(folder)
         parts, paths = packed(folder), []
@@ -365,7 +416,10 @@ def _write_pack(
     folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
 ) -> dict[str, Part]:
     """Write the rows of these tables, of one kind and header, as a pack; return its parts."""
-    names = (f"{kind}{number}.csv.gz" for number in ("", *(f".{n}" for n in range(2, 10_000))))
+    names = (
+        f"{kind}{number}.csv.gz"
+        for number in ("", *(f".{n}" for n in range(2, 10_000)))
+    )
     pack_path = next(folder / name for name in names if not (folder / name).exists())
     lines = [f"{path.name},{row}" for path, rows in tables.items() for row in rows]
     data = gzip.compress("\n".join([f"part,{header}", *lines, ""]).encode(), mtime=0)
@@ -380,7 +434,9 @@ def _write_pack(
 def _write_index(path: Path, parts: dict[str, Part]) -> None:
     """Write a line for each pack, with its hash, then one for each part."""
     sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
-    lines: list[dict[str, Any]] = [{"pack": name, "sha256": sums[name]} for name in sorted(sums)]
+    lines: list[dict[str, Any]] = [
+        {"pack": name, "sha256": sums[name]} for name in sorted(sums)
+    ]
     for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
         line = {"part": name, "pack": part.pack.name, "stamp": part.stamp}
         lines.append({**line, "text_sha256": part.text_sha256})
@@ -397,5 +453,7 @@ def _remove_replaced(folder: Path) -> None:
     for name, part in parts.items():
         path = folder / name
         if not path.exists() or _verified(path)[1] == part.stamp:
-            path.unlink(missing_ok=True)  # the stamp last: without its table it misleads nobody
+            path.unlink(
+                missing_ok=True
+            )  # the stamp last: without its table it misleads nobody
             _stamp_path(path).unlink(missing_ok=True)

@@ -30,7 +30,9 @@ CAPABILITY = (9, 0)
 CUDA, NCCL = "13.0", (2, 28, 9)
 CYCLES_PER_S = 1.5e9
 
-Home = torch.device | None  # of a tensor: the played GPU that it lies on, or None for the host
+Home = (
+    torch.device | None
+)  # of a tensor: the played GPU that it lies on, or None for the host
 
 
 class _State:
@@ -39,8 +41,12 @@ class _State:
     gpus = 0
     owner = 0  # process that has used a GPU first, 0 while none has
     stream: list[Stream] = []
-    settled = True  # whether the null stream has waited for all that it was told to wait for
-    recorded = waited = 0  # events so far, and of these the ones that somebody has waited for
+    settled = (
+        True  # whether the null stream has waited for all that it was told to wait for
+    )
+    recorded = waited = (
+        0  # events so far, and of these the ones that somebody has waited for
+    )
     group = ""  # what the process group takes itself for
 
 
@@ -61,9 +67,15 @@ def _home(tensor: torch.Tensor) -> Home:
 
 def _gpu(device: Any = 0) -> torch.device:
     """The played GPU. Raises RuntimeError for another one."""
-    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    device = (
+        torch.device("cuda", device)
+        if isinstance(device, int)
+        else torch.device(device)
+    )
     if device.index or not _State.gpus:
-        raise RuntimeError(f"CUDA error: invalid device ordinal: {device} of {_State.gpus}")
+        raise RuntimeError(
+            f"CUDA error: invalid device ordinal: {device} of {_State.gpus}"
+        )
     _use()
     return torch.device("cuda", 0)
 
@@ -72,12 +84,29 @@ def _gpu(device: Any = 0) -> torch.device:
 
 # What may take tensors of two devices.
 _MIXES = ("copy_", "to", "__get__", "__set__", "_has_compatible_shallow_copy_type")
-_INDEXES = ("__getitem__", "__setitem__", "index", "index_put_")  # on a GPU by the host's numbers
-_WAITS = ("item", "tolist", "__bool__", "__int__", "__float__", "nonzero", "cpu", "equal", "unique")
+_INDEXES = (
+    "__getitem__",
+    "__setitem__",
+    "index",
+    "index_put_",
+)  # on a GPU by the host's numbers
+_WAITS = (
+    "item",
+    "tolist",
+    "__bool__",
+    "__int__",
+    "__float__",
+    "nonzero",
+    "cpu",
+    "equal",
+    "unique",
+)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [
+        leaf for leaf in _pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)
+    ]
 
 
 class _OnProcessor(TorchFunctionMode):
@@ -107,12 +136,16 @@ class _OnProcessor(TorchFunctionMode):
             return None
         return self._run(func, name, args, kwargs)
 
-    def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         given = _tensors([args, kwargs])
         source = _common_home(name, given)
         asked, args, kwargs = _on_host(name, args, kwargs)
         if name in ("numpy", "__array__") and source:
-            raise TypeError(f"can't convert {source} device type tensor to numpy: use Tensor.cpu()")
+            raise TypeError(
+                f"can't convert {source} device type tensor to numpy: use Tensor.cpu()"
+            )
         if name in _WAITS and source:
             wait_for_all()
         between = name == "copy_" and _home(args[0]) != _home(args[1])
@@ -123,7 +156,9 @@ class _OnProcessor(TorchFunctionMode):
         kwargs.pop("pin_memory", None)
         target = source if asked is _NOWHERE else asked
         if func is torch.randn and target:
-            found = _random(torch.Size(args if isinstance(args[0], int) else args[0]), kwargs)
+            found = _random(
+                torch.Size(args if isinstance(args[0], int) else args[0]), kwargs
+            )
         else:
             found = func(*args, **kwargs)
         if name in ("to", "cpu", "cuda") and target != source:
@@ -151,7 +186,9 @@ def _common_home(name: str, given: list[torch.Tensor]) -> Home:
         return _home(given[0])
     if len(homes) > 1 and name not in _MIXES:
         places = ", ".join(sorted(str(home or "cpu") for home in homes))
-        raise RuntimeError(f"Expected all tensors to be on the same device, {name} has {places}")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, {name} has {places}"
+        )
     return _home(given[0]) if given and name in _MIXES else next(iter(homes), None)
 
 
@@ -197,7 +234,9 @@ class _Generator(torch._C.Generator):
 class Stream:
     """A chain of the played driver's tasks; with ``null``, the caller itself."""
 
-    def __init__(self, device: Any = None, priority: int = 0, *, null: bool = False) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, *, null: bool = False
+    ) -> None:
         if not null:
             _use()
         self.device = torch.device("cuda", 0)
@@ -223,20 +262,30 @@ class Event:
         stream = stream or current_stream()
         assert isinstance(stream, Stream), f"record in {stream!r}"
         _State.recorded += 1
-        self._stream, self._number, self._at_s = stream, _State.recorded, ctypes.c_double()
+        self._stream, self._number, self._at_s = (
+            stream,
+            _State.recorded,
+            ctypes.c_double(),
+        )
         if not stream.cuda_stream:
             _settle()
             self._at_s.value = time.perf_counter()
             return
-        _ALIVE.append(self._at_s)  # the driver writes to it, whatever becomes of the event
+        _ALIVE.append(
+            self._at_s
+        )  # the driver writes to it, whatever becomes of the event
         _driver().played_record(stream.cuda_stream, ctypes.addressof(self._at_s))
 
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds."""
         for event in (self, other):
             assert event._timing, "elapsed_time of an event without timing"
-            assert event._stream is not None, "elapsed_time of an event that was not recorded"
-            assert event._number <= _State.waited, "elapsed_time before anybody waited: not ready"
+            assert event._stream is not None, (
+                "elapsed_time of an event that was not recorded"
+            )
+            assert event._number <= _State.waited, (
+                "elapsed_time before anybody waited: not ready"
+            )
         return (other._at_s.value - self._at_s.value) * 1e3
 
 
@@ -344,9 +393,13 @@ def _join(real: Callable[..., None], backend: str | None = None, **how: Any) -> 
     device = how.pop("device_id", None)
     _State.group = backend or ""
     if backend == "nccl":
-        assert device is not None and device.type == "cuda", f"nccl without its GPU: {device}"
+        assert device is not None and device.type == "cuda", (
+            f"nccl without its GPU: {device}"
+        )
         local = int(os.environ.get("LOCAL_WORLD_SIZE", how["world_size"]))
-        assert local <= _State.gpus, f"{local} ranks on {_State.gpus} GPUs: NCCL would refuse"
+        assert local <= _State.gpus, (
+            f"{local} ranks on {_State.gpus} GPUs: NCCL would refuse"
+        )
         _use()
     real("gloo" if backend == "nccl" else backend, **how)
 
@@ -356,7 +409,9 @@ def _collective(real: Callable[..., Any]) -> Callable[..., Any]:
     def checked(*args: Any, **how: Any) -> Any:
         homes = [_home(tensor) for tensor in _tensors([args, how])]
         if _State.group == "nccl":
-            assert all(homes), f"{real.__name__} by NCCL of a tensor in the host's memory"
+            assert all(homes), (
+                f"{real.__name__} by NCCL of a tensor in the host's memory"
+            )
         return real(*args, **how)
 
     return checked
@@ -368,7 +423,12 @@ def _install_ranks() -> None:
     module.is_nccl_available = lambda: True
     module.init_process_group = functools.partial(_join, module.init_process_group)
     module.get_backend = lambda group=None: _State.group or backend(group)
-    for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor"):
+    for name in (
+        "all_reduce",
+        "broadcast",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+    ):
         setattr(module, name, _collective(getattr(module, name)))
 
 

@@ -16,10 +16,14 @@ COPY_BYTES_PER_S = (
 )
 
 _TIMER = re.compile(r'asm volatile\("mov\.u64 %0, %%globaltimer;" : "=l"\((\w+)\)\);')
-_KERNEL = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(')
+_KERNEL = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\('
+)
 
 
-def build(directory: Path, source: str, options: tuple[str, ...], *, nvrtc: str = "") -> None:
+def build(
+    directory: Path, source: str, options: tuple[str, ...], *, nvrtc: str = ""
+) -> None:
     """Compile libcuda.so.1 into ``directory``, and let it play NVRTC of that file name, too.
 
     source : ddlkit's CUDA C++; options : what it is compiled with, of which the definitions count here
@@ -29,10 +33,15 @@ def build(directory: Path, source: str, options: tuple[str, ...], *, nvrtc: str 
     kernels = _KERNEL.findall(source)
     table = ", ".join(f'{{"{name}", function({name})}}' for name in kernels)
     for_processor = _TIMER.sub(r"\1 = globaltimer();", source)
-    (directory / "kernels.inc").write_text(f"{for_processor}\n#define KERNELS {table}\n")
+    (directory / "kernels.inc").write_text(
+        f"{for_processor}\n#define KERNELS {table}\n"
+    )
     library = directory / "libcuda.so.1"
     definitions = [option for option in options if option.startswith("-D")]
-    definitions += [f"-DPLAYED_THREADS={THREADS}u", f"-DPLAYED_SHARED_BYTES={SHARED_BYTES}"]
+    definitions += [
+        f"-DPLAYED_THREADS={THREADS}u",
+        f"-DPLAYED_SHARED_BYTES={SHARED_BYTES}",
+    ]
     definitions += [
         f"-DPLAYED_SLOWNESS={SLOWNESS}",
         f"-DPLAYED_COPY_BYTES_PER_S={COPY_BYTES_PER_S}",

@@ -17,7 +17,9 @@ from ddlkit.core.workload import Floats, Workload
 from ddlkit.papers import Paper
 
 PAPER = Paper(
-    "dag", 3, "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning"
+    "dag",
+    3,
+    "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning",
 )
 
 
@@ -38,7 +40,11 @@ class IterationTimes:
 
     @classmethod
     def of_workload(
-        cls, workload: Workload, cost: MessageCost, io_s: float = 0.0, h2d_s: float = 0.0
+        cls,
+        workload: Workload,
+        cost: MessageCost,
+        io_s: float = 0.0,
+        h2d_s: float = 0.0,
     ) -> IterationTimes:
         """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1."""
         backward_s = workload.backward_s[::-1]
@@ -84,14 +90,19 @@ def communication_start_s(times: IterationTimes) -> Floats:
 
 def exposed_communication_s(times: IterationTimes) -> float:
     """t_c^no of dag Eq 5: communication that backward does not hide."""
-    return float(communication_start_s(times)[0] + times.communication_s[0]) - times.gpu_s
+    return (
+        float(communication_start_s(times)[0] + times.communication_s[0]) - times.gpu_s
+    )
 
 
 def wait_free_iteration_s(times: IterationTimes) -> float:
     """dag Eq 4: gradients travel during backward: t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1)."""
     start = communication_start_s(times)
     first_to_last = float(start[0] - start[-1] + times.communication_s[0])
-    return max(times.fetch_s, float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last)
+    return max(
+        times.fetch_s,
+        float(np.sum(times.forward_s) + times.backward_s[-1]) + first_to_last,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,10 +123,18 @@ class Strategy:
 
 
 STRATEGIES = {
-    "Caffe-MPI": Strategy(copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False),
-    "CNTK": Strategy(copies_ahead=False, sends_during_backward=False, decodes_on_cpu=True),
-    "MXNet": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False),
-    "TensorFlow": Strategy(copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True),
+    "Caffe-MPI": Strategy(
+        copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False
+    ),
+    "CNTK": Strategy(
+        copies_ahead=False, sends_during_backward=False, decodes_on_cpu=True
+    ),
+    "MXNet": Strategy(
+        copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False
+    ),
+    "TensorFlow": Strategy(
+        copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True
+    ),
 }
 
 
@@ -124,7 +143,9 @@ def strategy(framework: str) -> Strategy:
     for name, edges in STRATEGIES.items():
         if name.lower() == framework.lower():
             return edges
-    raise UserError(f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}")
+    raise UserError(
+        f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}"
+    )
 
 
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
@@ -134,14 +155,18 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     holds where the copy runs ahead; else it waits for the update, so that only the read is hidden.
     """
     whole_s = float(np.sum(times.communication_s))
-    exposed_s = exposed_communication_s(times) if strategy.sends_during_backward else whole_s
+    exposed_s = (
+        exposed_communication_s(times) if strategy.sends_during_backward else whole_s
+    )
     busy = times.gpu_s + exposed_s
     if strategy.copies_ahead:
         return max(times.fetch_s, busy)
     return max(times.io_s, times.h2d_s + busy)
 
 
-def steady_s(reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy) -> Any:
+def steady_s(
+    reads_s: Any, decoding_s: Any, h2d_s: Any, busy_s: Any, strategy: Strategy
+) -> Any:
     """Return seconds from update to update: reads, decoding, copies and GPUs work side by side."""
     decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
     gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
@@ -175,10 +200,17 @@ def algorithm1_share(samples: float, workers: int) -> float:
 
 def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
     """Return tasks of one S-SGD iteration by kind: the nodes of dag Fig 1 (Section IV-B)."""
-    each = {"io": gpus, "h2d": gpus, "forward": layers * gpus, "backward": layers * gpus}
+    each = {
+        "io": gpus,
+        "h2d": gpus,
+        "forward": layers * gpus,
+        "backward": layers * gpus,
+    }
     return {**each, "all_reduce": layers, "update": 1}
 
 
-def communication_efficiency(n_bytes: float, seconds: float, bytes_per_s: float) -> float:
+def communication_efficiency(
+    n_bytes: float, seconds: float, bytes_per_s: float
+) -> float:
     """Return the share of the link's rate at which ``n_bytes`` of gradients were exchanged (dag V-C)."""
     return n_bytes / seconds / bytes_per_s

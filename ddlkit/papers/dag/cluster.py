@@ -99,7 +99,9 @@ class Setting:
             return 0.0, 0.0
         if gpus.machines == 1:
             wire = float(update_s(1.0, n, stated.connection_bytes_per_s))
-            return self.inside_start_s * (n - 1) / (PER_MACHINE - 1), wire / self.inside_share
+            return self.inside_start_s * (n - 1) / (
+                PER_MACHINE - 1
+            ), wire / self.inside_share
         most, resnet = MACHINES * PER_MACHINE, layer_bytes("ResNet-50")
         share = self.ethernet_start if cluster == "K80" else self.infiniband_start
         wire_s = float(update_s(resnet.sum(), most, stated.network_bytes_per_s))
@@ -111,7 +113,9 @@ class Setting:
         wire = float(update_s(1.0, n, stated.network_bytes_per_s))
         return slower * start_s, slower * by_rate * wire
 
-    def sent_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
+    def sent_s(
+        self, cluster: str, network: str, framework: str, gpus: Gpus
+    ) -> tuple[Any, Any]:
         """Return what all messages take, and how much of it backward does not hide (t_c^no of dag Eq 5)."""
         start_s, per_byte = self.message(cluster, framework, gpus)
         n_bytes, shares = layer_bytes(network)[::-1], layer_shares(network)[::-1]
@@ -125,10 +129,14 @@ class Setting:
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
         """Return seconds until all machines have read an iteration's batches, which they do side by side."""
-        stored = JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
+        stored = (
+            JPEG_BYTES if STRATEGIES[framework].decodes_on_cpu else self.stored_bytes
+        )
         together = gpus.machines * self.disk_bytes_per_s
         if cluster == "K80":
-            alone = np.maximum(CLUSTERS["K80"].storage_bytes_per_s, self.nfs_bytes_per_s / MACHINES)
+            alone = np.maximum(
+                CLUSTERS["K80"].storage_bytes_per_s, self.nfs_bytes_per_s / MACHINES
+            )
             together = np.minimum(self.nfs_bytes_per_s, gpus.machines * alone)
         return gpus.n * BATCH[network] * stored / together
 
@@ -157,20 +165,26 @@ class Setting:
 
 def like_resnet_s(cluster: str, network: str) -> float:
     """Return what backward of a batch takes at the FLOP/s of ResNet-50."""
-    work = {name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH}
+    work = {
+        name: BATCH[name] * networks.multiply_adds(NETWORKS[name]) for name in BATCH
+    }
     return CLUSTERS[cluster].backward_s * work[network] / work["ResNet-50"]
 
 
 @cache
 def layer_bytes(network: str) -> Ints:
     """Return (L,) bytes of gradients in single precision, forward order."""
-    return np.array([4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])])
+    return np.array(
+        [4 * sum(layer.tensors) for layer in networks.layers(NETWORKS[network])]
+    )
 
 
 @cache
 def layer_shares(network: str) -> Floats:
     """Return (L,) shares of the network's FLOP, forward order."""
-    flops = np.array([layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float)
+    flops = np.array(
+        [layer.multiply_adds for layer in networks.layers(NETWORKS[network])], float
+    )
     return flops / flops.sum()
 
 
@@ -178,11 +192,17 @@ _NFS, _DISK = (CLUSTERS[name].storage_bytes_per_s for name in ("K80", "V100"))
 _SCANNED = {
     "stored_bytes": (3 * 224.0**2, 3 * 256.0**2, 4 * 3 * 224.0**2),  # bytes, or floats
     "nfs_bytes_per_s": (_NFS, MACHINES * _NFS, MACHINES * MEMORY_BYTES_PER_S),
-    "disk_bytes_per_s": (_DISK, np.sqrt(_DISK * MEMORY_BYTES_PER_S), MEMORY_BYTES_PER_S),
+    "disk_bytes_per_s": (
+        _DISK,
+        np.sqrt(_DISK * MEMORY_BYTES_PER_S),
+        MEMORY_BYTES_PER_S,
+    ),
     "decoded_per_s": (500.0, 1000.0, 2000.0, 8000.0),
     "gold_faster": (1.0, 2.0),
     "copy_s": (1e-5, 1.6e-4),  # 150 KB at 15 GB/s to 602 KB at 3.8 GB/s
-    "alexnet_backward_s": np.geomspace(like_resnet_s("K80", "AlexNet"), ALEXNET_BACKWARD_S, 3),
+    "alexnet_backward_s": np.geomspace(
+        like_resnet_s("K80", "AlexNet"), ALEXNET_BACKWARD_S, 3
+    ),
     "alexnet_speedup": np.geomspace(LIKE_RESNET, LIKE_PEAKS, 3),
     "googlenet_rate": (0.7, 1.0),
     "ethernet_start": (0.0, 1.0),
@@ -202,8 +222,12 @@ class Grid:
     half of what the paper states; these were added then.
     """
 
-    free: ClassVar[Mapping[str, Floats]] = {name: np.asarray(v) for name, v in _SCANNED.items()}
-    shape: ClassVar[tuple[int, ...]] = tuple(len(values) for values in _SCANNED.values())
+    free: ClassVar[Mapping[str, Floats]] = {
+        name: np.asarray(v) for name, v in _SCANNED.items()
+    }
+    shape: ClassVar[tuple[int, ...]] = tuple(
+        len(values) for values in _SCANNED.values()
+    )
 
     def settings(self) -> Setting:
         """Return all at once: each field an array along its own axis."""
@@ -226,7 +250,8 @@ def bars(setting: Setting) -> Bars:
     """Return all 48 efficiencies: of four GPUs over one (dag Fig 2), of four machines over one (Fig 3)."""
     sizes = {2: (Gpus(), Gpus(1, PER_MACHINE)), 3: (Gpus(1, 4), Gpus(MACHINES, 4))}
     return {
-        (figure, *case): setting.iteration_s(*case, few) / setting.iteration_s(*case, many)
+        (figure, *case): setting.iteration_s(*case, few)
+        / setting.iteration_s(*case, many)
         for figure, (few, many) in sizes.items()
         for case in product(CLUSTERS, NETWORKS, STRATEGIES)
     }
@@ -236,20 +261,28 @@ def quantities(setting: Setting) -> dict[str, Any]:
     """Return what the paper states (dag V-C, I), by name: numbers, or the setting's arrays."""
     efficiency = bars(setting)
     values = {**_one_server(efficiency), **_four_machines(efficiency)}
-    start_s, per_byte = setting.message("V100", "Caffe-MPI", Gpus(MACHINES, PER_MACHINE))
+    start_s, per_byte = setting.message(
+        "V100", "Caffe-MPI", Gpus(MACHINES, PER_MACHINE)
+    )
     sizes = layer_bytes("ResNet-50")
     sent_s = sizes.sum() * per_byte
-    values["V100 server: reading costs nothing"] = _most(slower(setting, "reading").values())
+    values["V100 server: reading costs nothing"] = _most(
+        slower(setting, "reading").values()
+    )
     waits = slower(setting, "sending")
     each = ([waits[network, name] for name in STRATEGIES] for network in SMALL_BATCHES)
-    values["V100 server: messages limit"] = _least(reduce(np.add, of) / len(of) for of in each)
+    values["V100 server: messages limit"] = _least(
+        reduce(np.add, of) / len(of) for of in each
+    )
     return {**values, LAYER_WISE: (len(sizes) * start_s + sent_s) / (start_s + sent_s)}
 
 
 def _means(bars: Bars, figure: int, cluster: str, *networks: str) -> dict[str, Any]:
     """Return each framework's mean over the networks."""
     return {
-        name: reduce(np.add, [bars[figure, cluster, network, name] for network in networks])
+        name: reduce(
+            np.add, [bars[figure, cluster, network, name] for network in networks]
+        )
         / len(networks)
         for name in STRATEGIES
     }
@@ -267,10 +300,14 @@ def _one_server(bars: Bars) -> dict[str, Any]:
     means, fast = (_means(bars, 2, cluster, *NETWORKS) for cluster in CLUSTERS)
     return {
         "K80 server: best efficiency is 95%": _most(k80.values()),
-        "K80 server: good, but AlexNet decoded": _least(k80[case] for case in k80.keys() - slow),
+        "K80 server: good, but AlexNet decoded": _least(
+            k80[case] for case in k80.keys() - slow
+        ),
         "K80 server: decoding spoils AlexNet": _most(slow.values())
         / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
-        "one server: K80 scales better": _least(means[name] / fast[name] for name in STRATEGIES),
+        "one server: K80 scales better": _least(
+            means[name] / fast[name] for name in STRATEGIES
+        ),
         "one server: K80 far better, AlexNet": _least(
             k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
         ),
@@ -293,10 +330,14 @@ def _four_machines(bars: Bars) -> dict[str, Any]:
     nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
     poor = (value for name, value in v100.items() if name != "Caffe-MPI")
     return {
-        "four machines: K80 scales better": _least(k80[name] / v100[name] for name in STRATEGIES),
+        "four machines: K80 scales better": _least(
+            k80[name] / v100[name] for name in STRATEGIES
+        ),
         "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
         * _least(bars[(3, "K80", *case)] for case in nearly),
-        "K80 cluster: none scales AlexNet well": _most(_means(bars, 3, "K80", "AlexNet").values()),
+        "K80 cluster: none scales AlexNet well": _most(
+            _means(bars, 3, "K80", "AlexNet").values()
+        ),
         "K80 cluster: TensorFlow is the worst": rank(
             _means(bars, 3, "K80", "ResNet-50"), "TensorFlow"
         ),

@@ -22,10 +22,17 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Floats, Ints
-from ddlkit.papers.dag import IterationTimes, Strategy, exposed_communication_s, steady_s
+from ddlkit.papers.dag import (
+    IterationTimes,
+    Strategy,
+    exposed_communication_s,
+    steady_s,
+)
 
 Bools = NDArray[np.bool_]
-ONE_AFTER_THE_OTHER = Strategy(False, False, False, reads_ahead=False)  # dag Eqs 1 and 2
+ONE_AFTER_THE_OTHER = Strategy(
+    False, False, False, reads_ahead=False
+)  # dag Eqs 1 and 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,23 +56,43 @@ class TaskGraph:
     edges: Ints
 
     def __post_init__(self) -> None:
-        for name in ("kind", "resource", "rank", "layer", "iteration", "edges", "duration_s"):
-            column = np.array(getattr(self, name), float if name == "duration_s" else np.int64)
+        for name in (
+            "kind",
+            "resource",
+            "rank",
+            "layer",
+            "iteration",
+            "edges",
+            "duration_s",
+        ):
+            column = np.array(
+                getattr(self, name), float if name == "duration_s" else np.int64
+            )
             object.__setattr__(self, name, column)
-        for bad in np.flatnonzero(~((self.duration_s >= 0) & (self.duration_s < np.inf)))[:1]:
-            what = KINDS[self.kind[bad]] + (f" on rank {r}" if (r := self.rank[bad]) >= 0 else "")
+        for bad in np.flatnonzero(
+            ~((self.duration_s >= 0) & (self.duration_s < np.inf))
+        )[:1]:
+            what = KINDS[self.kind[bad]] + (
+                f" on rank {r}" if (r := self.rank[bad]) >= 0 else ""
+            )
             seconds = f"has a duration of {self.duration_s[bad]:g} s"
             raise UserError(f"task T{bad} ({what}) {seconds}: give a finite time >= 0")
 
     @classmethod
     def of(
-        cls, duration_s: ArrayLike, edges: ArrayLike, resource: Sequence[int] | None = None
+        cls,
+        duration_s: ArrayLike,
+        edges: ArrayLike,
+        resource: Sequence[int] | None = None,
     ) -> TaskGraph:
         """Return a graph of "forward" tasks, each on the resource of that number; else on its own."""
         seconds = np.asarray(duration_s, float)
         places = np.arange(seconds.size) if resource is None else np.array(resource)
         names = tuple(f"gpu {number}" for number in range(places.max(initial=-1) + 1))
-        kind, none = np.full(seconds.size, KINDS.index("forward")), np.full(seconds.size, -1)
+        kind, none = (
+            np.full(seconds.size, KINDS.index("forward")),
+            np.full(seconds.size, -1),
+        )
         pairs = np.array(edges, np.int64).reshape(-1, 2)
         return cls(names, kind, places, seconds, none, none, none, pairs)
 
@@ -88,7 +115,9 @@ class TaskGraph:
         graph.add_nodes_from(range(self.n))
         taken_s = self.duration_s[self.edges[:, 0]].tolist()
         pairs = self.edges.tolist()
-        graph.add_weighted_edges_from((a, b, s) for (a, b), s in zip(pairs, taken_s, strict=True))
+        graph.add_weighted_edges_from(
+            (a, b, s) for (a, b), s in zip(pairs, taken_s, strict=True)
+        )
         return graph
 
     @cached_property
@@ -147,9 +176,13 @@ class Schedule:
     @cached_property
     def bound(self) -> TaskGraph:
         """Return the graph with edges from each task to the next on its resource."""
-        by_resource = self.order[np.argsort(self.graph.resource[self.order], kind="stable")]
+        by_resource = self.order[
+            np.argsort(self.graph.resource[self.order], kind="stable")
+        ]
         held = self.graph.resource[by_resource]
-        arcs = np.column_stack([by_resource[:-1], by_resource[1:]])[held[:-1] == held[1:]]
+        arcs = np.column_stack([by_resource[:-1], by_resource[1:]])[
+            held[:-1] == held[1:]
+        ]
         return replace(self.graph, edges=np.concatenate([self.graph.edges, arcs]))
 
     @cached_property
@@ -178,7 +211,10 @@ class Schedule:
                 name = graph.resources[graph.resource[task]].partition(" ")[0]
                 seconds[name] = seconds.get(name, 0.0) + float(graph.duration_s[task])
         whole = sum(seconds.values()) or 1.0
-        return {name: seconds[name] / whole for name in sorted(seconds, key=lambda n: -seconds[n])}
+        return {
+            name: seconds[name] / whole
+            for name in sorted(seconds, key=lambda n: -seconds[n])
+        }
 
 
 def schedule(graph: TaskGraph) -> Schedule:
@@ -189,7 +225,9 @@ def schedule(graph: TaskGraph) -> Schedule:
 def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
     """Return (n + 1,) and (m,): the tasks after task i are the second's from first[i] to first[i + 1]."""
     order = np.argsort(edges[:, 0], kind="stable")
-    return np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n))), edges[order, 1]
+    return np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n))), edges[
+        order, 1
+    ]
 
 
 def _run(duration_s: Floats, edges: Ints, resource: Ints) -> tuple[Floats, Ints]:
@@ -279,12 +317,17 @@ def s_sgd(
     ends = range(1, len(times.backward_s) + 1) if plan is None else plan.ends
     names, held = gpus.resources()
     decode_s = decode_s if strategy.decodes_on_cpu else 0.0
-    rows, within, between, fetched = _one_iteration(times, strategy, ends, held, decode_s)
+    rows, within, between, fetched = _one_iteration(
+        times, strategy, ends, held, decode_s
+    )
     lag, n = 1 + strategy.batches_ahead, len(rows)
     offsets = n * np.arange(iterations)[:, None, None]
     ahead = fetched + [0, lag * n] + offsets[:-lag]
     edges = within + offsets, between + [0, n] + offsets[:-1], ahead
-    numbers = np.repeat(np.arange(iterations), n), np.concatenate([e.reshape(-1, 2) for e in edges])
+    numbers = (
+        np.repeat(np.arange(iterations), n),
+        np.concatenate([e.reshape(-1, 2) for e in edges]),
+    )
     kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
     return TaskGraph(names, kind, resource, duration_s, rank, layer, *numbers)
 
@@ -301,11 +344,15 @@ def _one_iteration(
     edges: list[tuple[int, int]] = []
     layers = range(len(times.backward_s))
 
-    def add(kind: str, resource: str, seconds: float, layer: int, before: Sequence[int]) -> Any:
+    def add(
+        kind: str, resource: str, seconds: float, layer: int, before: Sequence[int]
+    ) -> Any:
         """Return a task a rank, after that rank's one of ``before``."""
         numbers = range(len(rows), len(rows) + len(held["gpu"]))
         place, code = held[resource], KINDS.index(kind)
-        rows.extend((code, place[rank], seconds, rank, layer) for rank in range(len(numbers)))
+        rows.extend(
+            (code, place[rank], seconds, rank, layer) for rank in range(len(numbers))
+        )
         edges.extend(zip(before, numbers, strict=False))
         return numbers
 
@@ -330,12 +377,18 @@ def _one_iteration(
     waits += [(update, task) for task in h2d if not strategy.copies_ahead]
     waits += [*zip(h2d, io, strict=True)] if strategy.one_buffer else []
     ahead = [(update, task) for task in io if strategy.batches_ahead]
-    within, between, last = (np.array(e, np.int64).reshape(-1, 2) for e in (edges, waits, ahead))
+    within, between, last = (
+        np.array(e, np.int64).reshape(-1, 2) for e in (edges, waits, ahead)
+    )
     return np.array(rows), within, between, last
 
 
 def period_s(
-    times: IterationTimes, strategy: Strategy, gpus: Gpus = Gpus(), *, decode_s: float = 0.0
+    times: IterationTimes,
+    strategy: Strategy,
+    gpus: Gpus = Gpus(),
+    *,
+    decode_s: float = 0.0,
 ) -> float:
     """dag Eq 5 repaired: what the schedule of equal GPUs takes from update to update, in the long run.
 
@@ -348,7 +401,9 @@ def period_s(
     readers = gpus.n if gpus.shared_disk else gpus.per_machine
     busy_s = times.gpu_s + sent_s + times.update_s
     decoding_s = decode_s * gpus.per_machine
-    return float(steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy))
+    return float(
+        steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy)
+    )
 
 
 def of_iteration(
@@ -368,7 +423,9 @@ def of_iteration(
     """
     iteration.edges()  # refuses what no graph says
     times = IterationTimes.of_workload(iteration.workload, iteration.cost, io_s, h2d_s)
-    times = replace(times, communication_s=iteration.communication_s[::-1], forward_s=forward_s)
+    times = replace(
+        times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
+    )
     count, plan = iterations, iteration.plan
     return s_sgd(times, strategy, gpus, iterations=count, plan=plan, decode_s=decode_s)
 
@@ -381,7 +438,9 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     classes = [name.partition(" ")[0] for name in graph.resources]
     chosen = np.zeros(graph.n, bool)
     if head in ("layer", "rank") and number.strip().isdigit():
-        column = graph.layer if head == "layer" else np.where(graph.computes, graph.rank, -1)
+        column = (
+            graph.layer if head == "layer" else np.where(graph.computes, graph.rank, -1)
+        )
         chosen = column == int(number)
     elif kind and not number:
         chosen = graph.kind == KINDS.index(kind)
@@ -400,7 +459,9 @@ def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph
     """Return the graph with tasks that take other times: (what, factor) each, one after the other."""
     for what, factor in changes:
         if not 0 <= factor < np.inf:
-            raise UserError(f"tasks cannot take {factor:g} times as long: use a number >= 0")
+            raise UserError(
+                f"tasks cannot take {factor:g} times as long: use a number >= 0"
+            )
         times = np.where(tasks_named(graph, what), factor, 1.0)
         graph = replace(graph, duration_s=times * graph.duration_s)
     return graph
@@ -414,4 +475,7 @@ def described(before: Schedule, after: Schedule) -> dict[str, Any]:
         facts[f"iteration_s{when}"] = each.period_s
         facts[f"limited_by{when}"] = next(iter(limits), "nothing")
         facts[f"shares_of_critical_path{when}"] = limits
-    return {**facts, "speedup": before.period_s / after.period_s if after.period_s else np.inf}
+    return {
+        **facts,
+        "speedup": before.period_s / after.period_s if after.period_s else np.inf,
+    }

@@ -36,7 +36,9 @@ Update = Callable[[float], float]
 
 def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
     """Return a workload's (sizes in bytes, backward times) in forward order, as used below."""
-    return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[::-1].tolist()
+    return workload.bytes[::-1].astype(float).tolist(), workload.backward_s[
+        ::-1
+    ].tolist()
 
 
 def scaling_factor(alone_s: float, together_s: float, workers: int) -> float:
@@ -49,7 +51,9 @@ def csf(compute_s: float, communication_s: float) -> float:
     return compute_s / (compute_s + communication_s)
 
 
-def compute_s(forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float) -> float:
+def compute_s(
+    forward_flops: ArrayLike, batch: int, c: float, flops_per_s: float
+) -> float:
     """osf Eqs 4, 5: T_comp = 3 T_forward = sum over layers of 3 M C / (c pi).
 
     Symbols: C = forward_flops, (n,) of *one sample* (Table 1 says of a mini-batch; then M would
@@ -109,7 +113,9 @@ def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> Alph
     ends = sizes.min(), sizes.max()
     first_s, last_s = (float(np.median(times[sizes == end])) for end in ends)
     slope = (last_s - first_s) / float(ends[1] - ends[0])
-    return AlphaBeta(first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring")
+    return AlphaBeta(
+        first_s - slope * float(ends[0]), slope, workers=workers, algorithm="ring"
+    )
 
 
 def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
@@ -123,7 +129,9 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     return bytes_per_s * cost.alpha_s / (workers - 1)
 
 
-def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s: float) -> Floats:
+def buffered_bytes(
+    sizes: Values, backward_s: Values, capacity: float, timeout_s: float
+) -> Floats:
     """osf Eq 12: (n,) bytes B buffered after each layer; D = sizes, t_backward = backward_s, Q = capacity."""
     filled = [float(size) for size in sizes]  # an array is slow one by one
     for i in range(len(sizes) - 2, -1, -1):
@@ -133,20 +141,34 @@ def buffered_bytes(sizes: Values, backward_s: Values, capacity: float, timeout_s
 
 
 def sent_bytes(
-    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
+    sizes: Values,
+    backward_s: Values,
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
 ) -> Floats:
     """osf Eq 13: (n,) F, sent after layer i's backward; symbols as Eq 12; printed, bytes may be lost."""
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
     for i in range(len(sizes)):
-        late = backward_s[i] > timeout_s if literal else i > 0 and backward_s[i - 1] >= timeout_s
+        late = (
+            backward_s[i] > timeout_s
+            if literal
+            else i > 0 and backward_s[i - 1] >= timeout_s
+        )
         if i == 0 or late or filled[i] + sizes[i - 1] > capacity:
             sent[i] = filled[i]
     return sent
 
 
 def wait_s(
-    sizes: Values, backward_s: Values, capacity: float, timeout_s: float, *, literal: bool = True
+    sizes: Values,
+    backward_s: Values,
+    capacity: float,
+    timeout_s: float,
+    *,
+    literal: bool = True,
 ) -> Floats:
     """osf Eq 14: (n,) t_wait, how long layer i's tensors stay in the buffer; symbols as Eq 12."""
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
@@ -222,11 +244,15 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
 
     factor = math.nan
     if covered and kind == "none":
-        factor = osf(workload.forward_s, backward_s, [update(size) for size in sizes], first=0)
+        factor = osf(
+            workload.forward_s, backward_s, [update(size) for size in sizes], first=0
+        )
     elif covered and (kind == "single" or (kind == "buffer" and ":" not in argument)):
         capacity = math.inf if kind == "single" else parse_bytes(argument)
         forward_s = workload.forward_s
-        factor = osf_fused(forward_s, sizes, backward_s, update, capacity, literal=literal)
+        factor = osf_fused(
+            forward_s, sizes, backward_s, update, capacity, literal=literal
+        )
     sent_s = float(iteration.communication_s.sum())
     alone_s = workload.compute_s - workload.update_s
     return Prediction(alone_s / factor + workload.update_s, workload.compute_s, sent_s)
@@ -259,12 +285,19 @@ def largest_scaling_loss(communication_growth: float) -> float:
     return 1 - 1 / (1 + communication_growth)
 
 
-@planner("adafusion", label="adaFusion", variants=("repaired",), look=("#d55e00", "h", ":", "+++"))
+@planner(
+    "adafusion",
+    label="adaFusion",
+    variants=("repaired",),
+    look=("#d55e00", "h", ":", "+++"),
+)
 def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
     known = needed_cost(cost, "adafusion")
     sizes, backward_s = of_workload(workload)
-    waits = backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf).tolist()
+    waits = (
+        backward_s if text else wait_s(sizes, backward_s, math.inf, math.inf).tolist()
+    )
 
     def joins(i: int, filled: float, start_s: float) -> bool:
         return fusing_pays(known, filled, sizes[-1 - i], waits[-1 - i])
@@ -272,7 +305,9 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     return merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
 
 
-@planner("mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\"))
+@planner(
+    "mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\")
+)
 def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Merge while ready - tau_c < a: the next gradient is ready before this message's start-up would be over.
 
@@ -342,13 +377,23 @@ def breakdown(
     return _each_moment_once(phases, float(end_s[-1] - workload.ready_s[0]))
 
 
-def of_timeline(timeline: Timeline, rank: int = 0, first: str = "ALLREDUCE") -> dict[str, float]:
+def of_timeline(
+    timeline: Timeline, rank: int = 0, first: str = "ALLREDUCE"
+) -> dict[str, float]:
     """Return seconds of each phase for that rank, read off one iteration; of two at once ``first`` counts."""
     mine = timeline.select(timeline.rank == rank)
     messages, backward = mine.spans(COMMUNICATION), mine.select(mine.kind == "backward")
-    ends = [backward.end_s[backward.group == group] for group in np.unique(backward.group)]
-    buffered = _spans(np.array([end.min() for end in ends]), np.array([end.max() for end in ends]))
-    phases = {"ALLREDUCE": messages, "WAIT": buffered, "NEGOTIATE": mine.spans(("negotiate",))}
+    ends = [
+        backward.end_s[backward.group == group] for group in np.unique(backward.group)
+    ]
+    buffered = _spans(
+        np.array([end.min() for end in ends]), np.array([end.max() for end in ends])
+    )
+    phases = {
+        "ALLREDUCE": messages,
+        "WAIT": buffered,
+        "NEGOTIATE": mine.spans(("negotiate",)),
+    }
     ordered = {first: phases[first], **phases}
     return _each_moment_once(ordered, float(messages[-1, 1] - backward.end_s.min()))
 

@@ -38,7 +38,11 @@ UNITS = ("tensor", "layer")
 
 def osf_name(network: str) -> str:
     """Return how the paper writes a network of FIVE or ``REPLACED``; StopIteration for another."""
-    return next(name for name in (*FIVE, REPLACED) if network_named(name) == network_named(network))
+    return next(
+        name
+        for name in (*FIVE, REPLACED)
+        if network_named(name) == network_named(network)
+    )
 
 
 def network_layers(network: str) -> tuple[networks.Layer, ...]:
@@ -59,11 +63,15 @@ def network_flops(network: str) -> float:
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
     """Return a network of osf Table 2 that computes for ``compute_s`` = T_comp (Eqs 4-6), a third forward."""
     shares, sizes, names, layers = _shape(network, unit)
-    return Workload(compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names)
+    return Workload(
+        compute_s / 3, 2 / 3 * compute_s * shares, 4 * sizes, sizes, layers, names
+    )
 
 
 @lru_cache(maxsize=32)
-def _shape(network: str, unit: str) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
+def _shape(
+    network: str, unit: str
+) -> tuple[Floats, Any, tuple[str, ...], tuple[str, ...]]:
     """Return the share of the backward pass, elements, tensor and layer names, all in ready order."""
     listed = network_layers(network)
     total = sum(layer.multiply_adds for layer in listed)
@@ -127,7 +135,10 @@ def fused(
     waited = np.zeros(len(plan.ends))
     sizes = plan.group_bytes(work)
     for group, end in enumerate(plan.ends[:-1]):
-        if sizes[group] + work.bytes[end] <= capacity and work.backward_s[end] >= timeout_s:
+        if (
+            sizes[group] + work.bytes[end] <= capacity
+            and work.backward_s[end] >= timeout_s
+        ):
             waited[group] = timeout_s
     waited.setflags(write=False)
     return work, plan, waited
@@ -154,7 +165,10 @@ class Grid:
         """Return the scanned times by field of `PaperSetting`, in the order of the axes after the units."""
         compute_s = np.geomspace(0.01, 3.0, self.points)
         timeout_s = np.append(np.geomspace(1e-4, 0.1, 10), math.inf)
-        times = {"timeout_s": timeout_s, "overhead_s": np.geomspace(1e-5, 1e-2, self.points)}
+        times = {
+            "timeout_s": timeout_s,
+            "overhead_s": np.geomspace(1e-5, 1e-2, self.points),
+        }
         return {**times, "resnet101_s": compute_s, "vgg16_s": compute_s}
 
     @property
@@ -177,7 +191,11 @@ def quantities(
     of_fig4 : workers of Fig 4a; of_fig8 : buffers of Fig 8, of VGG-16 and replaced: both are not stated
     """
     one = {network: _family(network, grid, WORKERS) for network in (*FIVE, REPLACED)}
-    resnet, vgg, fig4 = one["ResNet101"], one["VGG16"], _family("ResNet101", grid, of_fig4)
+    resnet, vgg, fig4 = (
+        one["ResNet101"],
+        one["VGG16"],
+        _family("ResNet101", grid, of_fig4),
+    )
     errors = [one[network]["csf"] / one[network]["sf_0"] - 1 for network in FIVE]
     sizes = np.abs(np.stack(np.broadcast_arrays(*errors)))
     against = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
@@ -190,7 +208,8 @@ def quantities(
         "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
         "ResNet-101: gain at 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"] - 1,
         "ResNet-101: gain at 100 MB": resnet[f"sf_{100 * MB}"] / resnet["sf_0"] - 1,
-        "ResNet-101: 100 MB over 1 GB": resnet[f"sf_{100 * MB}"] / resnet[f"sf_{GB}"] - 1,
+        "ResNet-101: 100 MB over 1 GB": resnet[f"sf_{100 * MB}"] / resnet[f"sf_{GB}"]
+        - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
         "ResNet-101: largest CSF error": np.max(np.abs(np.stack(against)), axis=0),
         "ResNet-101: CSF above at 1 KB, 1 MB": np.minimum(against[0], against[1]),
@@ -204,10 +223,14 @@ def quantities(
 def _largest_share(grid: Grid) -> Floats:
     """Return the share of VGG-16's largest layer in what all messages take (osf Eq 7), by grid setting."""
     layers = [layer.tensors for layer in networks.layers("VGG16")]
-    sent_s = update_s(np.array([4.0 * sum(of) for of in layers]), WORKERS, NETWORK_BYTES_PER_S)
+    sent_s = update_s(
+        np.array([4.0 * sum(of) for of in layers]), WORKERS, NETWORK_BYTES_PER_S
+    )
     shares = []
     for unit in UNITS:
-        messages = np.array([len(tensors) if unit == "tensor" else 1 for tensors in layers])
+        messages = np.array(
+            [len(tensors) if unit == "tensor" else 1 for tensors in layers]
+        )
         each_s = sent_s + np.multiply.outer(grid.free["overhead_s"], messages)
         shares.append(each_s[:, np.argmax(sent_s)] / each_s.sum(axis=1))
     return np.array(shares)[:, None, :, None, None]
@@ -216,7 +239,10 @@ def _largest_share(grid: Grid) -> Floats:
 @lru_cache(maxsize=8)
 def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     """Return SF by buffer, CSF, T_update and its busy share, over the grid; 1 wide along the other's axis."""
-    reference, slope = _reference(network), float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
+    reference, slope = (
+        _reference(network),
+        float(update_s(1.0, workers, NETWORK_BYTES_PER_S)),
+    )
     times = grid.free["vgg16_s" if reference == "VGG16" else "resnet101_s"]
     timeouts_s = grid.free["timeout_s"]
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
@@ -226,13 +252,17 @@ def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(times)
     names = [f"{what}_{c}" for c in capacities for what in ("sf", "update", "share")]
     found = {name: np.empty(shape) for name in (*names, "csf")}
-    for (u, unit), (t, compute_s) in product(enumerate(UNITS), enumerate(ratio * times)):
+    for (u, unit), (t, compute_s) in product(
+        enumerate(UNITS), enumerate(ratio * times)
+    ):
         sending_s = slope * workload(network, compute_s, unit).bytes.sum()
         found["csf"][u, :, :, t] = compute_s / (compute_s + (overheads_s + sending_s))
         for capacity in capacities:
             for k, timeout_s in enumerate(timeouts_s if capacity else timeouts_s[:1]):
                 place = (u, k if capacity else slice(None), slice(None), t)
-                work, plan, waited = fused(network, compute_s, capacity, timeout_s, unit)
+                work, plan, waited = fused(
+                    network, compute_s, capacity, timeout_s, unit
+                )
                 taken = fused_iteration_s(work, plan, waited, overheads_s, slope)
                 update = taken - work.ready_s[0]
                 found[f"sf_{capacity}"][place] = compute_s / taken
@@ -244,8 +274,14 @@ def _family(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
 
 
 CONSTANT = 100 * MB
-MORE = {size * MB for size in (3, 10, 25, 30, 64, 300)}  # what frameworks have, and between
-READINGS = {"mg_wfbp:osf": "all sent so far", "own": "a layer's own", "mg_wfbp": "as [43], drawn"}
+MORE = {
+    size * MB for size in (3, 10, 25, 30, 64, 300)
+}  # what frameworks have, and between
+READINGS = {
+    "mg_wfbp:osf": "all sent so far",
+    "own": "a layer's own",
+    "mg_wfbp": "as [43], drawn",
+}
 """What MG-WFBP may be: Section 4.2 compares backward with "tensors of layer i"."""
 
 
@@ -262,16 +298,25 @@ def gains(setting: PaperSetting, network: str) -> dict[str, float]:
     for capacity in (0, *BUFFERS, *MORE):
         plan = fused(network, compute_s, capacity, setting.timeout_s, setting.unit)
         overhead_s = np.array([cost.alpha_s])
-        taken_s[capacity] = float(fused_iteration_s(*plan, overhead_s, cost.beta_s_per_byte)[0])
+        taken_s[capacity] = float(
+            fused_iteration_s(*plan, overhead_s, cost.beta_s_per_byte)[0]
+        )
     constant_s = taken_s.pop(CONSTANT)
     after_backward_s = work.compute_s + float(cost(work.bytes[-1:])[0])
     after_first_s = work.forward_s + work.backward_s[0] + float(cost(work.bytes.sum()))
     least_s = max(after_backward_s, after_first_s)
-    endless, planners = replace(setting, timeout_s=math.inf), (*READINGS, "adafusion:repaired")
+    endless, planners = (
+        replace(setting, timeout_s=math.inf),
+        (*READINGS, "adafusion:repaired"),
+    )
     return {
         "over_constant": constant_s / least_s - 1,
-        **{f"over_{p}": _planned_s(network, endless, p) / least_s - 1 for p in planners},
-        "constant_over_others": min(taken_s[c] for c in taken_s.keys() - MORE) / constant_s - 1,
+        **{
+            f"over_{p}": _planned_s(network, endless, p) / least_s - 1 for p in planners
+        },
+        "constant_over_others": min(taken_s[c] for c in taken_s.keys() - MORE)
+        / constant_s
+        - 1,
         "constant_over_more": min(taken_s.values()) / constant_s - 1,
     }
 
@@ -293,8 +338,12 @@ def gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     places, frames = np.argwhere(wanted), []
     for network in FIVE:
         family = 4 if _reference(network) == "VGG16" else 3
-        keys, of_setting = np.unique(places[:, [0, 1, 2, family]], axis=0, return_inverse=True)
-        ends = [(0, key[3]) if family == 4 else (key[3], 0) for key in keys]  # its own time
+        keys, of_setting = np.unique(
+            places[:, [0, 1, 2, family]], axis=0, return_inverse=True
+        )
+        ends = [
+            (0, key[3]) if family == 4 else (key[3], 0) for key in keys
+        ]  # its own time
         at = zip(keys, ends, strict=True)
         rows = [gains(grid.setting((*key[:3], *end)), network) for key, end in at]
         gained = pd.DataFrame(rows).iloc[of_setting.ravel()].reset_index(drop=True)

@@ -35,18 +35,24 @@ def table(path: Path, **kinds: type) -> pd.DataFrame:
 def pollux_iterations(path: Path) -> pd.DataFrame:
     """Return placement (GPUs by node, a digit each, or ""), nodes, ranks, batch (of one GPU), iteration_s."""
     names = {"num_nodes": "nodes", "num_replicas": "ranks", "local_bsz": "batch"}
-    frame = table(path, placement=str).rename(columns={**names, "step_time": "iteration_s"})
+    frame = table(path, placement=str).rename(
+        columns={**names, "step_time": "iteration_s"}
+    )
     if "placement" in frame:
         frame["nodes"] = frame["placement"].str.len()
         frame["ranks"] = frame["placement"].map(lambda text: sum(map(int, text)))
     placement = frame.get("placement", "")
-    return frame.assign(placement=placement)[["placement", *names.values(), "iteration_s"]]
+    return frame.assign(placement=placement)[
+        ["placement", *names.values(), "iteration_s"]
+    ]
 
 
 def abci_iterations(path: Path) -> pd.DataFrame:
     """Return step, iteration_s (by the printed throughput), ranks, batch (of one GPU) and amp by step."""
     lines = (json.loads(line.removeprefix("DLLL ")) for line in read(path).splitlines())
-    (_, settings), *logged = [(at["step"], at["data"]) for at in lines if at["type"] == "LOG"]
+    (_, settings), *logged = [
+        (at["step"], at["data"]) for at in lines if at["type"] == "LOG"
+    ]
     ranks, batch = settings["world_size"], settings["batch_size"]
     rows = [
         (step[1], ranks * batch / data["train.total_ips"])
@@ -68,7 +74,9 @@ def vidur_all_reduce(path: Path) -> pd.DataFrame:
     """Return table (machine, ranks and per_node, as "h100_dgx-8x8"), these two, bytes and median_s."""
     frame = table(path)
     machine = path.name.partition("-")[0]
-    names = f"{machine}-" + frame["ranks"].astype(str) + "x" + frame["per_node"].astype(str)
+    names = (
+        f"{machine}-" + frame["ranks"].astype(str) + "x" + frame["per_node"].astype(str)
+    )
     return frame.assign(table=names, median_s=frame["median_us"] / 1e6)
 
 
@@ -81,21 +89,35 @@ def resnet50() -> Workload:
     """
     frame = table(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
     for name in ("Operator_input", "InputSize"):
-        frame[name] = [tuple(map(int, re.findall(r"\d+", text))) for text in frame[name]]
+        frame[name] = [
+            tuple(map(int, re.findall(r"\d+", text))) for text in frame[name]
+        ]
     frame["seconds"] = frame["Operator_cudatimenooverlap"] / 1e6
     # It takes parameters, then as many first moments and roots of second ones.
     (update,) = frame[frame["OperatorName"] == "aten::_foreach_addcdiv_"].itertuples()
     third = len(update.InputSize) // 3
-    elements = dict(zip(update.Operator_input[:third], update.InputSize[:third], strict=True))
-    forward, backward = (frame[frame["stage"] == stage] for stage in ("forward", "backward"))
-    inputs = ([each for each in row if each in elements] for row in forward["Operator_input"])
+    elements = dict(
+        zip(update.Operator_input[:third], update.InputSize[:third], strict=True)
+    )
+    forward, backward = (
+        frame[frame["stage"] == stage] for stage in ("forward", "backward")
+    )
+    inputs = (
+        [each for each in row if each in elements] for row in forward["Operator_input"]
+    )
     layers = [layer for layer in inputs if layer]
     ready: list[int] = []
     gaps_s = [0.0]
     for row in backward.itertuples():
         gaps_s[-1] += row.seconds
-        layer = next((layer for layer in layers if {*layer} & {*row.Operator_input}), None)
-        layer = layers[-1] if layer is None and "AddmmBackward" in row.OperatorName else layer
+        layer = next(
+            (layer for layer in layers if {*layer} & {*row.Operator_input}), None
+        )
+        layer = (
+            layers[-1]
+            if layer is None and "AddmmBackward" in row.OperatorName
+            else layer
+        )
         if layer:
             layers.remove(layer)
             ready += layer[::-1]
@@ -104,7 +126,9 @@ def resnet50() -> Workload:
     gaps_s[-1] += after_s
     n_bytes = [4 * elements[tensor] for tensor in ready]
     of_stage = frame.groupby("stage")["seconds"].sum()
-    return Workload.from_arrays(of_stage["forward"], gaps_s, n_bytes, of_stage["optimizer"])
+    return Workload.from_arrays(
+        of_stage["forward"], gaps_s, n_bytes, of_stage["optimizer"]
+    )
 
 
 READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
@@ -137,14 +161,24 @@ def rows(name: str) -> Rows:
     """Return the rows of a rule of data/external/rules.yml."""
     rule = rules()[name]
     paths = sorted(EXTERNAL.glob(rule["files"]))
-    frame = pd.concat([READERS[rule["read"]](path) for path in paths], ignore_index=True)
+    frame = pd.concat(
+        [READERS[rule["read"]](path) for path in paths], ignore_index=True
+    )
     drawn = {"drawn": rule.get("drawn", [])}
     parts = (rule.get(part) for part in Rows._fields)
-    return Rows(*(frame.query(which, local_dict=drawn) if which else frame[:0] for which in parts))
+    return Rows(
+        *(
+            frame.query(which, local_dict=drawn) if which else frame[:0]
+            for which in parts
+        )
+    )
 
 
 def fitted(
-    predicted_s: Callable[[float], Any], measured_s: Any, most: float, least: float = 0.0
+    predicted_s: Callable[[float], Any],
+    measured_s: Any,
+    most: float,
+    least: float = 0.0,
 ) -> float:
     """Return the number in [least, most] with the median signed error nearest to 0; times rise with it."""
     from scipy.optimize import brentq  # takes as long to import as pandas
@@ -177,7 +211,9 @@ def predictions(
         if most:
             by_free = partial(predicted_s, parts, parts.calibrate, model)
             free = fitted(by_free, parts.calibrate["iteration_s"].to_numpy(), most)
-        predicted = parts.test[[*columns]].assign(model=model, measured_s=parts.test["iteration_s"])
+        predicted = parts.test[[*columns]].assign(
+            model=model, measured_s=parts.test["iteration_s"]
+        )
         predicted["predicted_s"] = predicted_s(parts, parts.test, model, free)
         each.append(predicted.assign(free=free, rule=rule))
     return pd.concat(each, ignore_index=True)
@@ -188,7 +224,9 @@ def predictions(
 DENSE = ("vidur-64mib", "vidur-512mib")
 GOAL, GOAL_SMALL = 0.01, 0.05
 """Of a table's median error, and of that below SMALL_TO: fixed before they were computed."""
-SMALL_TO = 25 * MIB  # below are the messages that DistributedDataParallel sends of itself
+SMALL_TO = (
+    25 * MIB
+)  # below are the messages that DistributedDataParallel sends of itself
 
 
 @cache
@@ -210,8 +248,14 @@ def dense_predictions(form: str = AUTO) -> pd.DataFrame:
         shown, at = part.calibrate, part.test["bytes"].to_numpy(float)
         line = fit(form, shown["bytes"].to_numpy(float), shown["median_s"].to_numpy())
         lower_s, upper_s = line.interval(at)
-        predicted = {"predicted_s": line.cost(at), "lower_s": lower_s, "upper_s": upper_s}
-        measured = part.test[["bytes", "median_s"]].rename(columns={"median_s": "measured_s"})
+        predicted = {
+            "predicted_s": line.cost(at),
+            "lower_s": lower_s,
+            "upper_s": upper_s,
+        }
+        measured = part.test[["bytes", "median_s"]].rename(
+            columns={"median_s": "measured_s"}
+        )
         each.append(measured.assign(table=name, **predicted))
     return pd.concat(each, ignore_index=True)
 

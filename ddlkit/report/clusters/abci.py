@@ -21,7 +21,12 @@ STEPS = ("abci-step-fp32", "abci-step-amp")
 """Rules of steps that calibrate one constant."""
 DEVICE = {256: "A100", 128: "V100"}
 """Images a GPU and step of the logged iterations, which tell the device."""
-MODELS = {"no_overlap": 0.0, "workbook": 0.0, "workbook_slowed": 10.0, "workbook_step": 1.0}
+MODELS = {
+    "no_overlap": 0.0,
+    "workbook": 0.0,
+    "workbook_slowed": 10.0,
+    "workbook_step": 1.0,
+}
 """Models, and what their free number is at most: a slowdown of compute, or seconds that every step takes."""
 
 
@@ -34,12 +39,17 @@ def costs() -> dict[tuple[str, int], Table]:
         frame, log = read_log(read_tables(text, str(path)), str(path), "all_reduce")
         device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
         in_place = frame[frame["place"] == "in_place"]
-        sizes, seconds = in_place["bytes"].to_numpy(float), in_place["seconds"].to_numpy()
+        sizes, seconds = (
+            in_place["bytes"].to_numpy(float),
+            in_place["seconds"].to_numpy(),
+        )
         tables[device, log.ranks] = Table(sizes, seconds)
     return tables
 
 
-def _iteration_s(model: str, device: str, ranks: int, compute_s: float, free: float) -> float:
+def _iteration_s(
+    model: str, device: str, ranks: int, compute_s: float, free: float
+) -> float:
     """Return an iteration of ResNet-50 in seconds by a model, stretched to what one GPU takes."""
     work = resnet50().scaled(compute_s / resnet50().compute_s)
     link = Link(slowdown=free if model == "workbook_slowed" else 0.0)
@@ -57,7 +67,9 @@ def _steps_s(parts: Rows, target: pd.DataFrame, model: str, free: float) -> Floa
     predicted_s = pd.Series(np.nan, target.index)
     for (ranks, batch, amp), same in target.groupby(["ranks", "batch", "amp"]):
         compute_s = float(_alone_s(parts)[batch, amp])
-        predicted_s[same.index] = _iteration_s(model, DEVICE[batch], ranks, compute_s, free)
+        predicted_s[same.index] = _iteration_s(
+            model, DEVICE[batch], ranks, compute_s, free
+        )
     return predicted_s.to_numpy()
 
 
@@ -68,15 +80,27 @@ def predictions() -> pd.DataFrame:
 
 def _configuration(steps: pd.DataFrame) -> pd.Series:
     precision = steps["amp"].map({True: "AMP", False: "fp32"})
-    return steps["ranks"].astype(str) + " " + steps["batch"].map(DEVICE) + ", " + precision
+    return (
+        steps["ranks"].astype(str) + " " + steps["batch"].map(DEVICE) + ", " + precision
+    )
 
 
 def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     """Return, by configuration, how many ms a step takes longer than on one GPU: measured, and by models."""
     one_s = predicted.set_index(["batch", "amp"]).index.map(_alone_s(rows(STEPS[1])))
     by = [_configuration(predicted), predicted["model"]]
-    extra = 1e3 * predicted[["predicted_s", "measured_s"]].sub(one_s, axis=0).groupby(by).median()
-    table = extra["predicted_s"].unstack()[[*models]].rename_axis(index="gpus", columns=None)
+    extra = (
+        1e3
+        * predicted[["predicted_s", "measured_s"]]
+        .sub(one_s, axis=0)
+        .groupby(by)
+        .median()
+    )
+    table = (
+        extra["predicted_s"]
+        .unstack()[[*models]]
+        .rename_axis(index="gpus", columns=None)
+    )
     table.insert(0, "measured", extra["measured_s"].groupby(level=0).first())
     return table
 

@@ -33,7 +33,17 @@ RULES = ("cs336", "cs336-serial")
 UPDATE_PASSES = 35
 """Times that the update, an AdamW of 15 operations, reads or writes as many bytes as there are gradients."""
 COPY_PASSES = 2  # of a copy, and of a division in place: one to read, one to write
-REGISTERED = ["query", "key", "value", "output", "up", "down", "gate", "attention_norm", "ff_norm"]
+REGISTERED = [
+    "query",
+    "key",
+    "value",
+    "output",
+    "up",
+    "down",
+    "gate",
+    "attention_norm",
+    "ff_norm",
+]
 """Layers of a block, in the order in which the source registers them."""
 CONFIGURATION = ["batch", "sequence", "bucket_bytes"]
 OTHERS: dict[str, Callable[[Iteration], float]] = {
@@ -49,7 +59,10 @@ OTHERS: dict[str, Callable[[Iteration], float]] = {
 """Models of others: an iteration in seconds."""
 OURS = {"workbook": (0, 0), "workbook_slowed": (1, 0), "workbook_shared": (1, 1)}
 """Whether a model's slowdown is of compute, and of messages."""
-MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {"workbook_slowed": 10.0, "workbook_shared": 1.0}
+MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {
+    "workbook_slowed": 10.0,
+    "workbook_shared": 1.0,
+}
 """All models, and what the slowdown of those that have one is at most."""
 
 
@@ -57,7 +70,9 @@ MODELS = dict.fromkeys((*OTHERS, *OURS), 0.0) | {"workbook_slowed": 10.0, "workb
 def cost() -> Table:
     """Return what an all-reduce of two GPUs costs; the source's MB are 1024^2 bytes."""
     timed = table(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
-    return Table(MIB * timed["mb"].to_numpy(float), timed["seconds"].to_numpy(), workers=2)
+    return Table(
+        MIB * timed["mb"].to_numpy(float), timed["seconds"].to_numpy(), workers=2
+    )
 
 
 _datasheet = cache(datasheet)
@@ -73,7 +88,9 @@ def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
 def messages(sequence: int, bucket_bytes: int) -> Workload:
     """Return messages as tensors in the order in which they leave, of 1 s of compute; 0: no buckets."""
     options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
-    alone = import_file(DATA / "specs" / "transformers.csv", options=options).profile.workload()
+    alone = import_file(
+        DATA / "specs" / "transformers.csv", options=options
+    ).profile.workload()
     if not bucket_bytes:
         return alone
     registered = np.array(sorted(range(alone.n), key=lambda i: _place(alone.layer[i])))

@@ -42,7 +42,10 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     for _ in range(53):  # which leaves what doubles cannot tell apart
         middle_s = (low_s + high_s) / 2
         enough = model(alone_s, middle_s) >= shown_s
-        low_s, high_s = np.where(enough, low_s, middle_s), np.where(enough, middle_s, high_s)
+        low_s, high_s = (
+            np.where(enough, low_s, middle_s),
+            np.where(enough, middle_s, high_s),
+        )
     return np.where(reached, high_s, 0.0)
 
 
@@ -65,11 +68,20 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        scenarios = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
-        alone_s, sent_s = (np.broadcast_to(times, scenarios) for times in (compute_s, wire_s))
-        ready_s, moved_s = np.multiply.outer(alone_s, ready), np.multiply.outer(sent_s, size)
+        scenarios = np.broadcast_shapes(
+            compute_s.shape, wire_s.shape, np.shape(slowdown)
+        )
+        alone_s, sent_s = (
+            np.broadcast_to(times, scenarios) for times in (compute_s, wire_s)
+        )
+        ready_s, moved_s = (
+            np.multiply.outer(alone_s, ready),
+            np.multiply.outer(sent_s, size),
+        )
         of_each = np.asarray(slowdown, float)[..., None]
-        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[1]
+        ends_s = one_by_one(ready_s, np.zeros_like(ready_s), moved_s, slowdown=of_each)[
+            1
+        ]
         return np.asarray(ends_s[..., -1] + update * compute_s)
 
     return iteration_s
@@ -105,12 +117,18 @@ def pipedream_workload(network: str) -> Workload:
     Layers without parameters count to the one before them that has some, or to the first. The input is left
     out: its time is that of loading data.
     """
-    nodes = _NODE.findall(clusters.read(clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"))
+    nodes = _NODE.findall(
+        clusters.read(clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz")
+    )
     layers = (node for node in nodes if node[1][:5] != "Input")
     numbers = sorted((int(node[0]), *map(float, node[2:])) for node in layers)
     _, forward_ms, backward_ms, sizes = np.array(numbers).T
-    backward_s = np.bincount(np.maximum(np.cumsum(sizes > 0) - 1, 0), backward_ms)[::-1] / 1e3
-    return Workload.from_arrays(forward_ms.sum() / 1e3, backward_s, sizes[sizes > 0][::-1])
+    backward_s = (
+        np.bincount(np.maximum(np.cumsum(sizes > 0) - 1, 0), backward_ms)[::-1] / 1e3
+    )
+    return Workload.from_arrays(
+        forward_ms.sum() / 1e3, backward_s, sizes[sizes > 0][::-1]
+    )
 
 
 def bert() -> Workload:
@@ -123,7 +141,9 @@ def bert() -> Workload:
 
 def uniform() -> Workload:
     """Return a network of unknown shape: ten layers as large as PyTorch's bucket; times as `bert`."""
-    return Workload.from_arrays(0.5, np.full(10, 0.1), np.full(10, plan.DDP_BUCKET_BYTES))
+    return Workload.from_arrays(
+        0.5, np.full(10, 0.1), np.full(10, plan.DDP_BUCKET_BYTES)
+    )
 
 
 SHAPES: dict[str, Callable[[], Workload]] = {
@@ -139,8 +159,12 @@ SHAPES: dict[str, Callable[[], Workload]] = {
 def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
     """Return (3, n) seconds that a model knows of n rows: C, and C and iteration of that to calibrate."""
     alone = parts.compute.set_index("batch")["iteration_s"]
-    shown = parts.calibrate.set_index(PLACE).loc[pd.MultiIndex.from_frame(target[PLACE])]
-    return np.array([alone[target["batch"]], alone[shown["batch"]], shown["iteration_s"]])
+    shown = parts.calibrate.set_index(PLACE).loc[
+        pd.MultiIndex.from_frame(target[PLACE])
+    ]
+    return np.array(
+        [alone[target["batch"]], alone[shown["batch"]], shown["iteration_s"]]
+    )
 
 
 def predict(timed_s: Floats, blind: Model) -> Floats:
@@ -170,7 +194,9 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     for rule in rules:
         parts, shape = clusters.rows(rule), SHAPES[clusters.rules()[rule]["shape"]]()
         timed_s = timings(parts, parts.test)
-        kept = parts.test[[*PLACE, "batch"]].assign(rule=rule, most_gpus=most_gpus(parts.test))
+        kept = parts.test[[*PLACE, "batch"]].assign(
+            rule=rule, most_gpus=most_gpus(parts.test)
+        )
         kept["measured_s"] = parts.test["iteration_s"]
         for name in MODELS:
             blind = model(name, shape, fit(parts, name, shape))
@@ -182,4 +208,8 @@ def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Se
     """Return the median signed error by GPUs on the fullest node, of the larger half of the batches."""
     rows = predicted.query("rule == @rule and model == @name")
     large = rows[rows["batch"] >= rows["batch"].median()]
-    return (large["predicted_s"] / large["measured_s"] - 1).groupby(large["most_gpus"]).median()
+    return (
+        (large["predicted_s"] / large["measured_s"] - 1)
+        .groupby(large["most_gpus"])
+        .median()
+    )

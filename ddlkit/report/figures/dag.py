@@ -67,7 +67,9 @@ STATEMENTS = {
     "V100 cluster: all but Caffe-MPI poor": "dag-fig03-poorly",
 }
 """What dag says of Figs 2 and 3, by quantity and claim; not the 95%, for which `varies` is on the grid."""
-SPELLED = {"GoogleNet": "GoogLeNet"}  # the paper's spelling of a network, and its authors'
+SPELLED = {
+    "GoogleNet": "GoogLeNet"
+}  # the paper's spelling of a network, and its authors'
 LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "ResNet-50"}
 LAB = "campaign-dag"  # the campaign on two emulated clusters
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}  # its clusters, by the delay of their links
@@ -96,7 +98,9 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
 
     graph, path = schedule.graph, schedule.critical_path
     column, gpus = graph.levels(), int(graph.rank.max()) + 1
-    rows = np.where(graph.rank < 0, (gpus - 1) / 2, graph.rank)  # what is of all, in the middle
+    rows = np.where(
+        graph.rank < 0, (gpus - 1) / 2, graph.rank
+    )  # what is of all, in the middle
     below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
     rows[below.index] = gpus + below.groupby(below).cumcount()
     place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
@@ -106,9 +110,16 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
     nx.draw_networkx_edges(chain, place, edge_color=INK, width=1.8, **thin)
     for computes, marker, color in ((True, "o", "#f7d154"), (False, "s", "#e8833a")):
         tasks = np.flatnonzero(graph.computes == computes).tolist()
-        shape = {"node_shape": marker, "node_color": color, "edgecolors": INK, "node_size": 250}
+        shape = {
+            "node_shape": marker,
+            "node_color": color,
+            "edgecolors": INK,
+            "node_size": 250,
+        }
         nx.draw_networkx_nodes(edges, place, tasks, ax=ax, **shape)
-    nx.draw_networkx_labels(edges, place, {k: f"T{k}" for k in place}, font_size=6, ax=ax)
+    nx.draw_networkx_labels(
+        edges, place, {k: f"T{k}" for k in place}, font_size=6, ax=ax
+    )
     words = {"io": "read", "h2d": "copy", "all_reduce": "aggregate"}
     for task in np.flatnonzero(graph.rank <= 0).tolist():  # what all do in this column
         (x, y), layer = place[task], int(graph.layer[task])
@@ -137,7 +148,9 @@ class Parts:
 
     def input_s(self, quantity: str, stored: str, ranks: int) -> float:
         """Return median seconds of a batch. Raises UserError where that was not measured."""
-        rows = self.inputs.query("quantity == @quantity and stored == @stored and ranks == @ranks")
+        rows = self.inputs.query(
+            "quantity == @quantity and stored == @stored and ranks == @ranks"
+        )
         if rows.empty:
             what = f"no {quantity} of {stored} by {ranks} ranks"
             raise UserError(f"inputs: {what}: measure input again")
@@ -149,38 +162,59 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how: dict[str, Any] = {"workers": self.ranks, "algorithm": rows["algorithm"].iloc[0]}
+        how: dict[str, Any] = {
+            "workers": self.ranks,
+            "algorithm": rows["algorithm"].iloc[0],
+        }
         table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
         return np.asarray(table.cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:
         """Return dag Tab I of an iteration; the update is counted with forward, as computing (errata 2)."""
         profile, sent_s = self.profile, self.sent_s
-        forward_s = profile.forward_s + np.append(profile.update_s, np.zeros(len(sent_s) - 1))
+        forward_s = profile.forward_s + np.append(
+            profile.update_s, np.zeros(len(sent_s) - 1)
+        )
         whole_s = float(forward_s.sum() + profile.backward_s.sum())
         drift = self.input_s("compute", stored, self.ranks) / whole_s
         io_s = self.input_s("read", stored, 1)
-        return IterationTimes(io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s)
+        return IterationTimes(
+            io_s, 0.0, drift * forward_s, drift * profile.backward_s, sent_s
+        )
 
     def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
         """Return the mean seconds between updates of a case's schedule, one disk for all ranks."""
-        loads = {"copies_ahead": ahead > 0, "reads_ahead": ahead > 0, "decodes_on_cpu": True}
-        strategy = Strategy(**loads, sends_during_backward=sends == "during", batches_ahead=ahead)
-        gpus = Gpus(1, self.ranks, decoding="own" if self.cores >= 2 * self.ranks else "trains")
+        loads = {
+            "copies_ahead": ahead > 0,
+            "reads_ahead": ahead > 0,
+            "decodes_on_cpu": True,
+        }
+        strategy = Strategy(
+            **loads, sends_during_backward=sends == "during", batches_ahead=ahead
+        )
+        gpus = Gpus(
+            1, self.ranks, decoding="own" if self.cores >= 2 * self.ranks else "trains"
+        )
         decode_s, times = self.input_s("decode", stored, self.ranks), self.times(stored)
         graph = s_sgd(times, strategy, gpus, iterations=ITERATIONS, decode_s=decode_s)
-        ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]  # loaders get ahead, and run out
+        ends_s = schedule(graph).iteration_ends_s[
+            ENDS:-ENDS
+        ]  # loaders get ahead, and run out
         return float(np.diff(ends_s).mean())
 
 
 def parts(place: Path | None = None) -> dict[str, Parts]:
     """Return all that was measured of training with pictures in a folder, else the first recorded one."""
-    machines = sorted(store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at))
+    machines = sorted(
+        store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at)
+    )
     for folder in [place] if place else [machine / "input" for machine in machines]:
         if tables := store.list_tables(folder, "pipelines-*.csv"):
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
     where = place or store.RECORDED
-    raise UserError(f"no training with pictures in {where}: run ddlkit measure input --out mine")
+    raise UserError(
+        f"no training with pictures in {where}: run ddlkit measure input --out mine"
+    )
 
 
 def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
@@ -190,16 +224,29 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
         cases = part.runs.groupby(CASE, sort=False)["iteration_s"].median()
         rows = cases.rename("measured_s").reset_index()
         settings = rows[["stored", "ahead", "sends"]].itertuples(index=False)
-        tables.append(rows.assign(predicted_s=[part.predicted_s(*case) for case in settings]))
-    return pd.concat(tables, ignore_index=True).eval("error = predicted_s / measured_s - 1")
+        tables.append(
+            rows.assign(predicted_s=[part.predicted_s(*case) for case in settings])
+        )
+    return pd.concat(tables, ignore_index=True).eval(
+        "error = predicted_s / measured_s - 1"
+    )
 
 
 def by_framework(table: pd.DataFrame) -> pd.Series:
     """Return mean absolute error by framework: of cases of several ranks that read and send as it does."""
     ahead = table[(table["ranks"] > 1) & (table["ahead"] == table["ahead"].max())]
-    means = ahead["error"].abs().groupby([ahead["stored"] == "jpeg", ahead["sends"] == "during"])
-    does = {name: (s.decodes_on_cpu, s.sends_during_backward) for name, s in STRATEGIES.items()}
-    return pd.Series({name: means.mean().get(edges, np.nan) for name, edges in does.items()})
+    means = (
+        ahead["error"]
+        .abs()
+        .groupby([ahead["stored"] == "jpeg", ahead["sends"] == "during"])
+    )
+    does = {
+        name: (s.decodes_on_cpu, s.sends_during_backward)
+        for name, s in STRATEGIES.items()
+    }
+    return pd.Series(
+        {name: means.mean().get(edges, np.nan) for name, edges in does.items()}
+    )
 
 
 def unit(claim: str) -> float:
@@ -231,14 +278,20 @@ def compatible() -> Setting:
 
 def central() -> Setting:
     """Return the most central of the compatible settings, in numbers."""
-    return Setting(**{name: float(values[0]) for name, values in vars(compatible()).items()})
+    return Setting(
+        **{name: float(values[0]) for name, values in vars(compatible()).items()}
+    )
 
 
-def _speedups(case: Sequence[str], gpus: Gpus, over: Gpus) -> tuple[float, float, float]:
+def _speedups(
+    case: Sequence[str], gpus: Gpus, over: Gpus
+) -> tuple[float, float, float]:
     """Return speedup over a smaller machine at the central setting, the least and the most of all."""
     settings = compatible()
     cluster, network, framework = case
-    each_s = [settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)]
+    each_s = [
+        settings.iteration_s(cluster, network, framework, size) for size in (over, gpus)
+    ]
     each = np.ravel(gpus.n / over.n * (each_s[0] / each_s[1]))
     return float(each[0]), float(each.min()), float(each.max())
 
@@ -249,7 +302,10 @@ def figures() -> pd.DataFrame:
     model_low, model_high : over all compatible settings; paper : what its text has in numbers, else NaN: the
         most of a K80 server's, but where it has JPEG decoded, and "nearly linear" on the K80 cluster
     """
-    sizes = {2: [Gpus(1, n) for n in (1, 2, 4)], 3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)]}
+    sizes = {
+        2: [Gpus(1, n) for n in (1, 2, 4)],
+        3: [Gpus(m, PER_MACHINE) for m in (1, 2, 4)],
+    }
     rows = [
         (figure, *case, gpus.n, *_speedups(case, gpus, sizes[figure][0]))
         for figure, *case in product(sizes, CLUSTERS, NETWORKS, STRATEGIES)
@@ -258,7 +314,9 @@ def figures() -> pd.DataFrame:
     columns = ["figure", "cluster", "network", "framework", "gpus"]
     frame = pd.DataFrame(rows, columns=[*columns, *MODEL])
     decoded = (frame["network"] == "AlexNet") & frame["framework"].isin(DECODERS)
-    small = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(["Caffe-MPI", "MXNet"])
+    small = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(
+        ["Caffe-MPI", "MXNet"]
+    )
     server = (frame["figure"] == 2) & (frame["gpus"] == PER_MACHINE) & ~decoded
     four = (frame["figure"] == 3) & (frame["gpus"] == MACHINES * PER_MACHINE) & small
     most = PER_MACHINE * unit("dag-fig02-efficiency") * claimed("dag-fig02-efficiency")
@@ -272,16 +330,30 @@ def fig04() -> pd.DataFrame:
     eq6 : dag Eq 6 as printed, central setting; exposed_share : of that setting's communication
     """
     setting, rows = central(), []
-    sizes = [Gpus(1, 1), Gpus(1, 2), Gpus(1, 4), Gpus(2, 4), Gpus(MACHINES, PER_MACHINE)]
+    sizes = [
+        Gpus(1, 1),
+        Gpus(1, 2),
+        Gpus(1, 4),
+        Gpus(2, 4),
+        Gpus(MACHINES, PER_MACHINE),
+    ]
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, sizes):
         case = cluster, network, "Caffe-MPI"
         whole_s, exposed_s = setting.sent_s(*case, gpus)
         share = exposed_s / whole_s if gpus.n > 1 else np.nan
-        alone_s, read_s = 1.5 * setting.backward_s(cluster, network), setting.reads_s(*case, Gpus())
+        alone_s, read_s = (
+            1.5 * setting.backward_s(cluster, network),
+            setting.reads_s(*case, Gpus()),
+        )
         times = BATCH[network] * setting.copy_s, alone_s, alone_s + exposed_s
-        shape: dict[str, Any] = {"machines": gpus.machines, "gpus_per_machine": gpus.per_machine}
+        shape: dict[str, Any] = {
+            "machines": gpus.machines,
+            "gpus_per_machine": gpus.per_machine,
+        }
         eq6 = speedup(partial(mul, read_s), *times, **shape)
-        rows.append((cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share))
+        rows.append(
+            (cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share)
+        )
     columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -294,9 +366,13 @@ def fig04_lab() -> pd.DataFrame:
     """
     lab = Lab.load(LAB)
     cases = [case for case in lab.cases(plain=True) if case.plan == "none"]
-    frame = pd.DataFrame(_lab_row(lab, case) for case in cases if case.network in LAB_NETWORKS)
+    frame = pd.DataFrame(
+        _lab_row(lab, case) for case in cases if case.network in LAB_NETWORKS
+    )
     keys = ["cluster", "network", "workers", "per_node", "link"]
-    return frame.sort_values(keys, ascending=[False, True, True, True, True], ignore_index=True)
+    return frame.sort_values(
+        keys, ascending=[False, True, True, True, True], ignore_index=True
+    )
 
 
 def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
@@ -305,8 +381,15 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     measured = case.workers * runs["compute_s"] / runs["iteration_s"]
     workload, cost = lab.workload(case), lab.calibration.of_case(case).cost
     per_node, delay_s = ranks_per_node(case.link), read_link(case.link).delay_s
-    gpus, times = Gpus.of(case.workers, per_node), IterationTimes.of_workload(workload, cost)
-    model = case.workers * workload.compute_s / period_s(times, STRATEGIES["Caffe-MPI"], gpus)
+    gpus, times = (
+        Gpus.of(case.workers, per_node),
+        IterationTimes.of_workload(workload, cost),
+    )
+    model = (
+        case.workers
+        * workload.compute_s
+        / period_s(times, STRATEGIES["Caffe-MPI"], gpus)
+    )
     spans = lab.spans[lab.spans["case"] == case.key]
     sent = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
     network = LAB_NETWORKS[case.network]
@@ -325,7 +408,9 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "error": model / measured.mean() - 1,
         "start_s": float(cost(np.ones(1))[0]),
         "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
-        "sent": float(((sent["end_s"] - sent["start_s"]) / cost(sent["bytes"])).median()),
+        "sent": float(
+            ((sent["end_s"] - sent["start_s"]) / cost(sent["bytes"])).median()
+        ),
     }
 
 
@@ -347,14 +432,19 @@ def draw(bars: pd.DataFrame) -> Figure:
     names, most = list(rows["framework"].unique()), rows["gpus"].max()
     over = "one GPU" if most == PER_MACHINE else f"one machine of {PER_MACHINE} GPUs"
     best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
-    spans = ", ".join(f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples())
+    spans = ", ".join(
+        f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples()
+    )
     said = f"Speedups of 4: {spans}; the paper's, {rows['paper'].max():g} at most"
     shape: dict[str, Any] = {"columns": 3, "rows": 2, "sharex": True, "sharey": True}
     with plots.sheet(said, height=4.3, **shape) as (figure, axes):
         panels = rows.groupby(["cluster", "network"], sort=False)
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
-            ranges = {f"{n} GPUs": tuple(of[end] for end in ends) for n, of in reversed([*sizes])}
+            ranges = {
+                f"{n} GPUs": tuple(of[end] for end in ends)
+                for n, of in reversed([*sizes])
+            }
             plots.intervals(ax, names, ranges, label=f"speedup over {over}")
             paper = panel.loc[panel["gpus"] == most, "paper"]
             plots.points(ax, paper, np.arange(len(names)) + 0.17, "paper", size=5)
@@ -365,17 +455,25 @@ def draw(bars: pd.DataFrame) -> Figure:
 
 def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     """Draw Fig 4 by model and measured; a line is the paper's mean error about the prediction."""
-    printed, off = (errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab)))
+    printed, off = (
+        errors.rename(SPELLED) for errors in (printed_errors(), lab_errors(lab))
+    )
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
     errors = (f"{errors.min():.1f} to {errors.max():.1f}%" for errors in (off, printed))
-    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(*errors)
+    said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(
+        *errors
+    )
     shape = {"columns": len(printed), "rows": 2, "height": 5.4}
     with plots.sheet(said, **shape) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
-            wide = upper[upper["network"] == network].pivot(index="gpus", columns="cluster")
+            wide = upper[upper["network"] == network].pivot(
+                index="gpus", columns="cluster"
+            )
             wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
-            drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
+            drawn, low, high = (
+                100 * wide[end].div(wide.index, axis=0) for end in MODEL
+            )
             by_gpus, linear = (
                 {"xlabel": "GPUs", "log": "x", "legend": ""},
                 "speedup over linear [%]",
@@ -384,9 +482,16 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
             above.set_xticks(wide.index, wide.index)
             above.set(title=f"{network}, model", ylim=(0, 112))
             rows = lower[lower["network"] == network]
-            wide = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
-            predicted, measured = (100 * wide[k] / wide["workers"] for k in ("model", "measured"))
-            measured, share = measured.mask(wide["limited"].astype(bool)), printed[network] / 100
+            wide = rows.pivot(index="case", columns="cluster").loc[
+                rows["case"].unique()
+            ]
+            predicted, measured = (
+                100 * wide[k] / wide["workers"] for k in ("model", "measured")
+            )
+            measured, share = (
+                measured.mask(wide["limited"].astype(bool)),
+                printed[network] / 100,
+            )
             ranges = {
                 role: (times * (1 - share), times * (1 + share), measured[role])
                 for role, times in predicted.items()

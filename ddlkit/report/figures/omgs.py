@@ -30,7 +30,15 @@ from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import OURS, computed
 from ddlkit.papers import audit, osf
-from ddlkit.papers.omgs import PARTS, PLANS, Setting, most_saved_s, planned, published_cost, scan
+from ddlkit.papers.omgs import (
+    PARTS,
+    PLANS,
+    Setting,
+    most_saved_s,
+    planned,
+    published_cost,
+    scan,
+)
 from ddlkit.report import accuracy, plots, source
 from ddlkit.report.claims import paper_table, prose
 from ddlkit.report.source import Source
@@ -42,8 +50,19 @@ NETWORKS = {"vgg16_cifar": "VGG-16", "resnet50": "ResNet-50"}
 NETWORKS |= {"inception_v4": "Inception-v4", "lstm_ptb": "LSTM-PTB"}
 DENSE = "dense, exact"
 PLAYED = (*PARTS, "update")
-KINDS = ("forward", "backward", "sparsify", "all_gather", "update")  # spans that look like PLAYED
-SHOWN = ("TopK", "MGS", "OMGS", "exact")  # in figure 4; LAGS-SGD takes several times as long
+KINDS = (
+    "forward",
+    "backward",
+    "sparsify",
+    "all_gather",
+    "update",
+)  # spans that look like PLAYED
+SHOWN = (
+    "TopK",
+    "MGS",
+    "OMGS",
+    "exact",
+)  # in figure 4; LAGS-SGD takes several times as long
 
 
 def fig01() -> dict[str, Timeline]:
@@ -53,7 +72,12 @@ def fig01() -> dict[str, Timeline]:
     cost = replace(published_cost(WORKERS, audit.DENSITY), selecting=audit.SELECTION)
     slope = float(osf.update_s(1.0, WORKERS, 5e8))
     dense = AlphaBeta(cost.gather.startup_s(), slope, workers=WORKERS)
-    specs = {"TopK-SGD": "single", "LAGS-SGD": "none", "OMGS-SGD": "omgs", "merged best": "exact"}
+    specs = {
+        "TopK-SGD": "single",
+        "LAGS-SGD": "none",
+        "OMGS-SGD": "omgs",
+        "merged best": "exact",
+    }
     lines = {"P-SGD": Iteration(workload, none(workload), dense).timeline()}
     for name, spec in specs.items():
         lines[name] = sparse_timeline(workload, make_plan(spec, workload, cost), cost)
@@ -76,7 +100,9 @@ def cost_of(network: str) -> SparseGather:
 @cache
 def scanned(network: str) -> pd.DataFrame:
     """Return every setting of a network under both rules (`scan`)."""
-    return pd.DataFrame(scan(network, printed().loc[network, "topk_s"], cost_of(network)))
+    return pd.DataFrame(
+        scan(network, printed().loc[network, "topk_s"], cost_of(network))
+    )
 
 
 def compatible(network: str) -> pd.DataFrame:
@@ -85,7 +111,11 @@ def compatible(network: str) -> pd.DataFrame:
     agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in TIMES)
     far = sum(np.log(frame[name] / stated[name]).abs() for name in TIMES)
     most = agree == agree.max()
-    return frame[most].assign(agree=agree[most], far=far[most]).sort_values("far", kind="stable")
+    return (
+        frame[most]
+        .assign(agree=agree[most], far=far[most])
+        .sort_values("far", kind="stable")
+    )
 
 
 def savings() -> pd.DataFrame:
@@ -112,22 +142,32 @@ def modelled() -> pd.DataFrame:
     for network, stated in printed().iterrows():
         chosen, cost = setting(str(network)), cost_of(str(network))
         for algorithm in ("TopK", "LAGS", "MGS", "OMGS", "OMGS code", "exact"):
-            parts = planned(chosen, {**PLANS, "OMGS code": "omgs:code"}[algorithm], cost)
+            parts = planned(
+                chosen, {**PLANS, "OMGS code": "omgs:code"}[algorithm], cost
+            )
             paper_s = stated.get(f"{algorithm.split()[0].lower()}_s", np.nan)
-            rows.append({"network": network, "algorithm": algorithm, **parts, "paper": paper_s})
+            rows.append(
+                {"network": network, "algorithm": algorithm, **parts, "paper": paper_s}
+            )
     frame = pd.DataFrame(rows).astype({"messages": int})
     return frame[["network", "algorithm", "messages", *PARTS, "iteration", "paper"]]
 
 
 def replayed(campaign: Source) -> pd.DataFrame:
     """Return every algorithm on every network at the longest start-up, in seconds of the paper's cluster."""
-    planning = campaign.table("collectives")  # of the first session, by which it was planned
+    planning = campaign.table(
+        "collectives"
+    )  # of the first session, by which it was planned
     costs = Calibration.of(planning[planning["session"] == 0], draws=0)
     groups = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
     frame = pd.concat([_of_lab(played, campaign, costs) for _, played in groups])
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
-    order = {name: place for place, name in enumerate([*NETWORKS.values(), *PLANS, DENSE])}
-    rows = frame.sort_values(["network", "algorithm"], key=lambda names: names.map(order))
+    order = {
+        name: place for place, name in enumerate([*NETWORKS.values(), *PLANS, DENSE])
+    }
+    rows = frame.sort_values(
+        ["network", "algorithm"], key=lambda names: names.map(order)
+    )
     columns = ["network", "algorithm", "messages", *PLAYED, "iteration"]
     columns += ["predicted", "repeatability", "processor_limited"]
     return rows[columns].reset_index(drop=True)
@@ -143,11 +183,15 @@ def _of_lab(played: pd.DataFrame, campaign: Source, costs: Calibration) -> pd.Da
     gather, times = costs.of_case(case).cost, selections[case.selection_sha256]
     assert isinstance(gather, SparseGather)
     cost = replace(
-        gather, density=case.density, selecting=lambda n, rho: case.dilation * times(n, rho)
+        gather,
+        density=case.density,
+        selecting=lambda n, rho: case.dilation * times(n, rho),
     )
     backward_s = float(workload.backward_s.sum())
     cases = map(Case.from_row, played.to_dict("records"))
-    computed_s = [computed(each, workloads, selections).backward_s.sum() for each in cases]
+    computed_s = [
+        computed(each, workloads, selections).backward_s.sum() for each in cases
+    ]
     seconds = {
         "forward": workload.forward_s,
         "backward": backward_s,
@@ -178,7 +222,10 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
 
     best: exact merging over TopK; fastest: of three; resolved: how much repeats differ, at most (relative)
     """
-    wide, three = frame.pivot(index="network", columns="algorithm"), ["TopK", "MGS", "OMGS"]
+    wide, three = (
+        frame.pivot(index="network", columns="algorithm"),
+        ["TopK", "MGS", "OMGS"],
+    )
     took = wide["iteration"]
     columns = {
         "s1": took["TopK"] / took["OMGS"],
@@ -220,25 +267,37 @@ def fig04(frame: pd.DataFrame) -> pd.DataFrame:
     exposed |= dict.fromkeys(("ResNet-50", "Inception-v4"), stated["fig04-deep"])
     table = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
     table["less_exposed"] = networks.map(exposed)
-    rows = pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
-    return both.join(rows.set_index("algorithm", append=True), on=["where", "network", "algorithm"])
+    rows = (
+        pd.DataFrame(ratios).join(table.add_suffix("_paper")).assign(algorithm="OMGS")
+    )
+    return both.join(
+        rows.set_index("algorithm", append=True), on=["where", "network", "algorithm"]
+    )
 
 
 def draw_fig04(frame: pd.DataFrame) -> Figure:
     """Draw omgs Fig 4 of `fig04`: parts of iterations, by model and replayed, beside what is printed."""
-    places = pd.MultiIndex.from_product([SHOWN, ("model", "lab")], names=["algorithm", "where"])
+    places = pd.MultiIndex.from_product(
+        [SHOWN, ("model", "lab")], names=["algorithm", "where"]
+    )
     ours = frame[frame["where"] == "lab"]
     off = 100 * (ours["s1"] - ours["s1_paper"]).abs()
     said = f"OMGS-SGD's gain over TopK: replays are {off.min():.0f} to {off.max():.0f} points off the paper"
     with plots.sheet(said, columns=2, rows=2, height=6.0) as (figure, axes):
-        for ax, (network, own) in zip(axes.flat, frame.groupby("network", sort=False), strict=True):
+        for ax, (network, own) in zip(
+            axes.flat, frame.groupby("network", sort=False), strict=True
+        ):
             rows = own.set_index(places.names).reindex(places)
             parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
             how: dict[str, Any] = {"label": "iteration [s]", "legend": ""}
-            plots.bars(ax, parts, stacked=True, pairs="left: model, right: replayed", **how)
+            plots.bars(
+                ax, parts, stacked=True, pairs="left: model, right: replayed", **how
+            )
             paper_s = rows["paper"].to_numpy()[::2]
             plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
-            gain, stated = (rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper"))
+            gain, stated = (
+                rows.loc[("OMGS", "lab"), name] - 1 for name in ("s1", "s1_paper")
+            )
             ax.set_title(f"{network}: gain {gain:.0%}, printed {stated:.0%}")
     return figure
 
@@ -259,15 +318,24 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()
-        trained = pd.concat([machine.table("sparse_convergence") for machine in machines])
+        trained = pd.concat(
+            [machine.table("sparse_convergence") for machine in machines]
+        )
     longest = trained.groupby("network")["epochs"].transform("max")
-    rows = trained[(trained["epochs"] == longest) & (trained["measured_on"] == "held_out")]
-    rows = rows.assign(method=rows["method"].str.split("+")).explode("method", ignore_index=True)
+    rows = trained[
+        (trained["epochs"] == longest) & (trained["measured_on"] == "held_out")
+    ]
+    rows = rows.assign(method=rows["method"].str.split("+")).explode(
+        "method", ignore_index=True
+    )
     rows = rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
     if rows.empty:
         raise UserError("no sparsified training: run ddlkit measure convergence")
     constant, text = rows["schedule"] == "constant", rows["network"] == TEXT
-    names, steps = rows["method"].map(TITLES), rows["epoch"] * (rows["images"] // rows["batch"])
+    names, steps = (
+        rows["method"].map(TITLES),
+        rows["epoch"] * (rows["images"] // rows["batch"]),
+    )
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),
@@ -285,15 +353,23 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     frame = pd.DataFrame(columns)
     schedules = sorted({*frame["method"]} - {*TITLES.values()})
     order = [*LEARNED.values(), *TITLES.values(), *schedules].index
-    frame["places"] = [*zip(frame["network"].map(order), frame["method"].map(order), strict=True)]
+    frame["places"] = [
+        *zip(frame["network"].map(order), frame["method"].map(order), strict=True)
+    ]
     frame = frame.sort_values(["places", "machine", "seed", "epoch"], ignore_index=True)
     return frame.drop(columns="places")
 
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:
     """Return of `fig03` the networks of which every method has SEEDS seeds, and those methods alone."""
-    kept = frame[frame.groupby(["network", "method"])["seed"].transform("nunique") >= SEEDS]
-    constant = kept[kept["method"].isin(TITLES.values())].groupby("network")["method"].nunique()
+    kept = frame[
+        frame.groupby(["network", "method"])["seed"].transform("nunique") >= SEEDS
+    ]
+    constant = (
+        kept[kept["method"].isin(TITLES.values())]
+        .groupby("network")["method"]
+        .nunique()
+    )
     whole = constant[constant == len(TITLES)].index
     return kept[kept["network"].isin(whole)].reset_index(drop=True)
 
@@ -319,10 +395,19 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 def draw_fig03(frame: pd.DataFrame) -> Figure:
     """Draw omgs Fig 3 of what is `complete`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
-    how: dict[str, Any] = {"x": "epoch", "y": "value", "series": "method", "center": "mean"}
+    how: dict[str, Any] = {
+        "x": "epoch",
+        "y": "value",
+        "series": "method",
+        "center": "mean",
+    }
     with plots.sheet(columns=len(of_omgs), height=3.4, squeeze=False) as (figure, axes):
-        for ax, (network, rows) in zip(axes[0], frame.groupby("network", sort=False), strict=True):
-            shown = rows[rows["epoch"] >= 5 * (network == LEARNED[TEXT])]  # before, far above
+        for ax, (network, rows) in zip(
+            axes[0], frame.groupby("network", sort=False), strict=True
+        ):
+            shown = rows[
+                rows["epoch"] >= 5 * (network == LEARNED[TEXT])
+            ]  # before, far above
             plots.samples(ax, shown, percent=100, **how)
             ax.set_ylabel(str(rows["measure"].iloc[0]))
             ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")

@@ -35,7 +35,9 @@ FIG11_PLANNERS = (
 )
 RULES = ("adafusion:repaired", "mg_wfbp", "exact")
 CONSTANT, RIVAL = "buffer:100MB", "mg_wfbp"
-SLOW_RANK = 1.1  # of the unequal workers of the breakdown: one takes 10% longer to compute
+SLOW_RANK = (
+    1.1  # of the unequal workers of the breakdown: one takes 10% longer to compute
+)
 
 
 def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
@@ -51,14 +53,18 @@ def printed_at(frame: pd.DataFrame, number: float, **values: Any) -> pd.Series:
 def stated() -> tuple[Stated, ...]:
     """Return what osf states of its cluster: claims, by the quantities that osf_stated.csv here names."""
     claims, intervals = {claim.id: claim for claim in load_claims()}, []
-    for row in pd.read_csv(Path(__file__).with_name("osf_stated.csv"), comment="#").itertuples():
+    for row in pd.read_csv(
+        Path(__file__).with_name("osf_stated.csv"), comment="#"
+    ).itertuples():
         low, high = (row.offset + row.unit * end for end in claims[row.claim].accepted)
         intervals.append(Stated(row.statement, low, high))
     return tuple(intervals)
 
 
 @lru_cache(maxsize=4)
-def setting_search(of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)) -> SettingSearch:
+def setting_search(
+    of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)
+) -> SettingSearch:
     """Return all settings of the default grid against ``stated()``, by a reading of Figs 4a and 8."""
     grid = cluster.Grid()
     return settle(stated(), grid, cluster.quantities(grid, of_fig4, of_fig8))
@@ -86,7 +92,9 @@ def over(
 ) -> pd.DataFrame:
     """Return a figure at the best compatible setting, its ``values`` with ``_low`` and ``_high`` over all."""
     settings = [each for each in compatible() if unit in ("", each.unit)]
-    by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[list(values)]
+    by_row = pd.concat(map(figure, settings)).groupby(list(keys), sort=False)[
+        list(values)
+    ]
     low, high = by_row.min().add_suffix("_low"), by_row.max().add_suffix("_high")
     return figure(settings[0]).join(low, on=list(keys)).join(high, on=list(keys))
 
@@ -98,7 +106,9 @@ def _tidy(
     value: str = "model",
 ) -> pd.DataFrame:
     """Return a row for each of the cases and each number that ``of`` a case has a ``name``."""
-    numbers = {(*case, k): v for case in product(*cases.values()) for k, v in of(*case).items()}
+    numbers = {
+        (*case, k): v for case in product(*cases.values()) for k, v in of(*case).items()
+    }
     rows = pd.Series(numbers, dtype=float).rename_axis([*cases, name])
     return rows.reset_index(name=value)
 
@@ -114,18 +124,28 @@ def formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
     times = workload.forward_s, workload.backward_s[::-1].tolist(), sent_s
     alone_s = workload.compute_s - workload.update_s
     printed, repaired = (
-        workload.compute_s / (alone_s / osf.osf(*times, first=first) + workload.update_s)
+        workload.compute_s
+        / (alone_s / osf.osf(*times, first=first) + workload.update_s)
         for first in (1, 0)
     )
-    return {"CSF": csf_of(workload, cost), "OSF printed": printed, "OSF repaired": repaired}
+    return {
+        "CSF": csf_of(workload, cost),
+        "OSF printed": printed,
+        "OSF repaired": repaired,
+    }
 
 
 def fig01(setting: PaperSetting) -> dict[str, Timeline]:
     """Return replaced VGG-16 by layer: all communication after computation (CSF), and overlapped (OSF)."""
     workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
-    plans = {"after computation (CSF)": single(workload), "overlapped (OSF)": none(workload)}
+    plans = {
+        "after computation (CSF)": single(workload),
+        "overlapped (OSF)": none(workload),
+    }
     cost = setting.cost()
-    return {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    return {
+        name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()
+    }
 
 
 def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
@@ -133,9 +153,15 @@ def fig02() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     workload = Workload.from_arrays(2e-3, (2e-3, 2e-3, 9e-3, 5e-3), [4 * MB] * 4)
     slope = float(osf.update_s(1.0, WORKERS, cluster.NETWORK_BYTES_PER_S))
     cost = AlphaBeta(4e-3, slope, workers=WORKERS, algorithm="ring")
-    specs = {"one by one": "none", "fused in pairs": "cuts:2", "only the first pair": "cuts:2,3"}
+    specs = {
+        "one by one": "none",
+        "fused in pairs": "cuts:2",
+        "only the first pair": "cuts:2,3",
+    }
     plans = {name: make_plan(spec, workload, cost) for name, spec in specs.items()}
-    drawn = {name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()}
+    drawn = {
+        name: Iteration(workload, plan, cost).timeline() for name, plan in plans.items()
+    }
     return workload, cost, drawn
 
 
@@ -173,7 +199,9 @@ def fig04(setting: PaperSetting) -> pd.DataFrame:
 
 def fig06(setting: PaperSetting) -> pd.DataFrame:
     """Return the number of all-reduces and the factor against the buffer at 32 workers (0: no fusion)."""
-    return _tidy(partial(_fused, setting), {"network": TWO, "buffer_bytes": (0, *BUFFERS)})
+    return _tidy(
+        partial(_fused, setting), {"network": TWO, "buffer_bytes": (0, *BUFFERS)}
+    )
 
 
 def _with_buffer(setting: PaperSetting, network: str, capacity: int) -> Any:
@@ -184,10 +212,16 @@ def _with_buffer(setting: PaperSetting, network: str, capacity: int) -> Any:
 
 def _fused(setting: PaperSetting, network: str, capacity: int) -> dict[str, float]:
     """Return the number of messages, and the scaling factor, with a fusion buffer (0: without)."""
-    (workload, plan, waited_s), cost = _with_buffer(setting, network, capacity), setting.cost()
+    (workload, plan, waited_s), cost = (
+        _with_buffer(setting, network, capacity),
+        setting.cost(),
+    )
     link = np.array([cost.alpha_s]), cost.beta_s_per_byte
     taken_s = cluster.fused_iteration_s(workload, plan, waited_s, *link)[0]
-    return {"all-reduces": float(len(plan.ends)), "SF": setting.compute_s(network) / taken_s}
+    return {
+        "all-reduces": float(len(plan.ends)),
+        "SF": setting.compute_s(network) / taken_s,
+    }
 
 
 def fig08(setting: PaperSetting) -> pd.DataFrame:
@@ -203,8 +237,13 @@ def fig08(setting: PaperSetting) -> pd.DataFrame:
         }
 
     frame = _tidy(factors, {"network": ("VGG16", REPLACED), "workers": WORKER_COUNTS})
-    printed = {"VGG16": claimed("osf-fig08-before"), REPLACED: claimed("osf-fig08-after")}
-    return frame.assign(paper=frame["network"].map(printed).where(frame["workers"] == WORKERS))
+    printed = {
+        "VGG16": claimed("osf-fig08-before"),
+        REPLACED: claimed("osf-fig08-after"),
+    }
+    return frame.assign(
+        paper=frame["network"].map(printed).where(frame["workers"] == WORKERS)
+    )
 
 
 def fig11(setting: PaperSetting) -> pd.DataFrame:
@@ -213,7 +252,9 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
     for network in FIVE:
         workload = setting.workload(network)
         plans = {name: make_plan(name, workload, cost) for name in FIG11_PLANNERS}
-        factors = {name: predict(workload, p, cost).scaling_factor for name, p in plans.items()}
+        factors = {
+            name: predict(workload, p, cost).scaling_factor for name, p in plans.items()
+        }
         messages = {name: len(plan.ends) for name, plan in plans.items()}
         table = pd.DataFrame({"messages": messages, "model": factors})
         saved = (messages[CONSTANT] - 1) * cost.alpha_s / workload.compute_s
@@ -225,31 +266,56 @@ def fig11(setting: PaperSetting) -> pd.DataFrame:
 
 def gains(setting: PaperSetting) -> pd.DataFrame:
     """Return figure 11's gain of each of RULES over the constant buffer and over MG-WFBP."""
-    wide = fig11(setting).pivot(index="network", columns="planner", values="model").loc[list(FIVE)]
-    pairs = [(rule, other) for rule in RULES for other in (CONSTANT, RIVAL) if rule != other]
+    wide = (
+        fig11(setting)
+        .pivot(index="network", columns="planner", values="model")
+        .loc[list(FIVE)]
+    )
+    pairs = [
+        (rule, other) for rule in RULES for other in (CONSTANT, RIVAL) if rule != other
+    ]
     ratios = {(rule, other): wide[rule] / wide[other] - 1 for rule, other in pairs}
-    return pd.concat(ratios, names=["planner", "over", "network"]).rename("gain").reset_index()
+    return (
+        pd.concat(ratios, names=["planner", "over", "network"])
+        .rename("gain")
+        .reset_index()
+    )
 
 
 def fig05(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
     """Return communication time by phase against workers without fusion, all equal and one slower."""
     case = {"network": TWO, "workers": WORKER_COUNTS[1:], "slowest": (1.0, slow_rank)}
-    frame = _shares(lambda network, workers, slow: _phases(setting, network, slow, workers), case)
-    place = {"network": "ResNet101", "workers": WORKERS, "slowest": 1.0, "phase": "ALLREDUCE"}
-    return frame.assign(paper=printed_at(frame, claimed("osf-fig05-allreduce") / 100, **place))
+    frame = _shares(
+        lambda network, workers, slow: _phases(setting, network, slow, workers), case
+    )
+    place = {
+        "network": "ResNet101",
+        "workers": WORKERS,
+        "slowest": 1.0,
+        "phase": "ALLREDUCE",
+    }
+    return frame.assign(
+        paper=printed_at(frame, claimed("osf-fig05-allreduce") / 100, **place)
+    )
 
 
 def fig07(setting: PaperSetting) -> pd.DataFrame:
     """Return communication time by phase against the buffer at 32 workers, all equal and one slower."""
     sizes = (0, *cluster.BUFFERS)
     case = {"network": TWO, "buffer_bytes": sizes, "slowest": (1.0, SLOW_RANK)}
-    return _shares(lambda name, size, slow: _phases(setting, name, slow, WORKERS, size), case)
+    return _shares(
+        lambda name, size, slow: _phases(setting, name, slow, WORKERS, size), case
+    )
 
 
-def _shares(of: Callable[..., dict[str, float]], case: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
+def _shares(
+    of: Callable[..., dict[str, float]], case: Mapping[str, Sequence[Any]]
+) -> pd.DataFrame:
     """Return seconds of each phase in each case, and as ``model`` its share of all communication."""
     frame = _tidy(of, case, "phase", "seconds")
-    return frame.assign(model=frame["seconds"] / frame.groupby([*case])["seconds"].transform("sum"))
+    return frame.assign(
+        model=frame["seconds"] / frame.groupby([*case])["seconds"].transform("sum")
+    )
 
 
 def _phases(

@@ -37,16 +37,23 @@ def logs() -> dict[str, Log]:
         found[f"ABCI {ranks} {device}"] = Log(group, cost)
     for name, part in clusters.dense_tables().items():
         machine, _, shape = name.rpartition("-")
-        rows = pd.concat([part.calibrate, part.test]).groupby("bytes")["median_s"].first()
+        rows = (
+            pd.concat([part.calibrate, part.test]).groupby("bytes")["median_s"].first()
+        )
         group = Group(machine[:4].upper(), *map(int, shape.split("x")))
         found[f"Vidur {name}"] = Log(group, Table(rows.index, rows))
     lab = source.recordings("collectives")["cpu-2x-amd-epyc"].table("collectives")
     rows = lab.query("link == 'lab:1gbit' and collective == 'all_reduce'")
     times_s = rows.groupby("bytes")["seconds"].median()
-    return {**found, "lab, 4 ranks": Log(Group("A100", 4), Table(times_s.index, times_s))}
+    return {
+        **found,
+        "lab, 4 ranks": Log(Group("A100", 4), Table(times_s.index, times_s)),
+    }
 
 
-def models(log: Log, seen: ArrayLike = SEEN) -> dict[str, Callable[[ArrayLike], Floats]]:
+def models(
+    log: Log, seen: ArrayLike = SEEN
+) -> dict[str, Callable[[ArrayLike], Floats]]:
     """Return bytes -> seconds of an all-reduce by four models; seen : (s,) sizes in a profile of the log."""
     sizes = np.unique(seen)
     return {

@@ -26,9 +26,17 @@ from ddlkit.report.source import Source, open_sharing
 
 Tables = Mapping[str, pd.DataFrame]  # by KINDS
 KINDS = ("controls", "control", "messages", "kernels", "iterations", "spans")
-DEFAULTS = ("t2-free-normal", DEFAULT)  # of gloo, two threads; of the paper's NCCL, two blocks
-LARGE_BYTES = 25_000_000  # figure 2's message, which is sent in parts: every thread has some
-OURS = ("resnet18", "resnet18_64")  # of figures 4 to 6, on a GPU; on a processor, small pictures
+DEFAULTS = (
+    "t2-free-normal",
+    DEFAULT,
+)  # of gloo, two threads; of the paper's NCCL, two blocks
+LARGE_BYTES = (
+    25_000_000  # figure 2's message, which is sent in parts: every thread has some
+)
+OURS = (
+    "resnet18",
+    "resnet18_64",
+)  # of figures 4 to 6, on a GPU; on a processor, small pictures
 SIMULATED = "V100S, simulated"
 ENDS = ["lower", "upper"]
 CELL = ["network", "batch", "plan", "link"]
@@ -47,7 +55,9 @@ def recorded(data: str = "") -> Tables:
     for kind in KINDS:
         name = kind if kind == "controls" else f"sharing_{kind}"
         if place and place.has(name):
-            tables[kind] = place.rounds(name) if kind == "iterations" else place.table(name)
+            tables[kind] = (
+                place.rounds(name) if kind == "iterations" else place.table(name)
+            )
     for kind, rows in one_gpu(data).items():
         tables[kind] = pd.concat([tables[kind], rows]) if kind in tables else rows
     return tables
@@ -66,7 +76,9 @@ def default_of(rows: pd.DataFrame) -> str:
 def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.DataFrame:
     """Return rows, a round and configuration each, with ``ratio``: value over the round's default's."""
     keys = [*keys, "repeat"]
-    each = rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
+    each = (
+        rows.groupby([*keys, "configuration"], sort=False)[value].mean().reset_index()
+    )
     default = each[each["configuration"] == default_of(rows)].set_index(keys)[value]
     ratios = each.join(default.rename("default"), on=keys)
     return ratios.assign(ratio=ratios[value] / ratios["default"]).dropna(subset="ratio")
@@ -84,13 +96,18 @@ def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
 def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
     """Return training's ``gain`` over the default of the same round, and its ends, in per cent."""
     each = over_default(iterations, "iteration_s", CELL)
-    gains = summed(each.assign(gain=1 / each["ratio"] - 1), [*CELL, "configuration"], "gain")
+    gains = summed(
+        each.assign(gain=1 / each["ratio"] - 1), [*CELL, "configuration"], "gain"
+    )
     return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
     """Return iterations or gains under DDP's own plan, of one computing thread a rank."""
-    return rows[(rows["plan"] == "ddp") & ~rows["configuration"].str.contains("-omp", regex=False)]
+    return rows[
+        (rows["plan"] == "ddp")
+        & ~rows["configuration"].str.contains("-omp", regex=False)
+    ]
 
 
 def one_group(rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,8 +137,12 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         parts = names.str.extract(r"(?P<row>\d+)x(?P<column>\d+)").astype(int)
     ends = {end: rows.get(end, np.nan) for end in ENDS}
     order, place = names.map(least_first), pd.factorize(rows[index])[0] if index else 0
-    table = parts.assign(panel=panel, value=rows[value], **ends, place=place, order=order)
-    table = table.dropna(subset="value").sort_values(["place", "order"], ignore_index=True)
+    table = parts.assign(
+        panel=panel, value=rows[value], **ends, place=place, order=order
+    )
+    table = table.dropna(subset="value").sort_values(
+        ["place", "order"], ignore_index=True
+    )
     return table[["panel", "row", "column", "value", *ENDS, "order"]]
 
 
@@ -135,9 +156,14 @@ def figure1(tables: Tables) -> pd.DataFrame:
     columns = ["level", "control", "outcome", "reason"]
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=columns)
-    table, rows = tables["controls"][columns], tables["control"].query("outcome == 'applied'")
+    table, rows = (
+        tables["controls"][columns],
+        tables["control"].query("outcome == 'applied'"),
+    )
     words = {
-        word: "; ".join(sorted(set(rows[seen].astype(str).agg(" ".join, axis=1)) - {"0"}))
+        word: "; ".join(
+            sorted(set(rows[seen].astype(str).agg(" ".join, axis=1)) - {"0"})
+        )
         for word, seen in SEEN.items()
     }
     control = table["control"].str.extract(f"({'|'.join(SEEN)})", expand=False)
@@ -166,7 +192,9 @@ def figure2(tables: Tables) -> pd.DataFrame:
     for link, rows in _links(tables, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
         if default_of(rows):
-            ratios = summed(over_default(rows, "seconds", []), ["configuration"], "ratio")
+            ratios = summed(
+                over_default(rows, "seconds", []), ["configuration"], "ratio"
+            )
             maps.append(cells(link, ratios, "ratio"))
     return pd.concat(maps, ignore_index=True)
 
@@ -174,13 +202,18 @@ def figure2(tables: Tables) -> pd.DataFrame:
 def figure3(tables: Tables) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return `cells` of kernels' time beside messages over that alone: as they are kept, and as drawn."""
     rows = _paper("fig03").replace("_", " ", regex=True)
-    paper = [cells(str(name), of, "slowdown") for name, of in rows.groupby("kernel", sort=False)]
+    paper = [
+        cells(str(name), of, "slowdown")
+        for name, of in rows.groupby("kernel", sort=False)
+    ]
     ours = []
     for link, each in _links(tables, "kernels"):
         each = each.assign(ratio=each["kernel_beside_s"] / each["kernel_alone_s"])
         ratios = summed(each, ["kernel", "configuration"], "ratio")
         ours.append(cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
-    drawn = pd.concat([cells("paper", rows, "slowdown", "kernel"), *ours], ignore_index=True)
+    drawn = pd.concat(
+        [cells("paper", rows, "slowdown", "kernel"), *ours], ignore_index=True
+    )
     return pd.concat([*paper, *ours], ignore_index=True), drawn
 
 
@@ -201,7 +234,11 @@ def _of(rows: pd.DataFrame, cell: pd.Series) -> pd.DataFrame:
 
 def _of_resnet(iterations: pd.DataFrame) -> pd.DataFrame:
     gains = throughputs(plain(iterations[iterations["network"].isin(OURS)]))
-    return gains[gains["batch"] == gains["batch"].value_counts().idxmax()] if len(gains) else gains
+    return (
+        gains[gains["batch"] == gains["batch"].value_counts().idxmax()]
+        if len(gains)
+        else gains
+    )
 
 
 def figure8(tables: Tables) -> pd.DataFrame:
@@ -209,7 +246,9 @@ def figure8(tables: Tables) -> pd.DataFrame:
     maps = [cells("paper", _gains(), "gain", "case")]
     for link, rows in _links(tables, "iterations"):
         gains = _named(throughputs(plain(rows)))
-        shares = gains.groupby("configuration")["case"].nunique() / gains["case"].nunique()
+        shares = (
+            gains.groupby("configuration")["case"].nunique() / gains["case"].nunique()
+        )
         if gains["network"].nunique() > 1:
             often = gains[gains["configuration"].map(shares) >= 0.5]
             maps.append(cells(link, often.sort_values("case"), "gain", "case"))
@@ -231,7 +270,9 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
         best = gains.loc[gains["gain"].idxmax(), "configuration"]
         ways = default_of(gains), best, min(gains["configuration"], key=least_first)
         first = _of(tables["spans"], gains.iloc[0])
-        first = first.drop_duplicates(["configuration", "task", "rank"])  # of several sessions
+        first = first.drop_duplicates(
+            ["configuration", "task", "rank"]
+        )  # of several sessions
         spans = {
             name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
             for name, each in first.groupby("configuration")
@@ -244,13 +285,19 @@ def figure5(tables: Tables) -> list[dict[str, Timeline]]:
 
 def spans(groups: Sequence[Mapping[str, Timeline]]) -> pd.DataFrame:
     """Return what figure 5 is drawn of: every link's timelines, and what the text prints."""
-    each = [line.to_frame().assign(case=name) for lines in groups for name, line in lines.items()]
+    each = [
+        line.to_frame().assign(case=name)
+        for lines in groups
+        for name, line in lines.items()
+    ]
     return pd.concat([*each, sharing_model.printed_parts()])
 
 
 def figure6(tables: Tables) -> dict[str, pd.DataFrame]:
     """Return parts of an iteration of ResNet-18 by batch, default and best: simulated, and measured."""
-    bars = {SIMULATED: sharing_model.with_best({str(n): (RESNET[0], n) for n in BATCHES})}
+    bars = {
+        SIMULATED: sharing_model.with_best({str(n): (RESNET[0], n) for n in BATCHES})
+    }
     for link, rows in _links(tables, "iterations"):
         bars |= parts(link, rows[rows["network"].isin(OURS)], "batch")
     return bars
@@ -263,7 +310,9 @@ def figure7(tables: Tables) -> dict[str, pd.DataFrame]:
     for link, rows in _links(tables, "iterations"):
         batches = tables["iterations"].groupby("network")["batch"].unique()
         middle = batches.map(lambda every: sorted(every)[len(every) // 2])
-        bars |= parts(link, rows[rows["batch"] == rows["network"].map(middle)], "network")
+        bars |= parts(
+            link, rows[rows["batch"] == rows["network"].map(middle)], "network"
+        )
     return bars
 
 
@@ -281,36 +330,54 @@ def parts(link: str, iterations: pd.DataFrame, by: str) -> dict[str, pd.DataFram
         cell = cell[count == len({default, chosen})]
         alone_s = cell["iteration_s"] - cell["communication_s"]
         columns = alone_s, cell["overlap_s"], cell["exposed_communication_s"]
-        means = pd.concat(columns, axis=1, keys=PARTS).groupby(cell["configuration"]).mean()
+        means = (
+            pd.concat(columns, axis=1, keys=PARTS).groupby(cell["configuration"]).mean()
+        )
         if len(means):
             label = f"{row[by]}, best: {'default' if chosen == default else chosen}"
-            bars.append(means.loc[[default, chosen]].set_axis([f"{row[by]}, default", label]))
+            bars.append(
+                means.loc[[default, chosen]].set_axis([f"{row[by]}, default", label])
+            )
     return {f"here, {link}": pd.concat(bars)} if len(bars) > 2 else {}
 
 
-def with_saved(bars: Mapping[str, pd.DataFrame], saved_ms: pd.DataFrame) -> pd.DataFrame:
+def with_saved(
+    bars: Mapping[str, pd.DataFrame], saved_ms: pd.DataFrame
+) -> pd.DataFrame:
     """Return what figure 6 is drawn of: bars, in the paper's best ones what they save, a row of its text."""
     table = pd.concat(bars, names=["where", "case"]).reset_index()
-    best = {f"{batch}, {sharing_model.best('ResNet-18', batch)}": batch for batch in BATCHES}
+    best = {
+        f"{batch}, {sharing_model.best('ResNet-18', batch)}": batch for batch in BATCHES
+    }
     batches = table["case"].map(best).where(table["where"] == SIMULATED)
     columns = saved_ms.add_prefix("saved ").add_suffix(" [ms]")
     both = pd.concat([table, columns.reindex(batches).reset_index(drop=True)], axis=1)
     rest = saved_ms[~saved_ms.index.isin(BATCHES)]["printed"]
     more = {"where": "paper", "case": [f"{batch}, best" for batch in rest.index]}
-    return pd.concat([both, pd.DataFrame(more | {"saved printed [ms]": rest})], ignore_index=True)
+    return pd.concat(
+        [both, pd.DataFrame(more | {"saved printed [ms]": rest})], ignore_index=True
+    )
 
 
-def with_printed(bars: Mapping[str, pd.DataFrame], printed: pd.DataFrame) -> pd.DataFrame:
+def with_printed(
+    bars: Mapping[str, pd.DataFrame], printed: pd.DataFrame
+) -> pd.DataFrame:
     """Return what figure 7 is drawn of: bars, with the times that the text prints of the paper's."""
     table = pd.concat(bars, names=["where", "case"]).reset_index()
     cases = printed["network"] + ", " + printed["configuration"]
-    wide = printed.assign(case=cases).pivot(index="case", columns="quantity", values="paper")
+    wide = printed.assign(case=cases).pivot(
+        index="case", columns="quantity", values="paper"
+    )
     wide = wide.add_prefix("printed ").add_suffix(" [ms]")
     of_paper = table["case"].where(table["where"] == SIMULATED)
     return pd.concat([table, wide.reindex(of_paper).reset_index(drop=True)], axis=1)
 
 
-PAPER = {"V100S": "V100S, by the model", SIMULATED: "V100S, by the model", "relu": "ReLU"}
+PAPER = {
+    "V100S": "V100S, by the model",
+    SIMULATED: "V100S, by the model",
+    "relu": "ReLU",
+}
 PAPER |= {"paper": "Paper, two V100S", "paper, 25 MB": "Paper, 25 MB"}
 PAPER |= {f"paper, fig {n}": f"Paper, figure {n}" for n in (4, 8)}
 _LINK = re.compile(r"(?:lab|emulated):(\d+)([mg])bit(?:-delay(\d+)ms)?")
@@ -337,7 +404,9 @@ def largest(table: pd.DataFrame) -> str:
     """Return the largest ratio of each panel of `cells`, in parentheses where its interval holds 1."""
     rows = table.loc[table.groupby("panel", sort=False)["value"].idxmax()]
     unsure = (rows["lower"] < 1) & (rows["upper"] > 1)
-    return ", ".join(map(str.format, np.where(unsure, "({:.2f})", "{:.2f}"), rows["value"]))
+    return ", ".join(
+        map(str.format, np.where(unsure, "({:.2f})", "{:.2f}"), rows["value"])
+    )
 
 
 def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
@@ -347,11 +416,19 @@ def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
         says = shown(name)
         if between:
             low, high = (rows[end].fillna(rows["value"]) for end in ENDS)
-            says += f"{between}{sum(low > 0)} of {len(rows)} better, {sum(high < 0)} worse"
+            says += (
+                f"{between}{sum(low > 0)} of {len(rows)} better, {sum(high < 0)} worse"
+            )
         rows = rows.assign(row=rows["row"].map(shown), column=rows["column"].map(shown))
         order = rows["row"].unique(), rows.sort_values("order")["column"].unique()
-        axes = ("blocks", "threads") if isinstance(order[0][0], int | np.integer) else ("", "")
-        wide = rows.pivot(index="row", columns="column", values=["value", *ENDS]).astype(float)
+        axes = (
+            ("blocks", "threads")
+            if isinstance(order[0][0], int | np.integer)
+            else ("", "")
+        )
+        wide = rows.pivot(
+            index="row", columns="column", values=["value", *ENDS]
+        ).astype(float)
         wide = wide.rename_axis(index=axes[0], columns=["", axes[1]])
         drawn[says] = Panel(*(wide[end].loc[order] for end in ("value", *ENDS)))
     return drawn
@@ -361,11 +438,17 @@ def pairs(bars: Mapping[str, pd.DataFrame]) -> dict[str, tuple[pd.DataFrame, str
     """Return for `plots.paired_bars` by heading, which counts wins, the bars and which of a pair is which."""
     drawn = {}
     for name, table in bars.items():
-        cases = [label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]]
-        names = [f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases]
+        cases = [
+            label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]
+        ]
+        names = [
+            f"{shown(case).partition(', ')[0]} {shown(way)}" for case, way in cases
+        ]
         default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
         won = f"best wins {sum(best_s < default_s)}/{sum(best_s != default_s)}"
-        renamed = table.set_axis(np.repeat(names, 2)).rename(columns={PARTS[0]: "compute only"})
+        renamed = table.set_axis(np.repeat(names, 2)).rename(
+            columns={PARTS[0]: "compute only"}
+        )
         whose = "the paper's best" if name == SIMULATED else "best of other rounds"
         drawn[f"{shown(name)}: {won}"] = renamed, f"left: default; right: {whose}"
     return drawn
@@ -393,7 +476,9 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return a ``sharing`` table's single precision of at most two ranks as iterations, a round a sample."""
-    rows = sharing.query("precision == 'fp32' and ranks <= 2 and quantity == 'iteration'")
+    rows = sharing.query(
+        "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
+    )
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
     last = rows["policy"].str.partition("_")[2]
     name = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
@@ -401,7 +486,9 @@ def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
         plan="ddp",
         link=[_at("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
         configuration=name.where(last == "", name + "+" + last),
-        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(lower=0),
+        overlap_s=(rows["communication_s"] - rows["exposed_communication_s"]).clip(
+            lower=0
+        ),
     )
 
 
@@ -413,7 +500,9 @@ def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     rows = rows.join(alone_s.rename("kernel_alone_s"), on=by)
     way = rows["communication"].str.extract(COPY_WAY, expand=False)
     who = rows["communication"].str.replace(COPY_WAY, "", regex=True).map(WHO)
-    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"]).dropna(subset="who")
+    rows = rows.assign(who=who, way=way, kernel_beside_s=rows["seconds"]).dropna(
+        subset="who"
+    )
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
     links = [*map(_at, rows["who"], rows["bytes_per_s_asked"])]
     return rows.assign(configuration=rows["way"].fillna(shape), link=links)

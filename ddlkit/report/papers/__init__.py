@@ -27,7 +27,11 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 RESULT = ("evidence", "spans", "low", "high", "grade", "interval", "judge")
-NOTHING = dict.fromkeys(RESULT, "") | {"evidence": Evidence.NONE, "low": math.nan, "high": math.nan}
+NOTHING = dict.fromkeys(RESULT, "") | {
+    "evidence": Evidence.NONE,
+    "low": math.nan,
+    "high": math.nan,
+}
 
 
 def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
@@ -47,7 +51,10 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
         rows.append({**asdict(claim), **cells})
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
     return table.sort_values(
-        "evidence", key=lambda names: names.map([*Evidence].index), kind="stable", ignore_index=True
+        "evidence",
+        key=lambda names: names.map([*Evidence].index),
+        kind="stable",
+        ignore_index=True,
     )
 
 
@@ -56,7 +63,9 @@ def _cells(claim: Claim) -> dict[str, Any]:
     """Return a claim's RESULT, outcome, note and notebook. Raises whatever its check does."""
     if claim.id not in claims.CHECKS:
         if claim.id not in claims.waiting().index:
-            raise UserError("it has no check: write one, or why not into the paper's open.csv")
+            raise UserError(
+                "it has no check: write one, or why not into the paper's open.csv"
+            )
         notebook, why = claims.waiting().loc[claim.id, ["notebook", "why"]]
         return NOTHING | {"notebook": notebook, "note": why, "outcome": Outcome.OPEN}
     result = claims.CHECKS[claim.id]()
@@ -72,14 +81,20 @@ def _settled(claim: Claim, result: Result) -> Verdict:
     verdict = claim.verdict(result)
     if flips.empty:
         return verdict
-    axes = ", ".join(f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples())
-    return Verdict(Outcome.UNDECIDED, f"{verdict.outcome} on the grid, but {axes}: {verdict.note}")
+    axes = ", ".join(
+        f"{row.halved} with half the step of {row.axis}" for row in flips.itertuples()
+    )
+    return Verdict(
+        Outcome.UNDECIDED, f"{verdict.outcome} on the grid, but {axes}: {verdict.note}"
+    )
 
 
 def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return how many claims had each outcome, by evidence; row and column "all" are sums."""
     table = pd.crosstab(verdicts["evidence"], verdicts["outcome"])
-    table = table.reindex(index=[*map(str, Evidence)], columns=[*map(str, Outcome)], fill_value=0)
+    table = table.reindex(
+        index=[*map(str, Evidence)], columns=[*map(str, Outcome)], fill_value=0
+    )
     table.loc["all"] = table.sum()
     return table.assign(all=table.sum(axis=1))
 
@@ -89,8 +104,12 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
     table, numbers = counts(verdicts), {}
     for evidence in [*Evidence][:-1]:
         firm = evidence in claims.FIRM
-        for outcome in ("reproduced", "differs") if firm else ("compatible", "contradicted"):
-            numbers[f"{evidence.name.lower()}_{outcome}"] = int(table.loc[str(evidence), outcome])
+        for outcome in (
+            ("reproduced", "differs") if firm else ("compatible", "contradicted")
+        ):
+            numbers[f"{evidence.name.lower()}_{outcome}"] = int(
+                table.loc[str(evidence), outcome]
+            )
     ends = {name: int(table.loc["all", name]) for name in ("undecided", "open")}
     return {**numbers, **ends, "claims": len(verdicts)}
 
@@ -114,7 +133,9 @@ def computed(row: pd.Series) -> str:
         return f"at least {low}" if low else f"at most {high}"
     least, most = np.transpose(row["spans"])
     few = 1 < len(least) <= claims.FEW and (least == most).all() and not row["interval"]
-    first = [format_quantity(value, "1") for value in (least[:-1] if few else least[:1])]
+    first = [
+        format_quantity(value, "1") for value in (least[:-1] if few else least[:1])
+    ]
     return f"{', '.join(first)} {'or' if few else 'to'} {high}"
 
 
@@ -122,5 +143,7 @@ def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
     """Return the verdicts as cells for readers: ``printed`` and ``computed`` with their units."""
     sign = verdicts["relation"].map({"<=": "≤ ", ">=": "≥ ", "=": ""})
     printed = [*map(format_quantity, verdicts["value"], verdicts["unit"])]
-    table = verdicts.assign(printed=sign + printed, computed=verdicts.apply(computed, axis=1))
+    table = verdicts.assign(
+        printed=sign + printed, computed=verdicts.apply(computed, axis=1)
+    )
     return table.to_dict("records")

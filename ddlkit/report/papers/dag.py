@@ -13,7 +13,16 @@ from ddlkit.papers import dag, networks, osf
 from ddlkit.papers.dag import cluster
 from ddlkit.papers.dag.cluster import CLUSTERS, LIKE_RESNET
 from ddlkit.report import claims
-from ddlkit.report.claims import CHECKS, Outcome, Result, at_least, check, counted, measured, own
+from ddlkit.report.claims import (
+    CHECKS,
+    Outcome,
+    Result,
+    at_least,
+    check,
+    counted,
+    measured,
+    own,
+)
 from ddlkit.report.figures import dag as figures
 
 OPERATIONS = {"K80": 2 * 2496, "V100": 2 * 640 * 64}
@@ -31,7 +40,9 @@ def table4() -> pd.DataFrame:
     frame = claims.paper_table("dag", "tab04")
     names = frame["network"]
     known = claims.recomputed(frame, parameters_millions=map(_millions, names))
-    return known.assign(gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names])
+    return known.assign(
+        gflop_computed=[2 * networks.multiply_adds(name) / 1e9 for name in names]
+    )
 
 
 def table6() -> pd.DataFrame:
@@ -41,8 +52,12 @@ def table6() -> pd.DataFrame:
     """
     frame = claims.paper_table("dag", "tab06")
     layers = iter(networks.layers("AlexNet"))
-    of_rows = [next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]]
-    flops = pd.Series([2.0 * cluster.BATCH["AlexNet"] * layer.multiply_adds for layer in of_rows])
+    of_rows = [
+        next(layers) if size else networks.Layer((), 0) for size in frame["size_bytes"]
+    ]
+    flops = pd.Series(
+        [2.0 * cluster.BATCH["AlexNet"] * layer.multiply_adds for layer in of_rows]
+    )
     size = frame["size_bytes"].where(flops > 0)
     sizes = [4 * sum(layer.tensors) for layer in of_rows]
     return claims.recomputed(frame, size_bytes=sizes).assign(
@@ -62,8 +77,12 @@ def _peak(gpu: str, boost_hz: float) -> Result:
 @check("dag-k80-backward", "K80")
 @check("dag-v100-backward", "V100")
 def _least_backward(gpu: str) -> Result:
-    first, *others = (2 * each.multiply_adds for each in networks.layers("resnet50_published"))
-    flops = cluster.BATCH["ResNet-50"] * (first + 2 * sum(others))  # without the images' gradient
+    first, *others = (
+        2 * each.multiply_adds for each in networks.layers("resnet50_published")
+    )
+    flops = cluster.BATCH["ResNet-50"] * (
+        first + 2 * sum(others)
+    )  # without the images' gradient
     least_s = flops / (OPERATIONS[gpu] * CLOCK_HZ[gpu])
     printed = f"printed are {CLUSTERS[gpu].backward_s / least_s:.2g} times that"
     note = f"forward's {(first + sum(others)) / 1e9:.2f} GFLOP (stride in the 1x1) twice, none for images"
@@ -76,16 +95,32 @@ def _least_backward(gpu: str) -> Result:
 def _wire_time() -> Result:
     sent = 4e6 * _millions("ResNet50"), cluster.MACHINES, K80.network_bytes_per_s
     least_s = float(osf.update_s(*sent))
-    return at_least(least_s, "four machines at wire speed; float32, precision is not stated")
+    return at_least(
+        least_s, "four machines at wire speed; float32, precision is not stated"
+    )
 
 
 def _link_use(millions: float) -> float:
-    return 100 * dag.communication_efficiency(4e6 * millions, V100.sent_s, V100.network_bytes_per_s)
+    return 100 * dag.communication_efficiency(
+        4e6 * millions, V100.sent_s, V100.network_bytes_per_s
+    )
 
 
-@check("dag-tab4-resnet50", "ResNet50", "23.5 M without its dense layer, which rounds to 24")
-@check("dag-tab4-googlenet", "GoogLeNet", "13.4 M with training's heads: print fits their MB")
-@check("dag-tab4-alexnet", "AlexNet", "grouped, as Table VI's sizes; torchvision's has 61.1 M")
+@check(
+    "dag-tab4-resnet50",
+    "ResNet50",
+    "23.5 M without its dense layer, which rounds to 24",
+)
+@check(
+    "dag-tab4-googlenet",
+    "GoogLeNet",
+    "13.4 M with training's heads: print fits their MB",
+)
+@check(
+    "dag-tab4-alexnet",
+    "AlexNet",
+    "grouped, as Table VI's sizes; torchvision's has 61.1 M",
+)
 def _parameters(network: str, note: str) -> Result:
     return counted(_millions(network), f"of the published architecture; {note}")
 
@@ -101,13 +136,26 @@ CHECKS |= {
         f"the network's own parameters give {V100.sent_s * _link_use(_millions('ResNet50')) / 9.6:.4f} s",
     ),
     "dag-fig01-tasks": lambda: counted(
-        sum(dag.iteration_tasks(layers=3, gpus=4).values()), "of one iteration, kind by kind"
+        sum(dag.iteration_tasks(layers=3, gpus=4).values()),
+        "of one iteration, kind by kind",
     ),
 }
 for _claim, _ratio, _how in (
-    ("v100-speed", LIKE_RESNET, "0.243 s over 0.0625 s, ResNet-50's: no other backward is of both"),
-    ("storage", K80.storage_bytes_per_s / V100.storage_bytes_per_s, "1.1 GB/s over 367.30 MB/s"),
-    ("nvlink", V100.connection_bytes_per_s / K80.connection_bytes_per_s, "95 GB/s over 15 GB/s"),
+    (
+        "v100-speed",
+        LIKE_RESNET,
+        "0.243 s over 0.0625 s, ResNet-50's: no other backward is of both",
+    ),
+    (
+        "storage",
+        K80.storage_bytes_per_s / V100.storage_bytes_per_s,
+        "1.1 GB/s over 367.30 MB/s",
+    ),
+    (
+        "nvlink",
+        V100.connection_bytes_per_s / K80.connection_bytes_per_s,
+        "95 GB/s over 15 GB/s",
+    ),
     ("k80-hidden", K80.sent_s / K80.backward_s, "0.23 s over 0.243 s"),
     ("v100-exposed", V100.sent_s / V100.backward_s, "0.0797 s over 0.0625 s"),
 ):
@@ -116,7 +164,9 @@ for _claim, _ratio, _how in (
 
 def _spans(cases: pd.DataFrame) -> str:
     """Return between what all columns lie, by the first level of their names."""
-    parts = [(name, part.to_numpy()) for name, part in cases.T.groupby(level=0, sort=False)]
+    parts = [
+        (name, part.to_numpy()) for name, part in cases.T.groupby(level=0, sort=False)
+    ]
     return "in settings that meet the most, case by case: " + ", ".join(
         f"{name} {part.min():.4g} to {part.max():.4g}" for name, part in parts
     )
@@ -134,7 +184,9 @@ def _one_by_one() -> dict[str, pd.DataFrame]:
     waits = pd.DataFrame(cluster.slower(figures.compatible(), "sending"))
     k80, v100 = (bars[3, name] for name in CLUSTERS)
     places = product(cluster.NETWORKS, CLUSTERS)
-    ranks = {(name, of): cluster.rank(bars[3, of, name], "Caffe-MPI") for name, of in places}
+    ranks = {
+        (name, of): cluster.rank(bars[3, of, name], "Caffe-MPI") for name, of in places
+    }
     return {
         "dag-fig02-k80-over-v100": _of_each(bars[2, "K80"] / bars[2, "V100"], "min"),
         "dag-fig03-k80-over-v100": _of_each(k80 / v100, "min"),
@@ -157,7 +209,9 @@ def _by_model(statement: str, claim: str) -> Result:
         every = float(((low <= cases) & (cases <= high)).all(axis=1).mean())
         if outcome is Outcome.COMPATIBLE and every < 0.5:
             outcome = Outcome.UNDECIDED
-        return claims.Verdict(outcome, f"{note}; of each in {every:.0%} of the {len(cases)}")
+        return claims.Verdict(
+            outcome, f"{note}; of each in {every:.0%} of the {len(cases)}"
+        )
 
     in_general = "dag-fig03-k80-over-v100"  # as the paper says there: of the mean alone
     return mean if claim == in_general else replace(mean, judge=judge)
@@ -179,9 +233,15 @@ def _hiding_pays() -> Result:
     return measured(seconds["after"] / seconds["during"], note, "measured")
 
 
-@check("dag-fig04-alexnet-most", "AlexNet", (0.56, 0.92), 2, "0.74% of 2, 0.9% at worst")
-@check("dag-fig04-googlenet-most", "GoogleNet", (2.11, 6.7), 6, "4.0% of 6, 8.5% at worst")
-@check("dag-fig04-resnet50-most", "ResNet-50", (2.72, 8.5), 9, "5.1% of 9, 13.6% at worst")
+@check(
+    "dag-fig04-alexnet-most", "AlexNet", (0.56, 0.92), 2, "0.74% of 2, 0.9% at worst"
+)
+@check(
+    "dag-fig04-googlenet-most", "GoogleNet", (2.11, 6.7), 6, "4.0% of 6, 8.5% at worst"
+)
+@check(
+    "dag-fig04-resnet50-most", "ResNet-50", (2.72, 8.5), 9, "5.1% of 9, 13.6% at worst"
+)
 def _lab_error(network: str, before: tuple[float, float], n: int, what: str) -> Result:
     """Of what is recorded, and of a first recording (before commit 4243f239), its 95% interval and mean."""
     lab = figures.fig04_lab().query("network == @network")
@@ -197,4 +257,6 @@ def _lab_error(network: str, before: tuple[float, float], n: int, what: str) -> 
         f"interval {before[0]} to {before[1]}"
     )
     of_two = f"two 95% confidence intervals, n = {len(errors)} and {n}"
-    return replace(found, spans=np.vstack([found.spans, before]), note=note, interval=of_two)
+    return replace(
+        found, spans=np.vstack([found.spans, before]), note=note, interval=of_two
+    )

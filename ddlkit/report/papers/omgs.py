@@ -19,7 +19,16 @@ from ddlkit.core.workload import Floats
 from ddlkit.papers import audit, networks, omgs, osf, published_code
 from ddlkit.papers.omgs import LSTM, NETWORKS, PLANS, UNITS
 from ddlkit.report import accuracy, claims, source
-from ddlkit.report.claims import CHECKS, Result, at_least, check, counted, measured, modelled, own
+from ddlkit.report.claims import (
+    CHECKS,
+    Result,
+    at_least,
+    check,
+    counted,
+    measured,
+    modelled,
+    own,
+)
 from ddlkit.report.figures import omgs as figures
 
 THRESHOLD = 8192  # elements from which MGS-SGD sends (omgs V-D)
@@ -47,9 +56,13 @@ def table5() -> pd.DataFrame:
     """Return messages by algorithm, against those counted; omgs_lab: of Algorithm 1 in the lab."""
     table = claims.paper_table("omgs", "tab05")
     names = table["model"]
-    table["omgs_lab"] = figures.at_papers_startup()["messages"].reindex(names).to_numpy()
+    table["omgs_lab"] = (
+        figures.at_papers_startup()["messages"].reindex(names).to_numpy()
+    )
     merged = [_messages(name, THRESHOLD) for name in names]
-    return claims.recomputed(table, topk=[1] * len(names), lags=map(_messages, names), mgs=merged)
+    return claims.recomputed(
+        table, topk=[1] * len(names), lags=map(_messages, names), mgs=merged
+    )
 
 
 def table6() -> pd.DataFrame:
@@ -69,7 +82,9 @@ def table6() -> pd.DataFrame:
 @check("omgs-theorem1")
 def _theorem1() -> Result:
     three, rules = omgs.COUNTEREXAMPLE, (omgs.find_merged_layers, omgs.merge_by_theorem)
-    equal = np.array([float(omgs.merged_iteration_s(three, rule(three))) for rule in rules])
+    equal = np.array(
+        [float(omgs.merged_iteration_s(three, rule(three))) for rule in rules]
+    )
     equal /= omgs.merged_iteration_s(three, omgs.combinations(3)).min()
     audited = audit.random_audit(audit.sparse_draw, ("omgs", "omgs:theorem"), 100)
     gaps = audited.pivot(index="instance", columns="planner", values="gap")
@@ -85,14 +100,19 @@ def _theorem1() -> Result:
 @check("omgs-complexity")
 def _complexity() -> Result:
     """Loops of lines 2 and 3 over all layers; for each merged l of line 10 over 1 to l, of 12 over all."""
-    steps = [4 * n + sum(2 * layer + 2 * n for layer in range(2, n + 1)) for n in (256, 512)]
+    steps = [
+        4 * n + sum(2 * layer + 2 * n for layer in range(2, n + 1)) for n in (256, 512)
+    ]
     return counted(
-        math.log2(steps[1] / steps[0]), "from 256 to 512 layers, all merged, as repaired"
+        math.log2(steps[1] / steps[0]),
+        "from 256 to 512 layers, all merged, as repaired",
     )
 
 
 def _speedup(network: str, other: str) -> Result:
-    slow_s, fast_s = (float(figures.printed().loc[network, name]) for name in (other, "omgs_s"))
+    slow_s, fast_s = (
+        float(figures.printed().loc[network, name]) for name in (other, "omgs_s")
+    )
     note = f"{slow_s} s over {fast_s} s as printed, {slow_s / fast_s:.4f}; each was rounded"
     return own([speedup_range(slow_s, fast_s)], note)
 
@@ -101,7 +121,9 @@ def _speedup(network: str, other: str) -> Result:
 @check("omgs-deep-over-topk", DEEP, "topk_s", min)
 def _speedup_of(those: Iterable[str], other: str, of: Any) -> Result:
     each = {network: _speedup(network, other) for network in those}
-    note = ", ".join(f"{network} {ratio.spans.mean():.3g}" for network, ratio in each.items())
+    note = ", ".join(
+        f"{network} {ratio.spans.mean():.3g}" for network, ratio in each.items()
+    )
     return own(of(each.values(), key=lambda ratio: ratio.low).spans, note)
 
 
@@ -115,10 +137,14 @@ def _largest_gain(those: Iterable[str], other: str) -> Result:
 
 def _sent(network: str, threshold: int) -> Result:
     rule = f", accumulated to {threshold} elements as the authors' code does; the text does not say how"
-    return counted(_messages(network, threshold), f"parameter tensors{rule * (threshold > 0)}")
+    return counted(
+        _messages(network, threshold), f"parameter tensors{rule * (threshold > 0)}"
+    )
 
 
-for _id, _network in zip(("vgg16", "resnet50", "inception", "lstm"), NETWORKS, strict=True):
+for _id, _network in zip(
+    ("vgg16", "resnet50", "inception", "lstm"), NETWORKS, strict=True
+):
     check(f"omgs-tab5-lags-{_id}", _network, 0)(_sent)
     check(f"omgs-tab5-mgs-{_id}", _network, THRESHOLD)(_sent)
     check(f"omgs-tab6-s1-{_id}", _network, "topk_s")(_speedup)
@@ -128,7 +154,8 @@ RESNET_BYTES = 4 * sum(tensors(RESNET))
 CHECKS |= {
     "omgs-model-size": lambda: counted(RESNET_BYTES / MIB, "float32; MB are MiB"),
     "omgs-dense-communication": lambda: at_least(
-        float(osf.update_s(RESNET_BYTES, 16, 1e9 / 8)), "a ring at wire speed (osf Eq 7)"
+        float(osf.update_s(RESNET_BYTES, 16, 1e9 / 8)),
+        "a ring at wire speed (osf Eq 7)",
     ),
     "omgs-gamma": lambda: own(
         gamma := published_code("omgs")["gamma"],
@@ -138,14 +165,19 @@ CHECKS |= {
 
 
 def as_in_the_code(
-    backward_s: ArrayLike, elements: ArrayLike, gathers: int = 2, density: float = audit.DENSITY
+    backward_s: ArrayLike,
+    elements: ArrayLike,
+    gathers: int = 2,
+    density: float = audit.DENSITY,
 ) -> omgs.Instance:
     """Return a network's layers with the costs of the authors' published code, of 16 workers.
 
     A message carries density x d values and, in a second gather, as many indices of all workers.
     """
     code, workers = published_code("omgs"), 16
-    beta_s = gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * density
+    beta_s = (
+        gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * density
+    )
     times, sizes = np.asarray(backward_s, float), np.asarray(elements, float)
     return omgs.Instance(
         times, sizes, Log(code["gamma"]), gathers * code[f"alpha-{workers}"], beta_s
@@ -158,14 +190,20 @@ def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
     lab = [each for each in workloads if each.n == len(tensors(network))]
     layers = [(each.backward_s[::-1], each.parameters[::-1]) for each in lab]
     if network == RESNET:
-        profiles = [machine.profile("resnet50") for machine in source.recordings("layers").values()]
+        profiles = [
+            machine.profile("resnet50")
+            for machine in source.recordings("layers").values()
+        ]
         layers += [(each.backward_s, each.parameters) for each in profiles]
     return [(times / times.sum(), sizes.tolist()) for times, sizes in layers]
 
 
 def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, float]:
     """Return how long TopK-SGD selects and sends at the code's costs, in s; elements : of another LSTM."""
-    cost, size = figures.cost_of(network), ELEMENT_BYTES * (elements or sum(tensors(network)))
+    cost, size = (
+        figures.cost_of(network),
+        ELEMENT_BYTES * (elements or sum(tensors(network))),
+    )
     return float(cost.selection_s(size)), float(cost(size)) * gathers / 2
 
 
@@ -182,7 +220,9 @@ def unstated(network: str) -> Iterator[tuple[Any, ...]]:
     """Yield units of the LSTM, or 0, gathers, tensors, `topk_parts` and `left_s` where any time is left."""
     for units, gathers in product(UNITS if network == LSTM else (0,), (1, 2)):
         lstm = [n for layer in networks.ptb_lstm(units) for n in layer.tensors]
-        parts_s = topk_parts(network, gathers, sum(sizes := lstm if units else tensors(network)))
+        parts_s = topk_parts(
+            network, gathers, sum(sizes := lstm if units else tensors(network))
+        )
         if (left := left_s(network, *parts_s)).size:
             yield units, gathers, sizes, parts_s, left
 
@@ -192,7 +232,9 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
     rows, density = [], figures.printed().loc[network, "density"]
     for (shares, sizes), each in product(recorded_shares(network), unstated(network)):
         units, gathers, listed, _, left = each
-        elements = [dict(zip(tensors(network), listed, strict=True)).get(n, n) for n in sizes]
+        elements = [
+            dict(zip(tensors(network), listed, strict=True)).get(n, n) for n in sizes
+        ]
         whole_s = np.outer(BACKWARD, compute_s or left).flat
         for backward_s, by_code in product(whole_s, (False, True)):
             costs = as_in_the_code(backward_s * shares, elements, gathers, density)
@@ -204,7 +246,9 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
 
 def _listed(cases: pd.DataFrame) -> str:
     each = pd.crosstab(cases["how"], cases["messages"]).iterrows()
-    counts = ((how, ", ".join(f"{n} ({k})" for n, k in row.items() if k)) for how, row in each)
+    counts = (
+        (how, ", ".join(f"{n} ({k})" for n, k in row.items() if k)) for how, row in each
+    )
     return "; ".join(f"{how}: {listed}" for how, listed in counts)
 
 
@@ -230,7 +274,9 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
     """Return ends of what Table VI saves, less what selecting saves: none, to equal messages' (d log2 n)."""
     stated, gamma = figures.printed().loc[network], published_code("omgs")["gamma"]
     saved_s = stated["topk_s"] - stated["omgs_s"] + np.array([-2, 2]) * HALF_S
-    selecting_s = gamma * (elements or sum(tensors(network))) * math.log2(stated["messages"])
+    selecting_s = (
+        gamma * (elements or sum(tensors(network))) * math.log2(stated["messages"])
+    )
     return saved_s - [selecting_s, 0]
 
 
@@ -240,8 +286,12 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
     note = "what Table VI saves, less what selecting may, over TopK-SGD's sending by the code"
     spans = []
     for units, gathers, sizes, parts_s, _ in unstated(network):
-        spans += [np.sort(start + scale * less_exposed_s(network, sum(sizes)) / parts_s[1])]
-        how = f"{units:,} units, " * (units > 0) + ("one gather" if gathers == 1 else "both")
+        spans += [
+            np.sort(start + scale * less_exposed_s(network, sum(sizes)) / parts_s[1])
+        ]
+        how = f"{units:,} units, " * (units > 0) + (
+            "one gather" if gathers == 1 else "both"
+        )
         note += f"; {how} {spans[-1][0]:.3g} to {spans[-1][1]:.3g}"
     left = "; others, the code's 1,500 units and both gathers among them, leave no time to compute"
     return modelled(spans, note + left * (network == LSTM))
@@ -252,7 +302,9 @@ def _selection_share() -> Result:
     ends = defaultdict[str, list[float]](list)
     for network in NETWORKS:
         for units, *_, (selected_s, _), left in unstated(network):
-            ends[f"{network} of {units:,} units" if units else network] += [*(selected_s / left)]
+            ends[f"{network} of {units:,} units" if units else network] += [
+                *(selected_s / left)
+            ]
     each = ", ".join(f"{name} {min(x):.2f} to {max(x):.2f}" for name, x in ends.items())
     stated = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
     note = (
@@ -261,7 +313,9 @@ def _selection_share() -> Result:
     )
     others = max((ends[name] for name in list(NETWORKS)[:3]), key=max)
     of_lstm = [x for name, x in ends.items() if name.startswith(LSTM)]
-    return modelled([(max(min(x), min(others)), max(*x, *others)) for x in of_lstm], note)
+    return modelled(
+        [(max(min(x), min(others)), max(*x, *others)) for x in of_lstm], note
+    )
 
 
 @check("omgs-fig04-deep", True)
@@ -271,14 +325,21 @@ def _identity(shorter: bool) -> Result:
     stated, less_s = figures.printed().loc[RESNET], less_exposed_s(RESNET)
     ends, selected_s = np.array([-1, 1]), topk_parts(RESNET, 2)[0]
     printed_s = (stated[name] + HALF_S * ends for name in ("topk_s", "omgs_s"))
-    given_s = claims.claimed("omgs-computing") + 0.005 * ends, [0, np.ptp(less_s) - 4 * HALF_S]
+    given_s = (
+        claims.claimed("omgs-computing") + 0.005 * ends,
+        [0, np.ptp(less_s) - 4 * HALF_S],
+    )
     topk_s, omgs_s, compute_s, more_s = np.meshgrid(*printed_s, *given_s)
     exposed_s, saved_s = topk_s - selected_s - compute_s, topk_s - omgs_s - more_s
-    about = claims.claimed("omgs-fig04-deep") * (1 + 0.2 * ends[:, None, None, None, None])
+    about = claims.claimed("omgs-fig04-deep") * (
+        1 + 0.2 * ends[:, None, None, None, None]
+    )
     computed_s = topk_s - selected_s - saved_s * about / (about - 1)
     least, most = (f"{np.min(x):.3f} to {np.max(x):.3f} s" for x in (exposed_s, less_s))
     parts_s, whole_s = [topk_parts(RESNET, n) for n in (2, 1)], stated["topk_s"]
-    both, one = (f"{whole_s - sum(s):.2f} s of computing leave {s[1]:.3f} s" for s in parts_s)
+    both, one = (
+        f"{whole_s - sum(s):.2f} s of computing leave {s[1]:.3f} s" for s in parts_s
+    )
     note = (
         f"{RESNET}: exposed {least}, less by {most}; one identity with "
         f"omgs-{'computing' if shorter else 'fig04-deep, within 20%'}, by the code's gamma without Eq 10's "
@@ -301,10 +362,15 @@ def _best_of_all() -> Result:
     each = ", ".join(f"{n} of {of} in {link}" for link, n, of in ahead.itertuples())
     free = ratios[wide["processor_limited"].eq(False).all(axis=1)[ratios.index]]
     rows = source.open_labs("", source.SPARSE_TRAINING).table("sparse_training")
-    steps = rows.groupby(["network", "ranks", "plan", "repeat", "iteration"])["iteration_s"].mean()
+    steps = rows.groupby(["network", "ranks", "plan", "repeat", "iteration"])[
+        "iteration_s"
+    ].mean()
     step_s = steps.groupby(level=[0, 1, 2]).median().unstack()[took.columns]
     trained = step_s.drop(columns="omgs").min(axis=1) / step_s["omgs"]
-    by = (f"{at} {of.iloc[0]:.2f}, {of.iloc[1]:.2f}" for at, of in trained.groupby("network"))
+    by = (
+        f"{at} {of.iloc[0]:.2f}, {of.iloc[1]:.2f}"
+        for at, of in trained.groupby("network")
+    )
     note = (
         f"replayed by 16 ranks {ratios.min():.4g} to {ratios.max():.4g}, ahead by over 0.2% on {each}; "
         f"{free.size} comparisons that no processor limits have {free.min():.4g} to {free.max():.4g}; "
@@ -321,9 +387,14 @@ def _merged_selection() -> Result:
     if not tables:
         raise UserError("without its recording of selections")
     rows = pd.concat(tables).query("operation in ('topk_unsorted', 'topk_sorted')")
-    keys, sizes = ["machine", "operation", "distribution", "density"], [10**k for k in range(4, 9)]
+    keys, sizes = (
+        ["machine", "operation", "distribution", "density"],
+        [10**k for k in range(4, 9)],
+    )
     times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()
-    ratios = pd.DataFrame({n: times[n] / (3 * times[3 * n // 10] + times[n // 10]) for n in sizes})
+    ratios = pd.DataFrame(
+        {n: times[n] / (3 * times[3 * n // 10] + times[n // 10]) for n in sizes}
+    )
     below = ", ".join(f"{count} at {n:,}" for n, count in (ratios < 1).sum().items())
     note = (
         f"top-k of four layers, 10^4 to 10^8 elements, {len(ratios)} kinds of density, values, order: "
@@ -337,7 +408,11 @@ def _merged_message() -> Result:
     """The lab's shaper lets a sample's first bytes through, so there two samples must send as many in all."""
     rows = source.everywhere("collectives")
     lab, looped = (rows.query(f"link {sign} 'loopback'") for sign in ("!=", "=="))
-    alike, every, loopback = doubled(lab, as_many_bytes=True), doubled(lab), doubled(looped)
+    alike, every, loopback = (
+        doubled(lab, as_many_bytes=True),
+        doubled(lab),
+        doubled(looped),
+    )
     *_, links, _, sizes = alike.index.levels
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of {sizes.min() / MIB:.0f} "
@@ -351,7 +426,9 @@ def _merged_message() -> Result:
 def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
     """Return times of two all-gathers over that of one twice as long, by place, link, ranks, bytes."""
     ratios = {}
-    for at, times in rows[rows["collective"] == "all_gather"].groupby(["place", "link", "ranks"]):
+    for at, times in rows[rows["collective"] == "all_gather"].groupby(
+        ["place", "link", "ranks"]
+    ):
         by_size = times.groupby("bytes")[["seconds", "messages_per_sample"]].median()
         for n in filter(lambda size: 2 * size in by_size.index, by_size.index):
             single, double = by_size.loc[n], by_size.loc[2 * n]

@@ -15,7 +15,16 @@ from ddlkit.core.units import GB, MB, MIB, parse_bytes
 from ddlkit.papers import networks, osf
 from ddlkit.papers.osf import cluster
 from ddlkit.report import claims, source
-from ddlkit.report.claims import CHECKS, Result, at_most, check, counted, measured, modelled, own
+from ddlkit.report.claims import (
+    CHECKS,
+    Result,
+    at_most,
+    check,
+    counted,
+    measured,
+    modelled,
+    own,
+)
 from ddlkit.report.figures import osf_lab, osf_scaling
 from ddlkit.report.figures.osf_lab import Lab
 from ddlkit.store import network_named
@@ -45,7 +54,10 @@ def table2() -> pd.DataFrame:
 
 def table3() -> pd.DataFrame:
     """Return osf Tab 3: layers of VGG-16 that are replaced, and what replaces them."""
-    layers = (*networks.layers("VGG16")[-3:], *cluster.network_layers(cluster.REPLACED)[-2:])
+    layers = (
+        *networks.layers("VGG16")[-3:],
+        *cluster.network_layers(cluster.REPLACED)[-2:],
+    )
     sizes = [*(_mib(layer.tensors) for layer in layers), 0.0]
     return claims.recomputed(claims.paper_table("osf", "tab03"), size_mb=sizes)
 
@@ -94,7 +106,9 @@ def _by_model(quantity: str, scale: float = 1, offset: float = 0) -> Result:
 @check("osf-fig04a-csf", "ResNet-101: largest CSF error", 100)
 def _of_fig4(quantity: str, scale: float, offset: float = 0) -> Result:
     """By both readings of how many GPUs Fig 4 is of; start-ups are in proportion to N - 1."""
-    return _read({f"{n} GPUs": (n,) for n in (cluster.WORKERS, 16)}, quantity, scale, offset)
+    return _read(
+        {f"{n} GPUs": (n,) for n in (cluster.WORKERS, 16)}, quantity, scale, offset
+    )
 
 
 @check("osf-fig08-before", "VGG-16: scaling factor")
@@ -102,33 +116,55 @@ def _of_fig4(quantity: str, scale: float, offset: float = 0) -> Result:
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _of_fig8(quantity: str) -> Result:
     """By all readings of which networks Fig 8 has with a buffer."""
-    fused = {"neither": (0, 0), "the replaced": (0, 100 * MB), "both": (100 * MB, 100 * MB)}
-    return _read({f"{w} fused": (cluster.WORKERS, of) for w, of in fused.items()}, quantity)
+    fused = {
+        "neither": (0, 0),
+        "the replaced": (0, 100 * MB),
+        "both": (100 * MB, 100 * MB),
+    }
+    return _read(
+        {f"{w} fused": (cluster.WORKERS, of) for w, of in fused.items()}, quantity
+    )
 
 
 def _read(
     readings: Mapping[str, Any], quantity: str, scale: float = 1, offset: float = 0
 ) -> Result:
     """Judge by each of several readings, arguments of `osf_scaling.setting_search`: all must agree."""
-    searches = {name: osf_scaling.setting_search(*how) for name, how in readings.items()}
-    read = {n: claims.by_model(each, quantity, scale, offset) for n, each in searches.items()}
+    searches = {
+        name: osf_scaling.setting_search(*how) for name, how in readings.items()
+    }
+    read = {
+        n: claims.by_model(each, quantity, scale, offset)
+        for n, each in searches.items()
+    }
 
     def judge(low: float, high: float) -> claims.Verdict:
         by = {name: one.judge(low, high) for name, one in read.items() if one.judge}
-        note = "; ".join(f"{name}, {one.outcome}: {one.note}" for name, one in by.items())
+        note = "; ".join(
+            f"{name}, {one.outcome}: {one.note}" for name, one in by.items()
+        )
         outcomes = {one.outcome for one in by.values()}
         alike = len(outcomes) == 1
-        return claims.Verdict(outcomes.pop() if alike else claims.Outcome.UNDECIDED, note)
+        return claims.Verdict(
+            outcomes.pop() if alike else claims.Outcome.UNDECIDED, note
+        )
 
-    return replace(modelled(np.concatenate([one.spans for one in read.values()]), ""), judge=judge)
+    return replace(
+        modelled(np.concatenate([one.spans for one in read.values()]), ""), judge=judge
+    )
 
 
 def _replayed(network: str, buffer: str, fitted: str) -> str:
     """Return what a buffer gains over no fusion in two replays, which start-ups decide."""
-    places = {osf_lab.LAB: "negotiated", fitted: "where the link is set from a fit, not negotiated"}
+    places = {
+        osf_lab.LAB: "negotiated",
+        fitted: "where the link is set from a fit, not negotiated",
+    }
     gains = list[str]()
     for campaign, where in places.items():
-        factor = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)["measured"]
+        factor = osf_lab.fused(Lab.load(campaign)).set_index(osf_lab.BUFFERED)[
+            "measured"
+        ]
         gain = factor[network, parse_bytes(buffer)] / factor[network, 0] - 1
         gains.append(f"{100 * gain:+.2g}% {where}")
     each = f"replayed by 4 workers at 1 Gbit/s {', '.join(gains)}"
@@ -168,7 +204,9 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         each = (f"{name} {of.min():.3g} to {of.max():.3g}" for name, of in ends.items())
         outcomes = "contradicted", "undecided", "compatible"
         outcome = outcomes[int(shares.max() > 0) + int(shares.min() >= 0.5)]
-        note = "; ".join(map("{}, reached in {:.0%}, itself not counted".format, each, shares))
+        note = "; ".join(
+            map("{}, reached in {:.0%}, itself not counted".format, each, shares)
+        )
         return claims.Verdict(claims.Outcome(outcome), note)
 
     settings = claims.over_compatible(osf_scaling.setting_search())
@@ -182,7 +220,9 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
 def _fusion_gain(readings: Mapping[str, str], which: str) -> Result:
     """What the best of all plans can gain at most: adaFusion's is one of them."""
     table = 1 + _fusion_gains().set_index(["setting", "network"])
-    over = table[[f"over_{name}" for name in readings]].set_axis([*readings.values()], axis=1)
+    over = table[[f"over_{name}" for name in readings]].set_axis(
+        [*readings.values()], axis=1
+    )
     most, own = (
         100 * (each.groupby("setting").agg(which) - 1)
         for each in (over, over.div(table["over_adafusion:repaired"], axis=0))
@@ -195,7 +235,9 @@ def _fusion_gain(readings: Mapping[str, str], which: str) -> Result:
 @check("osf-fig11-best-buffer")
 def _best_buffer() -> Result:
     """Networks for which the constant buffer is best: against those that Fig 4 has, and against more."""
-    table = _fusion_gains().groupby("setting")[["constant_over_others", "constant_over_more"]]
+    table = _fusion_gains().groupby("setting")[
+        ["constant_over_others", "constant_over_more"]
+    ]
     more = ", ".join(f"{size // MB}" for size in sorted(cluster.MORE))
     names = ["no fusion and the buffers of Fig 4", f"{more} MB too"]
     best = table.agg(lambda gains: gains.ge(0).sum()).set_axis(names, axis=1)
@@ -208,26 +250,38 @@ OURS = [network_named(name) for name in cluster.FIVE]
 
 def _shares(phase: str) -> list[pd.Series]:
     """Return a phase's share, equal workers; of two at once ALLREDUCE counts, or NEGOTIATE: not stated."""
-    keys, wanted = ["workers", "buffer_bytes", "network"], f"slowest == 1 and phase == {phase!r}"
-    rows = (osf_lab.phases(Lab.load(), first=name) for name in ("ALLREDUCE", "NEGOTIATE"))
+    keys, wanted = (
+        ["workers", "buffer_bytes", "network"],
+        f"slowest == 1 and phase == {phase!r}",
+    )
+    rows = (
+        osf_lab.phases(Lab.load(), first=name) for name in ("ALLREDUCE", "NEGOTIATE")
+    )
     return [each.query(wanted).set_index(keys)["measured"] for each in rows]
 
 
 @check("osf-fig05-vgg16")
 def _busier_link() -> Result:
     wide, negotiating = (each.unstack("network") for each in _shares("ALLREDUCE"))
-    ratios, others = ((each["VGG16"] / each["ResNet101"]).dropna() for each in (wide, negotiating))
+    ratios, others = (
+        (each["VGG16"] / each["ResNet101"]).dropna() for each in (wide, negotiating)
+    )
     pairs = ratios.rename(osf_lab.buffer_name, level=1).items()
     each = ", ".join(f"{ratio:.5g} ({n}, {size})" for (n, size), ratio in pairs)
     full = f"both above {wide.loc[ratios.idxmin()].min() - 5e-5:.2%} in the least"
     note = f"all negotiated pairs (equal workers, buffer), ALLREDUCE first: {each}; {full}; NEGOTIATE first"
-    return measured([*ratios, *others], f"{note} {others.min():.3g} or more; {LAB}", "replayed", 4)
+    return measured(
+        [*ratios, *others], f"{note} {others.min():.3g} or more; {LAB}", "replayed", 4
+    )
 
 
 @check("osf-fig05-negotiate")
 def _negotiation() -> Result:
     exposed, whole = (100 * each for each in _shares("NEGOTIATE"))
-    each = (f"{name} {of.min():.2g} to {of.max():.3g}" for name, of in whole.groupby("network"))
+    each = (
+        f"{name} {of.min():.2g} to {of.max():.3g}"
+        for name, of in whole.groupby("network")
+    )
     note = f"ALLREDUCE first, at most {exposed.max():.3g}; NEGOTIATE first, {', '.join(each)}; 2 to 8 equal"
     note += f" workers, VGG-16 up to 4, buffers from none to 1 GB, {LAB}"
     return measured([*exposed, *whole], note, "replayed", n=len(exposed))
@@ -235,17 +289,30 @@ def _negotiation() -> Result:
 
 @check("osf-fig06-falls")
 def _too_long_a_wait() -> Result:
-    runs = Lab.load().runs.query("network == 'resnet101'").eval("factor = compute_s / iteration_s")
+    runs = (
+        Lab.load()
+        .runs.query("network == 'resnet101'")
+        .eval("factor = compute_s / iteration_s")
+    )
     wide = runs.pivot_table("factor", "straggler", "plan")
     ratios = [*(wide["buffer:100MB"] / wide["buffer:1GB"]).dropna()]
-    costly = osf_lab.fused(Lab.load(source.REGIMES)).set_index(osf_lab.BUFFERED)["measured"]
+    costly = osf_lab.fused(Lab.load(source.REGIMES)).set_index(osf_lab.BUFFERED)[
+        "measured"
+    ]
     ratios.append(costly["ResNet101", 100 * MB] / costly["ResNet101", GB])
     note = "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched 2.6 times)"
     return measured(ratios, f"{note}; {LAB.replace(', VGG-16 2.7', '')}", "replayed")
 
 
 EPYC = "cpu-2x-amd-epyc"
-CAMPAIGNS = "campaign", osf_lab.LAB, source.REGIMES, source.REGIMES_VGG, "campaign-dag", EPYC
+CAMPAIGNS = (
+    "campaign",
+    osf_lab.LAB,
+    source.REGIMES,
+    source.REGIMES_VGG,
+    "campaign-dag",
+    EPYC,
+)
 
 
 @check("osf-fig03-osf-most", "100 * osf", False)
@@ -254,10 +321,18 @@ CAMPAIGNS = "campaign", osf_lab.LAB, source.REGIMES, source.REGIMES_VGG, "campai
 def _error_in_lab(what: str, least: bool) -> Result:
     """Errors in % by Eq 7, without sign, or how much smaller osf's is; least or most is the worst of them."""
     lines = osf_lab.EQ7, *osf_lab.OTHER_LINES
-    every = [osf_lab.unfused(CAMPAIGNS, line).query("network in @OURS") for line in lines]
-    errors = [each[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1) for each in every]
+    every = [
+        osf_lab.unfused(CAMPAIGNS, line).query("network in @OURS") for line in lines
+    ]
+    errors = [
+        each[["OSF printed", "CSF"]].abs().set_axis(["osf", "csf"], axis=1)
+        for each in every
+    ]
     ranked, *others = (each.eval(what).sort_values(ascending=least) for each in errors)
-    worst, then = every[0].loc[ranked.index[0]], ", ".join(f"{each:.3g}" for each in ranked[1:5])
+    worst, then = (
+        every[0].loc[ranked.index[0]],
+        ", ".join(f"{each:.3g}" for each in ranked[1:5]),
+    )
     case = f"{worst['network']}, {worst['workers']} x {worst['link']}, then {then}%"
     by = ", ".join(f"{each.iloc[0]:.3g}" for each in others)
     note = (
@@ -270,10 +345,14 @@ def _error_in_lab(what: str, least: bool) -> Result:
 @check("osf-eq4-backward")
 def _backward_over_forward() -> Result:
     alone = source.everywhere("layers").query("ranks == 1")
-    sums = alone.groupby(["network", "place", "precision"])[["forward_s", "backward_s"]].sum()
+    sums = alone.groupby(["network", "place", "precision"])[
+        ["forward_s", "backward_s"]
+    ].sum()
     ratios = sums["backward_s"] / sums["forward_s"]
     of_table = ratios[ratios.index.isin(OURS, level=0)].groupby("network")
-    each = ", ".join(f"{name} {of.min():.3g} to {of.max():.3g}" for name, of in of_table)
+    each = ", ".join(
+        f"{name} {of.min():.3g} to {of.max():.3g}" for name, of in of_table
+    )
     ends = f"{ratios.idxmin()[0]} the least, {ratios.idxmax()[0]} the most; of Table 2 {each}"
     note = f"{ends}; one rank on CPUs, two machines, fp32 and bf16; in operations 2 (sharing-backward-flop)"
     return measured(ratios, note, "recorded")
@@ -289,10 +368,19 @@ def _trained(what: str, places: Mapping[str, str]) -> Result:
     rows = source.everywhere("convergence").query("measured_on in @places")
     last = rows[rows["epoch"] == rows["epochs"].max()].replace({"measured_on": places})
     wide = last.pivot(index=["measured_on", "seed"], columns="network", values=what)
-    wide.columns = ["original with dropout", "without", "replaced"]  # in the order of their names
+    wide.columns = [
+        "original with dropout",
+        "without",
+        "replaced",
+    ]  # in the order of their names
     ratios = pd.concat([wide["replaced"] / wide[name] for name in wide.columns[:2]])
-    groups = wide.agg(lambda of: of.map("{:.3g}".format)).groupby(level=0).agg(" and ".join)
-    each = (", ".join(f"{name} {of}" for name, of in row.items()) for _, row in groups.iterrows())
+    groups = (
+        wide.agg(lambda of: of.map("{:.3g}".format)).groupby(level=0).agg(" and ".join)
+    )
+    each = (
+        ", ".join(f"{name} {of}" for name, of in row.items())
+        for _, row in groups.iterrows()
+    )
     listed = "; ".join(map("{}: {}".format, groups.index, each))
     note = f"after {last['epoch'].max()} epochs, by seed, {listed}"
     return measured(ratios, note, "recorded", n=last["seed"].nunique())
@@ -310,7 +398,10 @@ def _linear_over_piecewise(which: str) -> Result:
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
     ratios = medians[LINES].div(medians[BENT], axis=0)
     apart = (rows.groupby("link")["apart"].agg(name) for name in ("median", "max"))
-    listed = (f"{link} {', '.join(f'{x:.2g}' for x in row)}" for link, *row in ratios.itertuples())
+    listed = (
+        f"{link} {', '.join(f'{x:.2g}' for x in row)}"
+        for link, *row in ratios.itertuples()
+    )
     each = "; ".join(map("{} (runs {:.1%} apart, up to {:.1%})".format, listed, *apart))
     note = f"medians; n links, lines by both ends, medians, relative error, least squares: {each}"
     return measured(ratios.stack(), note, "recorded", n=len(ratios))

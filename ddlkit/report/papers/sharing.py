@@ -42,7 +42,10 @@ def table1() -> pd.DataFrame:
     """
     rows, channels, *sides = SHAPE
     elements, pixels, kernel, outputs = math.prod(SHAPE), math.prod(sides), 7 * 7, 64
-    convolved, weights = elements / 4, outputs * channels * kernel  # stride 2 in both directions
+    convolved, weights = (
+        elements / 4,
+        outputs * channels * kernel,
+    )  # stride 2 in both directions
     summed = rows * channels * outputs
     work = {  # multiply-adds, and elements read or written
         "Average Pooling": (math.nan, elements),
@@ -86,14 +89,23 @@ def _backward_flop() -> Result:
 def _slower_kernels() -> Result:
     beside = {}
     for machine, each in source.recordings("contention").items():
-        rows = compare.slowdowns(each.table("contention")).query("communication == 'gloo'")
+        rows = compare.slowdowns(each.table("contention")).query(
+            "communication == 'gloo'"
+        )
         beside[machine] = rows["slowdown"]
     for place in sorted(store.RECORDED.glob("*/sharing*")):
         if (grid := source.Source((place,))).has("sharing_kernels"):
-            rows = grid.table("sharing_kernels").eval("ratio = kernel_beside_s / kernel_alone_s")
-            medians = rows.groupby(["kernel", "link", "configuration"])["ratio"].median()
+            rows = grid.table("sharing_kernels").eval(
+                "ratio = kernel_beside_s / kernel_alone_s"
+            )
+            medians = rows.groupby(["kernel", "link", "configuration"])[
+                "ratio"
+            ].median()
             beside[f"{place.parent.name}, {place.name}"] = medians
-    ends = (f"{x.min():.2f} to {x.max():.2f} ({at}; n = {len(x)})" for at, x in beside.items())
+    ends = (
+        f"{x.min():.2f} to {x.max():.2f} ({at}; n = {len(x)})"
+        for at, x in beside.items()
+    )
     note = f"Fig 3, by 1x64 up to {slowdowns(1, 64).max():.2f}; processor cores beside a real all-reduce: "
     return own(slowdowns(2, 256), note + ", ".join(ends))
 
@@ -108,7 +120,9 @@ def _relative_time(configuration: str) -> Floats:
 @check("sharing-fig02-2x128", "2x128")
 def _allreduce_speedup(configuration: str) -> Result:
     ends = _relative_time(configuration)
-    wording = f"{1 - ends.mean():.0%} are the time saved: an error of wording (erratum 1)"
+    wording = (
+        f"{1 - ends.mean():.0%} are the time saved: an error of wording (erratum 1)"
+    )
     note = f"{ends.mean():.2f} of the time is a speedup of {sharing.gain(1.0, ends.mean()):.1%}; {wording}"
     return own([[100 * sharing.gain(1.0, time) for time in ends]], note)
 
@@ -126,10 +140,19 @@ def _last_allreduce() -> Result:
 @check("sharing-fig03-default-max", -1)
 def _kernel_extreme(place: int) -> Result:
     grid = slowdowns(2, 256).sort_values()
-    return own([grid.iloc[place] + ROUNDING], f"from the cells of Fig 3: {grid.index[place]}")
+    return own(
+        [grid.iloc[place] + ROUNDING], f"from the cells of Fig 3: {grid.index[place]}"
+    )
 
 
-@check("sharing-fig03-least", "convolution", "average_pooling", "linear", "relu", "batch_norm")
+@check(
+    "sharing-fig03-least",
+    "convolution",
+    "average_pooling",
+    "linear",
+    "relu",
+    "batch_norm",
+)
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
     grid = slowdowns(1, 64)[list(kernels)]
@@ -146,7 +169,8 @@ def _alike() -> Result:
     alike = -slower["slowdown"].corrwith(gain, method="spearman")
     each = ", ".join(f"{kernel} {value:.2f}" for kernel, value in alike.items())
     return own(
-        alike, f"Spearman's, over {len(gain)} cells; {(alike < 0.5).sum()} fall short: {each}"
+        alike,
+        f"Spearman's, over {len(gain)} cells; {(alike < 0.5).sum()} fall short: {each}",
     )
 
 
@@ -172,34 +196,49 @@ def _gain_falls() -> Result:
     each = [_gain("ResNet-18", batch) for batch in BATCHES]
     middles = ", ".join(f"{(result.low + result.high) / 2:.1f}%" for result in each)
     ends = each[-1].low / each[0].high, each[-1].high / each[0].low
-    return own([ends], f"from Fig 8: batch 128 over 16; batches 16 to 128 gain {middles}")
+    return own(
+        [ends], f"from Fig 8: batch 128 over 16; batches 16 to 128 gain {middles}"
+    )
 
 
 def _iteration_ms(network: str, batch: int, name: str) -> Floats:
     """Return the shortest and the longest iteration of a configuration that Fig 8's images per s allow."""
     row = throughput().loc[(network, batch)]
     images = row[{"default": DEFAULT, "best": row.idxmax()}.get(name, name)]
-    return np.array([1e3 * sharing.iteration_s(batch, images + half) for half in (0.5, -0.5)])
+    return np.array(
+        [1e3 * sharing.iteration_s(batch, images + half) for half in (0.5, -0.5)]
+    )
 
 
 @check("sharing-fig06-batch16")
 def _saved_time() -> Result:
     text, ratios = claims.prose("sharing"), list[float]()
-    default, best = (_iteration_ms("ResNet-18", 16, which) for which in ("default", "best"))
+    default, best = (
+        _iteration_ms("ResNet-18", 16, which) for which in ("default", "best")
+    )
     for which in ("default", "best"):
-        keys = (f"fig07-alexnet-{part}" for part in ("computation-only", f"communication-{which}"))
+        keys = (
+            f"fig07-alexnet-{part}"
+            for part in ("computation-only", f"communication-{which}")
+        )
         profiled_ms = sum(text[key] for key in keys) + np.array([1, -1])
         ratios += [*(profiled_ms / _iteration_ms("AlexNet", 64, which))]
     factor = np.array([min(ratios), max(ratios)])
     saved = " to ".join(f"{each:.2f}" for each in default - best[::-1])
-    off = f"iterations {factor[0]:.3f} to {factor[1]:.3f} of it, as AlexNet's at batch 64"
-    return own([default * factor - (best * factor)[::-1]], f"from Fig 8 ({saved} ms), {off}")
+    off = (
+        f"iterations {factor[0]:.3f} to {factor[1]:.3f} of it, as AlexNet's at batch 64"
+    )
+    return own(
+        [default * factor - (best * factor)[::-1]], f"from Fig 8 ({saved} ms), {off}"
+    )
 
 
 @check("sharing-fig07-vgg19-computation-only-default", "best", 1)
 @check("sharing-fig07-vgg19-computation-only-best", "default", -1)
 def _same_communication(other: str, sign: int) -> Result:
-    default, best = (_iteration_ms("VGG-19", 64, which) for which in ("default", "best"))
+    default, best = (
+        _iteration_ms("VGG-19", 64, which) for which in ("default", "best")
+    )
     least, most = default - best[::-1] + [-0.5, 0.5]
     other_ms = claims.prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
     note = f"communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations, one identity of both"
@@ -213,7 +252,9 @@ TIMED = {"fig05c": ("ResNet-18", 32, "computation communication overlap")}
 TIMED |= {"fig07-alexnet": ("AlexNet", 64, "computation communication")}
 TIMED |= {"fig07-vgg16": ("VGG-16", 64, "overlap communication-only")}
 TIMED |= {"fig07-vit": ("ViT-Base/16", 64, "computation")}
-TIMED |= {f"fig07-resnet{n}": (f"ResNet-{n}", 64, "communication") for n in (18, 50, 101)}
+TIMED |= {
+    f"fig07-resnet{n}": (f"ResNet-{n}", 64, "communication") for n in (18, 50, 101)
+}
 
 
 def _left(text: str, part: str, which: str) -> Result:
@@ -233,7 +274,9 @@ def _left(text: str, part: str, which: str) -> Result:
     beside = f", with {' and '.join(given)}, half a ms either way" if given else ""
     note = f"what fits into an iteration of at most {most_ms[0]:.1f} ms (Fig 8){beside}"
     if not any(end.ineqlin.marginals[0] for end in ends):
-        note += "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
+        note += (
+            "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
+        )
     return replace(own([[ends[0].fun, -ends[1].fun]], note), evidence=Evidence.BOUND)
 
 
@@ -241,8 +284,15 @@ for _text, (*_, _parts) in TIMED.items():
     for _part, _which in product(
         _parts.split(), [""] if _text == "fig05c" else ["-default", "-best"]
     ):
-        check(f"sharing-{_text}-{_part}{_which}", _text, _part, _which[1:] or "1x64")(_left)
-check("sharing-fig07-alexnet-computation-only", "fig07-alexnet", "computation-only", "best")(_left)
+        check(f"sharing-{_text}-{_part}{_which}", _text, _part, _which[1:] or "1x64")(
+            _left
+        )
+check(
+    "sharing-fig07-alexnet-computation-only",
+    "fig07-alexnet",
+    "computation-only",
+    "best",
+)(_left)
 
 
 def _best_threads() -> pd.DataFrame:
@@ -268,7 +318,10 @@ def _intensity_order() -> Result:
     reached = np.where(least.any(axis=1), least.to_numpy().argmax(axis=1), len(BATCHES))
     late = reached > np.minimum.accumulate(reached)
     rows = throughput().xs(32, level="batch").loc[least.index[late]]
-    by = [f"{name}, {x['1x64']:.0f} against {x.max():.0f} images/s" for name, x in rows.iterrows()]
+    by = [
+        f"{name}, {x['1x64']:.0f} against {x.max():.0f} images/s"
+        for name, x in rows.iterrows()
+    ]
     note = f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {', '.join(by)}"
     return own(int((~late).sum()), note)
 
@@ -278,13 +331,19 @@ CHECKS |= {
         sharing.vit_flops() / 1e9,
         "all matrix products at 224 x 224 pixels, not stated; no square gives what is printed, 5/3 of it",
     ),
-    "sharing-fig02-slowest": lambda: own([100 * (_relative_time("4x512") - 1)], "from Fig 2"),
+    "sharing-fig02-slowest": lambda: own(
+        [100 * (_relative_time("4x512") - 1)], "from Fig 2"
+    ),
     "sharing-fig02-1x64": lambda: own(
-        [100 * (_relative_time("1x64") / _relative_time(n)[::-1] - 1) for n in ("1x128", "2x64")],
+        [
+            100 * (_relative_time("1x64") / _relative_time(n)[::-1] - 1)
+            for n in ("1x128", "2x64")
+        ],
         "from Fig 2, against 1x128 and against 2x64, as rounded",
     ),
     "sharing-fig06-constant": lambda: own(
-        claims.prose("sharing")["fig06-saved-256"] / claims.prose("sharing")["fig06-saved-16"],
+        claims.prose("sharing")["fig06-saved-256"]
+        / claims.prose("sharing")["fig06-saved-16"],
         "milliseconds at 256 over those at 16, both printed beside it; Fig 8's grow by more (erratum 7)",
     ),
 }

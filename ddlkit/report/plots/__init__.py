@@ -55,7 +55,9 @@ def heading(ax: Axes, text: str) -> None:
 
 def title(figure: Figure, text: str) -> None:
     """Set what a figure of several panels shows, above them all, in lines as wide as it."""
-    lines = textwrap.fill(text, int(figure.get_figwidth() / 0.082))  # inches of a letter
+    lines = textwrap.fill(
+        text, int(figure.get_figwidth() / 0.082)
+    )  # inches of a letter
     figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
 
 
@@ -93,7 +95,9 @@ def bars(
     middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
     width = 0.72 if stacked else 0.84 / columns
     heights = np.nan_to_num(table.to_numpy(dtype=float))
-    bottoms = np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
+    bottoms = (
+        np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
+    )
     for k, style in enumerate(looks([str(name) for name in table.columns])):
         at = middles if stacked else middles + width * (k - (columns - 1) / 2)
         drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
@@ -101,7 +105,9 @@ def bars(
         plt.setp(drawn.patches, linewidth=0.3, **filled)
     ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
-    name_bars(ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])])
+    name_bars(
+        ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])]
+    )
 
 
 def paired_bars(
@@ -112,7 +118,11 @@ def paired_bars(
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
-        words: dict[str, Any] = {"label": f"{label} [{unit}]", "pairs": which, "legend": ""}
+        words: dict[str, Any] = {
+            "label": f"{label} [{unit}]",
+            "pairs": which,
+            "legend": "",
+        }
         bars(ax, factor * parts, stacked=True, **words)
         heading(ax, name)
     _shared_legend(figure)
@@ -120,7 +130,13 @@ def paired_bars(
 
 
 def points(
-    ax: Axes, x: ArrayLike, y: ArrayLike, role: str | Style, *, label: str = "", size: float = 7
+    ax: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    role: str | Style,
+    *,
+    label: str = "",
+    size: float = 7,
 ) -> None:
     """Draw a role's markers at (n,) places."""
     style = look(role) if isinstance(role, str) else role
@@ -162,17 +178,28 @@ def dots_by_group(
 
     hollow : (n,) which are drawn hollow, and are not in the median
     """
-    numbers, left_out = pd.Series(np.asarray(values, dtype=float)), np.zeros(len(groups), bool)
+    numbers, left_out = (
+        pd.Series(np.asarray(values, dtype=float)),
+        np.zeros(len(groups), bool),
+    )
     if hollow is not None:
         left_out |= np.asarray(hollow, bool)
     names, style = [*map(str, groups)], look("model")
     medians = numbers.mask(left_out).groupby(names, sort=False).median()
     case_rows(ax, [*medians.index], 0.0)
     rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
-    for which, face in ((~left_out, style.color), (left_out, "white"))[: 1 + left_out.any()]:
-        look_of: dict[str, Any] = {"color": style.color, "markerfacecolor": face, "alpha": 0.4}
+    for which, face in ((~left_out, style.color), (left_out, "white"))[
+        : 1 + left_out.any()
+    ]:
+        look_of: dict[str, Any] = {
+            "color": style.color,
+            "markerfacecolor": face,
+            "alpha": 0.4,
+        }
         ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
-    ax.plot(medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2)
+    ax.plot(
+        medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2
+    )
     ax.set_xlabel(label)
 
 
@@ -191,13 +218,19 @@ def intervals(
     printed : by name a range, shaded over all rows; ``mirrored``: it is one of sizes, of either sign
     """
     case_rows(ax, cases, reference)
-    for (name, ends), hatch in zip((printed or {}).items(), ("...", "///"), strict=False):
+    for (name, ends), hatch in zip(
+        (printed or {}).items(), ("...", "///"), strict=False
+    ):
         for sign in (1, -1)[: 1 + mirrored]:
-            band = ax.axvspan(sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0)
+            band = ax.axvspan(
+                sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0
+            )
             color = look(name if known(name) else "paper").color
             band.set(color=color, hatch=hatch, label=f"paper: {name}")
     step = 0.7 / len(ranges)
-    for k, (style, places) in enumerate(zip(looks(list(ranges)), ranges.values(), strict=True)):
+    for k, (style, places) in enumerate(
+        zip(looks(list(ranges)), ranges.values(), strict=True)
+    ):
         row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
         ax.hlines(row, places[0], places[1], color=style.color, linewidth=3)
         for place, named in zip(places[2:] or places, (style.label, "_"), strict=False):
@@ -225,7 +258,10 @@ def heat_maps(
     """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
-    ratios = [max(lengths[first : first + columns]) for first in range(0, len(lengths), columns)]
+    ratios = [
+        max(lengths[first : first + columns])
+        for first in range(0, len(lengths), columns)
+    ]
     shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
     figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
     numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
@@ -237,7 +273,9 @@ def heat_maps(
         heading(ax, name)
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    bar = figure.colorbar(axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30)
+    bar = figure.colorbar(
+        axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30
+    )
     bar.ax.set_ylim(low, high)
     if log:
         plain_log_ticks(bar.ax.yaxis)
@@ -253,7 +291,15 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
     colors = "RdBu_r" if log else "RdBu"
-    sns.heatmap(grid, ax=ax, norm=scale, cmap=colors, xticklabels=True, yticklabels=True, **shape)
+    sns.heatmap(
+        grid,
+        ax=ax,
+        norm=scale,
+        cmap=colors,
+        xticklabels=True,
+        yticklabels=True,
+        **shape,
+    )
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
@@ -280,7 +326,9 @@ def lines(
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
         if ends is not None and place < ends[0].shape[1]:
             low, high = (end.iloc[:, place].to_numpy(dtype=float) for end in ends)
-            ax.fill_between(x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0)
+            ax.fill_between(
+                x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0
+            )
     set_log(ax, log)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     add_legend(ax, legend)
@@ -301,11 +349,15 @@ def samples(
     factor, unit = time_unit(frame[y]) if timed else (1.0, "")
     names, half = frame[series].unique(), percent / 200
     by_place = (factor * frame[y]).groupby([frame[x], frame[series]])
-    low, high = (by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half))
+    low, high = (
+        by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half)
+    )
     words = {"xlabel": x, "ylabel": y}
     if timed:
         words = {"xlabel": "message size", "ylabel": f"time [{unit}]", "log": "by"}
-    lines(ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words)
+    lines(
+        ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words
+    )
 
 
 def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
@@ -314,8 +366,12 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     sizes, seconds = first.sizes, first.seconds
     medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
     scale, unit = time_unit(medians)
-    points(ax, medians.index, scale * medians, "measured", size=4, label="measured, median")
-    ax.plot(sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1)
+    points(
+        ax, medians.index, scale * medians, "measured", size=4, label="measured, median"
+    )
+    ax.plot(
+        sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
+    )
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
         shape = {"color": style.color, "linestyle": style.line, "label": style.label}
@@ -326,7 +382,10 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     collective = getattr(first.cost, "collective", "")
     set_log(ax, "by" if collective else "xy")
     what = collective.replace("_", "-") or "selection"
-    ax.set(xlabel="message size" if collective else "elements", ylabel=f"{what} time [{unit}]")
+    ax.set(
+        xlabel="message size" if collective else "elements",
+        ylabel=f"{what} time [{unit}]",
+    )
     add_legend(ax, "inside")
 
 
@@ -346,7 +405,9 @@ def timelines(
     gantt(axes, drawn)
     if said:
         title(figure, said)
-    spans = [timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()]
+    spans = [
+        timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()
+    ]
     return figure, pd.concat(spans)
 
 
@@ -359,7 +420,10 @@ def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
     for ax, (name, spans) in zip(panels, chosen.items(), strict=True):
         _spans(ax, spans, scale)
         ax.set_xlim(0, longest_s * scale * 1.005)
-        total, exposed = spans.duration_s * scale, spans.exposed_communication_s() * scale
+        total, exposed = (
+            spans.duration_s * scale,
+            spans.exposed_communication_s() * scale,
+        )
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         heading(ax, name)
@@ -381,7 +445,11 @@ def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
-        shape: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": edge}
+        shape: dict[str, Any] = {
+            "facecolor": style.color,
+            "hatch": style.hatch,
+            "edgecolor": edge,
+        }
         row = streams.index(stream) - 0.36, 0.72
         ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
     ax.set_yticks(range(len(streams)), streams)

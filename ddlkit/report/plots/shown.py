@@ -29,7 +29,11 @@ _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="
 
 
 def save_figure(
-    figure: Figure, name: str, numbers: pd.DataFrame, reports: Path | None = None, **options: Any
+    figure: Figure,
+    name: str,
+    numbers: pd.DataFrame,
+    reports: Path | None = None,
+    **options: Any,
 ) -> Path:
     """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG."""
     outputs.write_numbers(name, numbers, reports)
@@ -48,7 +52,9 @@ def write_png(figure: Figure, path: Path, **options: Any) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
     try:
-        old, new = (np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer))
+        old, new = (
+            np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer)
+        )
         alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
     except OSError:  # none there, or damaged
         alike = False
@@ -84,12 +90,17 @@ def show_tables() -> None:
 
 
 def table(
-    frame: pd.DataFrame, name: str, reports: Path | None = None, numbers: pd.DataFrame | None = None
+    frame: pd.DataFrame,
+    name: str,
+    reports: Path | None = None,
+    numbers: pd.DataFrame | None = None,
 ) -> Figure:
     """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it."""
     heads, units = zip(*(column(str(label)) for label in frame), strict=True)
     cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
-    figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")  # the table's extent is kept
+    figure, ax = plt.subplots(
+        figsize=(1.0, 0.3), layout="none"
+    )  # the table's extent is kept
     ax.axis("off")
     names = [head.replace(" [", "\n[") for head in heads]
     drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
@@ -113,7 +124,11 @@ def _entry(name: str) -> catalog.Entry | None:
 def caption(name: str, numbers: Path) -> str:
     """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
     entry = _entry(name)
-    words = f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> ' if entry else ""
+    words = (
+        f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> '
+        if entry
+        else ""
+    )
     link = escape(Path(os.path.relpath(numbers)).as_posix())
     return f'{words}<a href="{link}">numbers</a>'
 
@@ -171,7 +186,9 @@ def number(value: Any, unit: str = "") -> str:
     return outputs.format_number(float(value))
 
 
-def table_html(frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None) -> str:
+def table_html(
+    frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None
+) -> str:
     """Return HTML of a table, its head with units, folded if large, under a caption if it has ``numbers``."""
     styler = frame if isinstance(frame, Styler) else frame.style
     data, formed = styler.data, {place for _, place in styler._display_funcs}

@@ -24,7 +24,9 @@ from ddlkit.store.files import own_yaml
 WIDTH = 7.2  # inches of a figure
 INK, SOFT, FAINT = "#1b1b1b", "#6f6f6f", "#e4e4e4"
 _FOLDER = Path(__file__).parent
-mpl.rcParams.update(mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False))
+mpl.rcParams.update(
+    mpl.rc_params_from_file(_FOLDER / "theme.mplstyle", use_default_template=False)
+)
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,17 @@ def _style(line: Any = "-", **listed: Any) -> Style:
 
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
-FAMILIES = {family: {k: _style(**v) for k, v in looks.items()} for family, looks in _LISTED.items()}
-FAMILIES["spans"] |= {
-    name: Style(kind.label, kind.color, hatch=kind.hatch) for name, kind in COLLECTIVES.items()
+FAMILIES = {
+    family: {k: _style(**v) for k, v in looks.items()}
+    for family, looks in _LISTED.items()
 }
-FAMILIES["plans"] = {name: Style(each.label, *each.look) for name, each in planners().items()}
+FAMILIES["spans"] |= {
+    name: Style(kind.label, kind.color, hatch=kind.hatch)
+    for name, kind in COLLECTIVES.items()
+}
+FAMILIES["plans"] = {
+    name: Style(each.label, *each.look) for name, each in planners().items()
+}
 _LOOKS = {name: style for family in FAMILIES.values() for name, style in family.items()}
 
 
@@ -74,7 +82,9 @@ def look(name: str) -> Style:
     if name in _LOOKS:
         return _LOOKS[name]
     if head not in _LOOKS:
-        raise UserError(f"no style for {name!r}: use a role, plan, cost form or span kind")
+        raise UserError(
+            f"no style for {name!r}: use a role, plan, cost form or span kind"
+        )
     style = _LOOKS[head]
     return replace(style, label=f"{style.label} {argument}") if argument else style
 
@@ -84,11 +94,15 @@ def looks(names: Sequence[str]) -> list[Style]:
     styles: list[Style] = []
     heads = [name if name in _LOOKS else name.partition(":")[0] for name in names]
     for place, (name, head) in enumerate(zip(names, heads, strict=True)):
-        style = look(name) if known(name) else Style(name, *_SERIES[place % len(_SERIES)])
+        style = (
+            look(name) if known(name) else Style(name, *_SERIES[place % len(_SERIES)])
+        )
         if known(name) and head in heads[:place]:
             red, green, blue = to_rgb(style.color)
             darker = to_hex((0.55 * red, 0.55 * green, 0.55 * blue))
-            style = replace(style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True)
+            style = replace(
+                style, color=darker, line=(0, (3, 1)), hatch="|||", hollow=True
+            )
         styles.append(style)
     return styles
 
@@ -114,7 +128,9 @@ def set_log(ax: Axes, log: str) -> None:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: units.format_bytes(size)))
+        ax.xaxis.set_major_formatter(
+            FuncFormatter(lambda size, _: units.format_bytes(size))
+        )
 
 
 def plain_log_ticks(axis: Axis) -> None:
@@ -149,7 +165,9 @@ def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
 
 def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     """Name groups of bars, aslant where the names together are longer than the axis."""
-    long = 0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi  # inches
+    long = (
+        0.085 * sum(len(name) + 1 for name in names) > ax.bbox.width / ax.figure.dpi
+    )  # inches
     leant: dict[str, Any] = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     ax.set_xticks(places, names, **(leant if long else {}))
     ax.tick_params(axis="x", length=0)

@@ -30,7 +30,9 @@ from ddlkit.store.files import atomic_write, scratch
 
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
 
-GLOSSARY, EQUATIONS = (store.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS"))
+GLOSSARY, EQUATIONS = (
+    store.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS")
+)
 _LINKED = re.compile(r"\(\.\./(?:docs|reports)/(GLOSSARY|GOALS)\.md")
 """How a notebook links to the glossary and to the goals, which works in JupyterLab too."""
 
@@ -51,7 +53,9 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     evaluated = papers.evaluate()
     outcomes = {"verdicts": papers.shown(evaluated), "counts": papers.counts(evaluated)}
     outcomes["summaries"] = outputs.read_summaries(reports)
-    store.atomic_write_text(reports / "REPRODUCTION.md", _reproduction(reports, outcomes))
+    store.atomic_write_text(
+        reports / "REPRODUCTION.md", _reproduction(reports, outcomes)
+    )
     values = outcomes | {
         "pages": pages,
         "entries": entries,
@@ -65,7 +69,9 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     store.atomic_write_text(reports / "GOALS.md", _render("goals.md", **values))
     texts["equations.html"] = document_page(EQUATIONS)
     texts["goals.html"] = document_page(reports / "GOALS.md")
-    for before, page, after in zip([None, *pages], pages, [*pages[1:], None], strict=False):
+    for before, page, after in zip(
+        [None, *pages], pages, [*pages[1:], None], strict=False
+    ):
         around = {"before": before, "after": after, "title": page.title}
         texts[page.file] = _render("page.html", body=page.body(), **around)
     for name, text in texts.items():
@@ -83,21 +89,39 @@ def advice_page(advice: Advice, lines: Sequence[str], path: Path) -> None:
     """Write an advice as one file that needs no network: what a person reads, and `_drawing`."""
     with scratch() as folder:
         image = plots.write_png(_drawing(advice), folder / "image.png").read_bytes()
-    values = {"title": lines[0], "text": "\n".join(lines[1:]), "image": b64encode(image).decode()}
+    values = {
+        "title": lines[0],
+        "text": "\n".join(lines[1:]),
+        "image": b64encode(image).decode(),
+    }
     store.atomic_write_text(path, _render("advice.html", **values))
 
 
 def _drawing(advice: Advice) -> Figure:
     """Return an iteration before and after, and the gain over the default by cap, with 95% intervals."""
-    named = {"PyTorch's default": advice.options[DEFAULT], advice.ranked[0].name: advice.ranked[0]}
+    named = {
+        "PyTorch's default": advice.options[DEFAULT],
+        advice.ranked[0].name: advice.ranked[0],
+    }
     capped = [o for o in advice.options.values() if o.name.startswith(f"{DEFAULT}:")]
     figure, axes = plots.canvas(rows=2 + bool(capped), height=6.0)
-    plots.gantt(axes[:2], {name: option.iteration.timeline() for name, option in named.items()})
+    plots.gantt(
+        axes[:2], {name: option.iteration.timeline() for name, option in named.items()}
+    )
     if capped:
         caps = [units.parse_bytes(o.name.partition(":")[2]) / units.MIB for o in capped]
-        gains = np.array([(gain.share, *gain.interval) for gain in map(advice.gain, capped)])
-        line, *ends = (pd.DataFrame({"model": 100 * each}, index=caps) for each in gains.T)
-        words = {"xlabel": "bucket_cap_mb [MiB]", "ylabel": "gain [%]", "log": "x", "legend": ""}
+        gains = np.array(
+            [(gain.share, *gain.interval) for gain in map(advice.gain, capped)]
+        )
+        line, *ends = (
+            pd.DataFrame({"model": 100 * each}, index=caps) for each in gains.T
+        )
+        words = {
+            "xlabel": "bucket_cap_mb [MiB]",
+            "ylabel": "gain [%]",
+            "log": "x",
+            "legend": "",
+        }
         plots.lines(axes[2], line, ends=(ends[0], ends[1]), **words)
         plots.heading(axes[2], "Predicted gain over PyTorch's default, by cap")
     return figure
@@ -105,7 +129,9 @@ def _drawing(advice: Advice) -> Figure:
 
 def document_page(path: Path) -> str:
     """Return a page of docs/ or reports/; what is not on the site is not linked to."""
-    text = re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", path.read_text(encoding="utf-8"))
+    text = re.sub(
+        r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", path.read_text(encoding="utf-8")
+    )
     return _render("page.html", title=_first(r"^# (.+)$", text), body=_to_html(text))
 
 
@@ -113,21 +139,29 @@ def _reproduction(reports: Path, outcomes: Mapping[str, Any]) -> str:
     """Return REPRODUCTION.md: verdicts by evidence, key numbers by notebook, the figures, every claim."""
     made = [entry for entry in catalog.load() if outputs.is_made(entry.id, reports)]
     frames = [pd.read_csv(outputs.figure_files(entry.id, reports)[1]) for entry in made]
-    figures = [(e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)]
+    figures = [
+        (e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)
+    ]
     return _render("reproduction.md", figures=figures, **outcomes)
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
     """Return the campaigns that a figure is drawn from, of those that have goals or coverage."""
     rows = pd.concat([accuracy.frozen("goals"), accuracy.frozen("coverage")])
-    folders = {Path(name).parent.name for name in entry.inputs if name.startswith("data/recorded/")}
+    folders = {
+        Path(name).parent.name
+        for name in entry.inputs
+        if name.startswith("data/recorded/")
+    }
     return [name for name in rows["campaign"].unique() if name in folders]
 
 
 def _render(template: str, **values: Any) -> str:
     """Return a rendered template; a page escapes every value that it does not mark safe."""
     environment = jinja2.Environment(
-        loader=TEMPLATES, autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined
+        loader=TEMPLATES,
+        autoescape=template.endswith(".html"),
+        undefined=jinja2.StrictUndefined,
     )
     forms = {"number": outputs.format_number, "percent": "{:.1%}".format}
     environment.filters |= {**forms, "duration": format_minutes}
@@ -148,19 +182,29 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.notebook: Any = nbformat.read(str(path), as_version=4)
-        self.name, self.file, self.number = path.stem, f"{path.stem}.html", path.stem[:2]
-        prose = "\n".join(c.source for c in self.notebook.cells if c.cell_type == "markdown")
+        self.name, self.file, self.number = (
+            path.stem,
+            f"{path.stem}.html",
+            path.stem[:2],
+        )
+        prose = "\n".join(
+            c.source for c in self.notebook.cells if c.cell_type == "markdown"
+        )
         self.title = _first(r"^#\s+(.+)$", prose) or self.name
         self.core = self.title.endswith("(core)")
         self.line = _first(r"^\* \*\*Objective:\*\* (.+)$", prose)
         self.minutes = int(_first(r"^\* \*\*Time:\*\* (\d+) minutes", prose) or 0)
-        self.working = int(_first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0)
+        self.working = int(
+            _first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose) or 0
+        )
 
     def body(self) -> str:
         """Return the cells, exercises as hint and solution. Raises UserError for a wrong formula."""
         folded = [bool(cell.metadata.get("jupyter")) for cell in self.notebook.cells]
         around = zip([False, *folded], folded, [*folded[1:], False], strict=False)
-        for cell, (before, inside, after) in zip(self.notebook.cells, around, strict=True):
+        for cell, (before, inside, after) in zip(
+            self.notebook.cells, around, strict=True
+        ):
             cell.metadata["before"] = FOLD if inside and not before else ""
             cell.metadata["after"] = "</details>" if inside and not after else ""
             cell.metadata["exercise"] = self._exercise(cell)
@@ -186,15 +230,24 @@ class Page:
             kind, _, number = tag.partition("-")
             if kind == "exercise":
                 solution = exercises.read(self.name)[int(number)]
-                prose = {k: self._markdown(getattr(solution, k)) for k in ("hint", "explanation")}
-                return {"name": f"exercise {number}", **prose, "solution": solution.solution}
+                prose = {
+                    k: self._markdown(getattr(solution, k))
+                    for k in ("hint", "explanation")
+                }
+                return {
+                    "name": f"exercise {number}",
+                    **prose,
+                    "solution": solution.solution,
+                }
         return None
 
     def _markdown(self, source: str) -> str:
         try:
             return _to_html(source)
         except ValueError as error:
-            raise UserError(f"notebook {self.name}: cannot show the formula {error}") from error
+            raise UserError(
+                f"notebook {self.name}: cannot show the formula {error}"
+            ) from error
 
 
 def _to_html(source: str) -> str:

@@ -38,7 +38,9 @@ def cases() -> dict[str, dict[str, Any]]:
     return given
 
 
-def _case(plan: FusionPlan, workload: Workload, line: AlphaBeta, about: str) -> dict[str, Any]:
+def _case(
+    plan: FusionPlan, workload: Workload, line: AlphaBeta, about: str
+) -> dict[str, Any]:
     return {
         "forward_s": workload.forward_s,
         "backward_s": workload.backward_s.tolist(),

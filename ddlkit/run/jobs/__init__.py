@@ -36,9 +36,14 @@ def ending(status: int) -> str:
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return ``environment`` for a process that imports this ddlkit, dies with us, and leaves GPUs free."""
-    kept = {name: value for name, value in environment.items() if name not in ONE_BY_ONE}
+    kept = {
+        name: value for name, value in environment.items() if name not in ONE_BY_ONE
+    }
     paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]
-    ours = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), PARENT: str(os.getpid())}
+    ours = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        PARENT: str(os.getpid()),
+    }
     return {**kept, **ours}
 
 
@@ -70,7 +75,11 @@ def _in_main_thread() -> bool:
 
 def trap(*numbers: int) -> list[int]:
     """Let signals that nobody handles end this process by way of every ``finally``; return which did."""
-    free = [n for n in numbers if _in_main_thread() and signal.getsignal(n) is signal.SIG_DFL]
+    free = [
+        n
+        for n in numbers
+        if _in_main_thread() and signal.getsignal(n) is signal.SIG_DFL
+    ]
     for number in free:
         signal.signal(number, _leave)
     return free

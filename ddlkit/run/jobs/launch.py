@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 LOCALHOST = "127.0.0.1"
 LOGS, CONFIG = "rank-logs", "config.json"
-SOCKETS = "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
+SOCKETS = (
+    "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
+)
 # What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
 PRELOADED = ("jobs", "lab.replay", "measure.layers", "measure.training")
 POLL_S = 0.05
@@ -74,7 +76,12 @@ class Place:
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
         """Return torchrun's variables, as that rank must find them; port : one that is free."""
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        numbers = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": ranks,
+        }
         meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port or port}
         return {name: str(value) for name, value in (numbers | meeting).items()}
 
@@ -123,7 +130,12 @@ def launch(
     with workspace(out) as directory:
         logs = directory.resolve() / LOGS
         link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
-        config = {"out": str(directory), "join": dict(join or {}), **link, **asdict(settings)}
+        config = {
+            "out": str(directory),
+            "join": dict(join or {}),
+            **link,
+            **asdict(settings),
+        }
         shutil.rmtree(logs, ignore_errors=True)
         atomic_write_text(logs / CONFIG, json.dumps(config))
         processes: list[RankProcess] = []
@@ -140,7 +152,11 @@ def launch(
                 end(processes)
         shutil.rmtree(logs)
         paths = {name: directory / f"{name}.csv" for name in job.tables}
-        return {name: store.load_table(path, name) for name, path in paths.items() if path.exists()}
+        return {
+            name: store.load_table(path, name)
+            for name, path in paths.items()
+            if path.exists()
+        }
 
 
 @contextlib.contextmanager
@@ -156,11 +172,15 @@ def workspace(out: Path | None) -> Iterator[Path]:
 class RankProcess(ForkServerProcess):
     """A rank that the fork server forks, as `subprocess.Popen` would show it."""
 
-    def __init__(self, job: str, environment: dict[str, str], logs: Path, place: Place) -> None:
+    def __init__(
+        self, job: str, environment: dict[str, str], logs: Path, place: Place
+    ) -> None:
         self.log = logs / f"rank{environment['RANK']}.log"
         namespace = place.namespace(int(environment["RANK"]))
         arguments = (job, logs / CONFIG, environment, self.log, namespace)
-        super().__init__(target=be_forked, args=arguments, daemon=False)  # it may have children
+        super().__init__(
+            target=be_forked, args=arguments, daemon=False
+        )  # it may have children
 
     def start(self) -> None:
         """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
@@ -189,7 +209,9 @@ def _start_server() -> None:
     forkserver.set_forkserver_preload([f"ddlkit.run.{module}" for module in PRELOADED])
     before = dict(os.environ)
     # One thread each: read when torch is loaded; each rank sets its own number.
-    os.environ.update({**jobs.child_environment(), "OMP_NUM_THREADS": "1", jobs.FORKS: "1"})
+    os.environ.update(
+        {**jobs.child_environment(), "OMP_NUM_THREADS": "1", jobs.FORKS: "1"}
+    )
     try:
         forkserver.ensure_running()
     finally:
@@ -209,19 +231,27 @@ def _keep_sockets() -> None:
 # -- watched, and ended ------------------------------------------------------------------------
 
 
-def _watch(processes: Sequence[RankProcess], job: str, place: Place, timeout_s: float) -> None:
+def _watch(
+    processes: Sequence[RankProcess], job: str, place: Place, timeout_s: float
+) -> None:
     """Return when all ranks are done; raise UserError when one dies or time is up."""
     ranks, log = len(processes), processes[0].log
     shown, give_up = 0, time.monotonic() + timeout_s
-    while any(statuses := [process.poll() for process in processes]) or None in statuses:
+    while (
+        any(statuses := [process.poll() for process in processes]) or None in statuses
+    ):
         if any(statuses):
-            time.sleep(SETTLE_S)  # a killed link takes its devices along before its process is gone
+            time.sleep(
+                SETTLE_S
+            )  # a killed link takes its devices along before its process is gone
         if lost := place.lost():
             raise UserError(f"{lost} (job {job}, {ranks} ranks)")
         if any(statuses):
             raise UserError(_verdict(processes, f"job {job}"))
         if time.monotonic() > give_up:
-            late = f"on {ranks} ranks over {place.name} was not done after {timeout_s:g} s"
+            late = (
+                f"on {ranks} ranks over {place.name} was not done after {timeout_s:g} s"
+            )
             last = f"last line of rank 0: {_last_line(log)}"
             raise UserError(f"job {job} {late} and was ended; {last}")
         time.sleep(POLL_S)
@@ -234,12 +264,22 @@ def _verdict(processes: Sequence[RankProcess], job: str) -> str:
     polled = [process.poll() for process in processes]
     deaths = {rank: status for rank, status in enumerate(polled) if status}
     # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
-    first = min(deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0))
-    line, of_all, status = _last_line(processes[first].log), f"of {len(processes)}", deaths[first]
+    first = min(
+        deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0)
+    )
+    line, of_all, status = (
+        _last_line(processes[first].log),
+        f"of {len(processes)}",
+        deaths[first],
+    )
     silent = [rank for rank, status in enumerate(polled) if status is None]
     if status == jobs.LOST_PEER and silent:
-        states = {each.pid: each.info["status"] for each in psutil.process_iter(["status"])}
-        stopped = [n for n in silent if states.get(processes[n].pid) == psutil.STATUS_STOPPED]
+        states = {
+            each.pid: each.info["status"] for each in psutil.process_iter(["status"])
+        }
+        stopped = [
+            n for n in silent if states.get(processes[n].pid) == psutil.STATUS_STOPPED
+        ]
         how = "is stopped" if stopped else "does not answer"
         late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
         return f"{late}: rank {first} gave up; its last line: {line}"
@@ -256,14 +296,18 @@ def free_port() -> int:
             socket.create_connection((LOCALHOST, port), timeout=MEETING_S).close()
     except OSError as error:
         why = f"this machine does not reach itself at {LOCALHOST} ({error.strerror or error})"
-        raise UserError(f"no rank is started: {why}; as root: ip link set lo up") from error
+        raise UserError(
+            f"no rank is started: {why}; as root: ip link set lo up"
+        ) from error
     return port
 
 
 def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
     """End every process that still runs, and its group, kindly first; wait until it has."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        running = [process for process in processes if process.pid and process.poll() is None]
+        running = [
+            process for process in processes if process.pid and process.poll() is None
+        ]
         for process in running:
             _signal(int(process.pid or 0), number)
         begun_s = time.monotonic()
@@ -302,7 +346,11 @@ def _show_progress(log: Path, shown: int) -> int:
 
 
 def be_forked(
-    job: str, config: Path, environment: Mapping[str, str], log: Path, namespace: Path | None
+    job: str,
+    config: Path,
+    environment: Mapping[str, str],
+    log: Path,
+    namespace: Path | None,
 ) -> NoReturn:
     """Be a rank that the fork server has made: in a session, environment, network and log of its own."""
     os.setsid()
@@ -314,7 +362,9 @@ def be_forked(
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ddlkit-rank{environment['RANK']}".encode())
+        ctypes.CDLL(None).prctl(
+            _PR_SET_NAME, f"ddlkit-rank{environment['RANK']}".encode()
+        )
     sys.argv = [__name__, job, str(config)]
     if namespace:
         jobs.enter(str(namespace))
@@ -328,7 +378,9 @@ def be_rank() -> NoReturn:
     again and again for the lock that another holds, who meanwhile waits for that core. On two cores a message
     of 1 KiB then takes 0.3 ms, where it takes from 0.2 to 4.
     """
-    with contextlib.suppress(AttributeError, OSError):  # of Linux only, and not allowed everywhere
+    with contextlib.suppress(
+        AttributeError, OSError
+    ):  # of Linux only, and not allowed everywhere
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     status = status_of(sys.argv[1:])
     sys.stdout.flush()
@@ -352,7 +404,9 @@ def status_of(argv: Sequence[str]) -> int:
         # CUDA and NCCL explain over several lines, the last of which says nothing.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
         # So NCCL, the store and gloo say that another rank is gone.
-        lost = isinstance(error, DistError | ConnectionError) or "gloo/transport" in str(error)
+        lost = isinstance(
+            error, DistError | ConnectionError
+        ) or "gloo/transport" in str(error)
         return jobs.LOST_PEER if lost else 1
     return 0
 
@@ -372,7 +426,10 @@ def _do(name: str, path: Path) -> None:
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
     if me.rank == 0:  # what decides how fast the run is
-        how = {name: str(getattr(me, name)) for name in ("device", "backend", "torch_threads")}
+        how = {
+            name: str(getattr(me, name))
+            for name in ("device", "backend", "torch_threads")
+        }
         atomic_write_text(out / "job.json", json.dumps(how))
     job.run(me, settings)
     me.leave()
@@ -385,7 +442,9 @@ def find(name: str) -> Job[Any]:
     ours = f"ddlkit.run.measure.{name}"
     whole = ours if "." not in name and importlib.util.find_spec(ours) else name
     if not importlib.util.find_spec(whole):
-        raise UserError(f"unknown job {name!r}: name the module that declares it, e.g. collectives")
+        raise UserError(
+            f"unknown job {name!r}: name the module that declares it, e.g. collectives"
+        )
     for value in vars(importlib.import_module(whole)).values():
         if isinstance(value, Job) and value.module == whole:
             return value

@@ -87,7 +87,9 @@ def _made(kind: Any, value: Any) -> Any:
         return tuple(_made(inner, item) for item in value)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
-        return kind(**{name: _made(hints.get(name), inside) for name, inside in value.items()})
+        return kind(
+            **{name: _made(hints.get(name), inside) for name, inside in value.items()}
+        )
     return value
 
 
@@ -120,13 +122,20 @@ class Rank:
         timeout_s : for the meeting and each collective; torch_threads : 0 shares the cores of the node
         on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
         """
-        rank, world_size = _number("RANK", "SLURM_PROCID"), _number("WORLD_SIZE", "SLURM_NTASKS")
+        rank, world_size = (
+            _number("RANK", "SLURM_PROCID"),
+            _number("WORLD_SIZE", "SLURM_NTASKS"),
+        )
         local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", str(rank))
-        neighbours = _number("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size))
+        neighbours = _number(
+            "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size)
+        )
         backend, device = _choose(backend, on_gpu, local_rank, neighbours)
         torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
         _meet(rank, world_size, backend, device, datetime.timedelta(seconds=timeout_s))
-        return cls(rank, world_size, local_rank, device, backend, torch.get_num_threads())
+        return cls(
+            rank, world_size, local_rank, device, backend, torch.get_num_threads()
+        )
 
     def leave(self) -> None:
         """Part from the others once all have come this far."""
@@ -165,7 +174,9 @@ def _number(name: str, slurm: str, default: str = "") -> int:
     text = os.environ.get(name) or os.environ.get(slurm) or default
     if not text.isdecimal():
         missing = f"{name} is {text or 'not set'} in this rank's environment"
-        raise UserError(f"{missing}: start ranks with torchrun, srun or ddlkit.run.jobs.launch")
+        raise UserError(
+            f"{missing}: start ranks with torchrun, srun or ddlkit.run.jobs.launch"
+        )
     return int(text)
 
 
@@ -188,7 +199,11 @@ def _choose(
 
 
 def _meet(
-    rank: int, ranks: int, backend: str, device: torch.device, timeout: datetime.timedelta
+    rank: int,
+    ranks: int,
+    backend: str,
+    device: torch.device,
+    timeout: datetime.timedelta,
 ) -> None:
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (address and port):
@@ -203,9 +218,15 @@ def _meet(
         else:
             backend = _one_thread_gloo(device)
         if PARENT in os.environ:  # else torchrun or Slurm has a store
-            at: dict[str, Any] = {"world_size": ranks, "is_master": not rank, "timeout": timeout}
+            at: dict[str, Any] = {
+                "world_size": ranks,
+                "is_master": not rank,
+                "timeout": timeout,
+            }
             if not rank:  # listens at that address alone, as torch's own would not
-                at["master_listen_fd"] = socket.create_server((address, int(port))).detach()
+                at["master_listen_fd"] = socket.create_server(
+                    (address, int(port))
+                ).detach()
             how["store"] = _torchs.TCPStore(address, int(port), **at)
         dist.init_process_group(backend, **how)
         dist.barrier()

@@ -27,7 +27,9 @@ class Conditions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s <= MOST_DELAY_S:
-            raise UserError(f"delay {self.delay_s:g}: lies between 0 and {MOST_DELAY_S:g} s")
+            raise UserError(
+                f"delay {self.delay_s:g}: lies between 0 and {MOST_DELAY_S:g} s"
+            )
         if not 0 <= self.loss <= MOST_LOSS:
             raise UserError(f"loss {self.loss:g}: lies between 0 and {MOST_LOSS:g}")
 
@@ -44,7 +46,9 @@ def parse_share(text: str) -> float:
     try:  # by the digits as written: 0.1 / 100 would differ from 0.001
         return float(text.strip().replace("%", "e-2"))
     except ValueError:
-        raise UserError(f"{text!r} is not a share: write for example 0.1% or 0.001") from None
+        raise UserError(
+            f"{text!r} is not a share: write for example 0.1% or 0.001"
+        ) from None
 
 
 def parse(given: Mapping[str, str]) -> Conditions:
@@ -63,7 +67,9 @@ class LabShape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= MAX_RANKS:
-            raise UserError(f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are")
+            raise UserError(
+                f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are"
+            )
         if not 1e6 <= (rate := self.rate_bits_per_s) <= 1e11:
             complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
             raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
@@ -72,14 +78,20 @@ class LabShape:
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
         """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
         conditions = described["conditions"]
-        return cls(**{**described, "conditions": conditions and Conditions(**conditions)})
+        return cls(
+            **{**described, "conditions": conditions and Conditions(**conditions)}
+        )
 
     @property
     def link(self) -> str:
         """Return the link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
         unit, size = ("gbit", 1e9) if self.rate_bits_per_s >= 1e9 else ("mbit", 1e6)
         rate = f"{self.rate_bits_per_s / size:.6g}{unit}"
-        return f"emulated:{rate}-{self.conditions.name}" if self.conditions else f"lab:{rate}"
+        return (
+            f"emulated:{rate}-{self.conditions.name}"
+            if self.conditions
+            else f"lab:{rate}"
+        )
 
     @property
     def name(self) -> str:

@@ -38,8 +38,12 @@ NAMESPACES = Path("/run/netns")  # of iproute2
 STATE = Path("/run/ddlkit/labs")
 """One JSON file per lab: its shape, whether a process owns it, and the owner and the link that it needs."""
 
-MAX_PACKET_BYTES = 65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
-QUEUE_BYTES = 256 * 1024**2  # far above what TCP keeps in flight, so that nothing is dropped
+MAX_PACKET_BYTES = (
+    65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
+)
+QUEUE_BYTES = (
+    256 * 1024**2
+)  # far above what TCP keeps in flight, so that nothing is dropped
 UP = "addrgenmode none up"
 PREFIX = "10.77.0."
 # A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
@@ -58,11 +62,18 @@ class Lab(Place):
     persistent : outlives this process, and is removed by ``attach(label).down()``
     """
 
-    address, port = f"{PREFIX}1", 29500  # free in any namespace that runs one job at a time
+    address, port = (
+        f"{PREFIX}1",
+        29500,
+    )  # free in any namespace that runs one job at a time
 
-    def __init__(self, shape: LabShape, label: str = "", *, persistent: bool = False) -> None:
+    def __init__(
+        self, shape: LabShape, label: str = "", *, persistent: bool = False
+    ) -> None:
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
-            raise UserError(f"lab label {label!r} must be a few small letters and digits, as ddl0")
+            raise UserError(
+                f"lab label {label!r} must be a few small letters and digits, as ddl0"
+            )
         self.shape, self.label, self.persistent = shape, label, persistent
         self.ranks, self.name = shape.workers, shape.link
         self.link_bits_per_s = shape.rate_bits_per_s  # each way, framing included
@@ -73,12 +84,21 @@ class Lab(Place):
     @property
     def namespaces(self) -> list[str]:
         """Return the names of the ranks' namespaces, and last of the one that joins them."""
-        return [*(f"{self.label}-rank{rank}" for rank in range(self.ranks)), f"{self.label}-switch"]
+        return [
+            *(f"{self.label}-rank{rank}" for rank in range(self.ranks)),
+            f"{self.label}-switch",
+        ]
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
         """Return what a rank of a job of ``ranks`` must find in its environment."""
-        link = {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
-        return {**super().environment(rank, ranks), "GLOO_SOCKET_IFNAME": INTERFACE, **link}
+        link = (
+            {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
+        )
+        return {
+            **super().environment(rank, ranks),
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            **link,
+        }
 
     def namespace(self, rank: int) -> Path:
         """Return the file of the namespace of ``rank``."""
@@ -96,7 +116,9 @@ class Lab(Place):
                 _remove_dead()
                 self._take_label()
                 self._build()
-                if self.persistent:  # only now: while it is built, it dies with who builds it
+                if (
+                    self.persistent
+                ):  # only now: while it is built, it dies with who builds it
                     self._save(owned=False)
             if not self.persistent:
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
@@ -111,9 +133,13 @@ class Lab(Place):
             return
         with _registry():
             state = _states().get(self.label)
-            pid, *_ = owner = state["needs"][0] if state and state["owned"] else (0, None)
+            pid, *_ = owner = (
+                state["needs"][0] if state and state["owned"] else (0, None)
+            )
             if pid != os.getpid() and _runs(owner):
-                raise UserError(f"lab {self.label} belongs to running process {pid}: end it first")
+                raise UserError(
+                    f"lab {self.label} belongs to running process {pid}: end it first"
+                )
             _remove(self.label)
             if self._link:
                 self._link.wait()
@@ -133,7 +159,9 @@ class Lab(Place):
         if not self.label:
             self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
         elif self.label in taken:
-            raise UserError(f"a lab or namespace named {self.label} exists: choose another label")
+            raise UserError(
+                f"a lab or namespace named {self.label} exists: choose another label"
+            )
         self._save(owned=True)
         self._holder = os.getpid()
 
@@ -176,7 +204,15 @@ class Lab(Place):
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        argv = ["ip", "netns", "exec", self.namespaces[-1], sys.executable, "-m", tunnel.__name__]
+        argv = [
+            "ip",
+            "netns",
+            "exec",
+            self.namespaces[-1],
+            sys.executable,
+            "-m",
+            tunnel.__name__,
+        ]
         self._link = subprocess.Popen(
             [*argv, json.dumps(config)],
             stdin=subprocess.DEVNULL,
@@ -193,15 +229,23 @@ class Lab(Place):
             line = output.readline().strip() if speaks else "it said nothing"
             if line != tunnel.READY:
                 self._link.kill()
-                raise UserError(f"the emulated link did not start: {line}; the tbf lab may work")
+                raise UserError(
+                    f"the emulated link did not start: {line}; the tbf lab may work"
+                )
         self._save(owned=True)
 
     def _join(self) -> None:
         """Make a bridge and its links to the ranks, each end of which sends shaped."""
         *ranks, switch = self.namespaces
-        links = ["link set lo up", "link add bridge type bridge", f"link set bridge {UP}"]
+        links = [
+            "link set lo up",
+            "link add bridge type bridge",
+            f"link set bridge {UP}",
+        ]
         for rank, name in enumerate(ranks):
-            links += [f"link add port{rank} type veth peer name {INTERFACE} netns {name}"]
+            links += [
+                f"link add port{rank} type veth peer name {INTERFACE} netns {name}"
+            ]
             links += [f"link set port{rank} master bridge {UP}"]
         _ip(links, switch)
         for rank, name in enumerate(ranks):
@@ -217,7 +261,9 @@ def attach(label: str) -> Lab:
             f"there is no lab {label!r}; labs that are up: {', '.join(states) or 'none'}"
         )
     if not state["shape"]:
-        raise UserError(f"the state of lab {label} is damaged: remove it by ddlkit lab clean")
+        raise UserError(
+            f"the state of lab {label} is damaged: remove it by ddlkit lab clean"
+        )
     lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owned"])
     lab._holder = os.getpid()
     return lab
@@ -227,10 +273,17 @@ def status() -> list[dict[str, Any]]:
     """List the labs on this machine: label, ranks, link, owner, alive."""
     rows = []
     for label, state in _states().items():
-        row = {"label": label, "ranks": 0, "link": "an unknown link", "owner": "owner unknown"}
+        row = {
+            "label": label,
+            "ranks": 0,
+            "link": "an unknown link",
+            "owner": "owner unknown",
+        }
         if state["shape"]:
             shape = LabShape.from_dict(state["shape"])
-            owner = f"process {state['needs'][0][0]}" if state["owned"] else "persistent"
+            owner = (
+                f"process {state['needs'][0][0]}" if state["owned"] else "persistent"
+            )
             row |= {"ranks": shape.workers, "link": shape.link, "owner": owner}
         rows.append({**row, "alive": all(map(_runs, state["needs"]))})
     return rows
@@ -258,11 +311,17 @@ def available() -> str:
 
 def _run(argv: list[str], script: str = "") -> str:
     """Return the output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
-    how: dict[str, Any] = {"capture_output": True, "text": True, "start_new_session": True}
+    how: dict[str, Any] = {
+        "capture_output": True,
+        "text": True,
+        "start_new_session": True,
+    }
     try:
         done = subprocess.run(argv, input=script, timeout=DEADLINE_S, **how)
     except FileNotFoundError:
-        raise UserError(f"the lab needs {argv[0]} (iproute2), not found on the PATH") from None
+        raise UserError(
+            f"the lab needs {argv[0]} (iproute2), not found on the PATH"
+        ) from None
     except subprocess.TimeoutExpired:
         late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
         raise UserError(f"lab network: {' '.join(argv)}: {late}") from None
@@ -275,7 +334,9 @@ def _run(argv: list[str], script: str = "") -> str:
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
     """Run commands of ``tool``, one by one, in that namespace."""
     inside = ["-n", namespace] if namespace else []
-    _run([tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands))
+    _run(
+        [tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands)
+    )
 
 
 def _shape(device: str, rate_bits_per_s: float) -> str:
@@ -286,7 +347,9 @@ def _shape(device: str, rate_bits_per_s: float) -> str:
 
 def _listed() -> list[str]:
     """List the names of all network namespaces of this machine."""
-    return [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+    return [
+        line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line
+    ]
 
 
 def _remove(label: str) -> None:
@@ -294,9 +357,13 @@ def _remove(label: str) -> None:
     ours = re.compile(rf"{label}-(rank\d+|switch)")
     present = [name for name in _listed() if ours.fullmatch(name)]
     give_up = time.monotonic() + DEADLINE_S
-    while pids := [int(p) for ns in present for p in _run(["ip", "netns", "pids", ns]).split()]:
+    while pids := [
+        int(p) for ns in present for p in _run(["ip", "netns", "pids", ns]).split()
+    ]:
         if time.monotonic() > give_up:
-            raise UserError(f"lab network: process {pids[0]} in lab {label} does not end")
+            raise UserError(
+                f"lab network: process {pids[0]} in lab {label} does not end"
+            )
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -354,7 +421,11 @@ def _runs(process: Sequence[Any]) -> bool:
 
 def _remove_dead() -> list[str]:
     """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
-    dead = [label for label, row in _states().items() if not all(map(_runs, row["needs"][:1]))]
+    dead = [
+        label
+        for label, row in _states().items()
+        if not all(map(_runs, row["needs"][:1]))
+    ]
     for label in dead:
         _remove(label)
     return dead

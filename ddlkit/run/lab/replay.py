@@ -44,9 +44,13 @@ from ddlkit.run.vitals import Retries, Usage, Watch, processor_times, processor_
 from ddlkit.store.files import append_text
 
 ITERATIONS = "replay.jsonl"
-HEAD_START_S = 0.01  # from the barrier to the common start: all ranks must have heard of it
+HEAD_START_S = (
+    0.01  # from the barrier to the common start: all ranks must have heard of it
+)
 SETTLE_S = 0.1  # around an iteration: checks, and the exchange of what was seen
-MESSAGES_PER_SAMPLE = 16  # of a calibration: posted together, as a replay posts its groups
+MESSAGES_PER_SAMPLE = (
+    16  # of a calibration: posted together, as a replay posts its groups
+)
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
 
@@ -72,8 +76,13 @@ def plan_case(
     """
     workload = profile.workload()
     dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
-    if isinstance(cost, sparse.SparseGather) and (selecting := cost.selecting) is not None:
-        cost = replace(cost, selecting=lambda n, density: dilation * selecting(n, density))
+    if (
+        isinstance(cost, sparse.SparseGather)
+        and (selecting := cost.selecting) is not None
+    ):
+        cost = replace(
+            cost, selecting=lambda n, density: dilation * selecting(n, density)
+        )
     plan = make_plan(spec, workload.scaled(dilation), cost)
     case = Case(
         kind="replay",
@@ -112,7 +121,9 @@ class Script:
     selection_s: Sequence[float] = ()
 
     @classmethod
-    def from_case(cls, planned: PlannedCase, selection: sparse.Selecting | None = None) -> Script:
+    def from_case(
+        cls, planned: PlannedCase, selection: sparse.Selecting | None = None
+    ) -> Script:
         """Make the script of a case; one that gathers waits out recorded times of selection."""
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
@@ -120,7 +131,9 @@ class Script:
         sent: dict[str, Sequence[Any]] = {}
         if case.collective == "all_gather":
             if selection is None:
-                raise UserError(f"replay: case {case.key} waits out selections of unknown times")
+                raise UserError(
+                    f"replay: case {case.key} waits out selections of unknown times"
+                )
             waited_s = case.dilation * selection(elements, case.density)
             kept = [sparse.selected(size, case.density) for size in elements.tolist()]
             sent = {"kept": kept, "selection_s": waited_s.tolist()}
@@ -150,14 +163,18 @@ class Script:
         case = self.case
         byte_s = 16 / case.link_bits_per_s if case.link_bits_per_s else 1e-8
         wire_s = sum(self.sent_bytes) * byte_s * (case.workers if self.kept else 1)
-        wire_s += len(self.bytes) * 4 * case.workers * way_s(case.link)  # a step asks first
+        wire_s += (
+            len(self.bytes) * 4 * case.workers * way_s(case.link)
+        )  # a step asks first
         return self.compute_s * case.straggler + wire_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
         """Return the script of that rank: the last one is the straggler, if there is one."""
         slower = self.case.straggler if rank == self.case.workers - 1 else 1.0
         times = ("forward_s", "ready_s", "selection_s", "update_s")
-        slow: Any = {name: np.multiply(slower, getattr(self, name)).tolist() for name in times}
+        slow: Any = {
+            name: np.multiply(slower, getattr(self, name)).tolist() for name in times
+        }
         return replace(self, **slow)
 
 
@@ -168,7 +185,9 @@ class Replayed(NamedTuple):
     timeline: pd.DataFrame
 
 
-def calibrate(lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0) -> pd.DataFrame:
+def calibrate(
+    lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0
+) -> pd.DataFrame:
     """Measure table ``collectives`` of all ranks of the lab."""
     how: Any = {"ranks": lab.ranks, "place": lab, "join": JOIN, "timeout_s": timeout_s}
     return launch(collectives_job, settings, **how)["collectives"]
@@ -222,7 +241,9 @@ def replay(
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     """Play all turns. Rank 0 appends to a file, which a kill leaves usable."""
     retries = Retries(len(settings.turns) // 4)
-    turns = deque((repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns)
+    turns = deque(
+        (repeat, settings.scripts[n], settings.tries) for repeat, n in settings.turns
+    )
     while turns:
         repeat, script, tries = turns.popleft()
         seen_s, used = _iterate(me, script)
@@ -246,10 +267,16 @@ class _Messages:
         self._script, self._ranks = script, me.world_size
         self._works: list[dist.Work] = []
         mine = me.rank + 1.0
-        self._dense = [torch.full((n,), mine) for n in script.elements if not script.kept]
-        sent = [(torch.full((n,), mine), torch.arange(n, dtype=torch.int32)) for n in script.kept]
+        self._dense = [
+            torch.full((n,), mine) for n in script.elements if not script.kept
+        ]
+        sent = [
+            (torch.full((n,), mine), torch.arange(n, dtype=torch.int32))
+            for n in script.kept
+        ]
         self._sparse = [
-            [(part.new_zeros(me.world_size * len(part)), part) for part in pair] for pair in sent
+            [(part.new_zeros(me.world_size * len(part)), part) for part in pair]
+            for pair in sent
         ]
         self._last: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
@@ -348,20 +375,33 @@ def make_timeline(script: Script, everyone: Floats) -> Timeline:
 def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
     forward_end_s, waited_s, end_s = seen_s[-3:].tolist()
 
-    def span(kind: str, group: int, start_s: float, end_s: float, **more: Any) -> dict[str, Any]:
+    def span(
+        kind: str, group: int, start_s: float, end_s: float, **more: Any
+    ) -> dict[str, Any]:
         task = kind if group < 0 else f"{kind} {group}"
         times = {"start_s": start_s, "end_s": max(start_s, end_s)}
-        return {"task": task, "kind": kind, "stream": "compute", "group": group, **times, **more}
+        return {
+            "task": task,
+            "kind": kind,
+            "stream": "compute",
+            "group": group,
+            **times,
+            **more,
+        }
 
     yield span("forward", -1, 0.0, forward_end_s)
     begin_s, free_s = forward_end_s, 0.0
     for group, n_bytes in enumerate(script.bytes):
-        awake_s, selected_s, posted_s, done_s = seen_s[:-3].reshape(4, -1)[:, group].tolist()
+        awake_s, selected_s, posted_s, done_s = (
+            seen_s[:-3].reshape(4, -1)[:, group].tolist()
+        )
         yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
         if script.kept:
             yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
         sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
-        yield span(script.case.collective, group, max(selected_s, free_s), done_s, **sent)
+        yield span(
+            script.case.collective, group, max(selected_s, free_s), done_s, **sent
+        )
         begin_s, free_s = posted_s, done_s
     yield span("wait", -1, begin_s, waited_s)
     yield span("update", -1, waited_s, end_s)
@@ -370,10 +410,14 @@ def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
 # -- the file ----------------------------------------------------------------------------------
 
 
-def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, used: Usage) -> None:
+def append_iteration(
+    out: Path, script: Script, repeat: int, everyone: Floats, used: Usage
+) -> None:
     """Add an iteration to the file in ``out``: a line of its row, and in the first round its spans."""
     iteration_s = float(everyone[:, -1].max())
-    compute_s = script.played_by(len(everyone) - 1).compute_s  # of the straggler, if there is one
+    compute_s = script.played_by(
+        len(everyone) - 1
+    ).compute_s  # of the straggler, if there is one
     row = {
         "case": script.case.key,
         "repeat": repeat,
@@ -388,14 +432,18 @@ def append_iteration(out: Path, script: Script, repeat: int, everyone: Floats, u
         "others": used.others,
         "disturbed": used.disturbed,
     }
-    spans = [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
+    spans = (
+        [] if repeat else make_timeline(script, everyone).to_frame().to_dict("records")
+    )
     append_text(out / ITERATIONS, json.dumps([row, spans]) + "\n")
 
 
 def keep_complete(out: Path) -> list[tuple[str, int]]:
     """Return (case's key, repeat) of the iterations in ``out``; half a line, of a kill, is removed."""
     (out / ITERATIONS).write_text(text := _complete(out))
-    return [(row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())]
+    return [
+        (row["case"], row["repeat"]) for row, _ in map(json.loads, text.splitlines())
+    ]
 
 
 def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
@@ -405,7 +453,9 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
     for row, spans in map(json.loads, _complete(out).splitlines()):
         if case := described.get(row["case"]):
             runs.append({**row, **case, "origin": "replayed"})
-            shown += [{"case": row["case"], "repeat": row["repeat"], **span} for span in spans]
+            shown += [
+                {"case": row["case"], "repeat": row["repeat"], **span} for span in spans
+            ]
     if not runs:
         raise UserError(f"replay: no iteration was completed in {out}")
     columns = ["case", "repeat", *TIMELINE_COLUMNS]

@@ -39,7 +39,9 @@ READY = "ready"
 INTERFACE = "eth0"
 CROSSED = struct.Struct("=4d")
 """What has crossed: packets, late ones among them, and until the last, seconds and those of the processor."""
-LATE_S = 2e-4  # a packet that is written so much behind its due time, or not taken, is late
+LATE_S = (
+    2e-4  # a packet that is written so much behind its due time, or not taken, is late
+)
 MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
 SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
 # Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what came before.
@@ -97,7 +99,9 @@ class Line:
         last_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
         all_s = begin_s + size.bytes / self.bytes_per_s
         self.free_s = max(all_s, last_s + last_bytes / self.bytes_per_s)
-        return min(self.free_s, begin_s + size.frame_bytes / self.bytes_per_s), self.free_s
+        return min(
+            self.free_s, begin_s + size.frame_bytes / self.bytes_per_s
+        ), self.free_s
 
 
 class Shaper:
@@ -107,17 +111,23 @@ class Shaper:
     lost : how many packets chance has taken, once on their way, where they were sent
     """
 
-    def __init__(self, rates_bits_per_s: Sequence[float], conditions: Conditions) -> None:
+    def __init__(
+        self, rates_bits_per_s: Sequence[float], conditions: Conditions
+    ) -> None:
         self._how, self.lost = conditions, 0
         self._up, self._down = ([Line(rate) for rate in rates_bits_per_s] for _ in "ud")
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
         self._events: list[tuple[float, int, Packet]] = []
         self._order = count()
 
-    def send(self, now_s: float, source: int, target: int, size: Size, load: Any) -> None:
+    def send(
+        self, now_s: float, source: int, target: int, size: Size, load: Any
+    ) -> None:
         """Let a packet leave a rank: no earlier than any before."""
         if self._how.loss and self._chance[source].random() < self._how.loss:
-            self._up[source].carry(now_s, now_s, size)  # what is lost takes its time, too
+            self._up[source].carry(
+                now_s, now_s, size
+            )  # what is lost takes its time, too
             self.lost += 1
         else:
             self._carry(self._up[source], Packet(load, size, target, now_s), now_s)
@@ -126,7 +136,9 @@ class Shaper:
         """Let a link carry a packet, and note when it will be at the end of that."""
         began_s, left_s = line.carry(packet.first_s, last_s, packet.size)
         packet.first_s = began_s + self._how.delay_s
-        heapq.heappush(self._events, (left_s + self._how.delay_s, next(self._order), packet))
+        heapq.heappush(
+            self._events, (left_s + self._how.delay_s, next(self._order), packet)
+        )
 
     @property
     def next_s(self) -> float:
@@ -152,7 +164,9 @@ def measured(packet: bytes) -> Size:
     """Return what a packet, as a device gives it, is on the wire."""
     _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
     header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4 if kind else 0
-    return size_of(len(packet) - _HEADER.size, header_bytes, segment_bytes if kind else 0)
+    return size_of(
+        len(packet) - _HEADER.size, header_bytes, segment_bytes if kind else 0
+    )
 
 
 # -- the process -------------------------------------------------------------------------------
@@ -162,7 +176,9 @@ def open_device(namespace: str, back: str, offload: int) -> int:
     """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
     enter(namespace)
     for buffer in ("rmem", "wmem"):
-        Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(" ".join(map(str, WINDOW_BYTES)))
+        Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(
+            " ".join(map(str, WINDOW_BYTES))
+        )
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
@@ -175,7 +191,9 @@ def open_device(namespace: str, back: str, offload: int) -> int:
 class Tunnel:
     """Devices joined by a shaper; prefix : of addresses: rank r has r + 1 behind it; crossed : as CROSSED."""
 
-    def __init__(self, devices: list[int], shaper: Shaper, prefix: str, crossed: int) -> None:
+    def __init__(
+        self, devices: list[int], shaper: Shaper, prefix: str, crossed: int
+    ) -> None:
         self.devices, self.shaper, self._crossed = devices, shaper, crossed
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
         self._packets = self._late = 0
@@ -203,7 +221,11 @@ class Tunnel:
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             return
-        target = packet[29] - 1 if packet[10] >> 4 == 4 and packet[26:29] == self._prefix else -1
+        target = (
+            packet[29] - 1
+            if packet[10] >> 4 == 4 and packet[26:29] == self._prefix
+            else -1
+        )
         if 0 <= target < len(self.devices):
             source = self.devices.index(device)
             self.shaper.send(self._heard_s, source, target, measured(packet), packet)
@@ -219,7 +241,9 @@ class Tunnel:
             self._packets += 1
             self._late += late_s > LATE_S
             seconds = self.now_s(), time.process_time()
-            os.pwrite(self._crossed, CROSSED.pack(self._packets, self._late, *seconds), 0)
+            os.pwrite(
+                self._crossed, CROSSED.pack(self._packets, self._late, *seconds), 0
+            )
 
 
 def main(config: Mapping[str, Any]) -> None:

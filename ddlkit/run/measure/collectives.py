@@ -17,7 +17,15 @@ import torch.distributed as dist
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES, bus_factor
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
-from ddlkit.run.clock import Budget, Marks, measure, sample_rows, sleep_until, synchronizer, timed
+from ddlkit.run.clock import (
+    Budget,
+    Marks,
+    measure,
+    sample_rows,
+    sleep_until,
+    synchronizer,
+    timed,
+)
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, job, slowest
 from ddlkit.run.vitals import Retries, Watch
@@ -53,7 +61,9 @@ class CollectivesSettings:
         for collective in self.collectives:
             bus_factor(collective, 1)
         if not self.sizes or min(self.sizes) < 1:
-            raise UserError(f"message sizes {list(self.sizes)}: give at least one, all above 0")
+            raise UserError(
+                f"message sizes {list(self.sizes)}: give at least one, all above 0"
+            )
 
 
 @job(CollectivesSettings, "collectives")
@@ -86,11 +96,22 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 used = peers.usage_of_all(watch.usage())
                 if not (left and retries.again(used)):
                     break
-            labels = {"collective": collective, "messages_per_sample": count, "bytes": size}
-            labels |= {**place, "stolen": used.stolen, "late": used.late, "others": used.others}
+            labels = {
+                "collective": collective,
+                "messages_per_sample": count,
+                "bytes": size,
+            }
+            labels |= {
+                **place,
+                "stolen": used.stolen,
+                "late": used.late,
+                "others": used.others,
+            }
             frames.append(sample_rows(labels, seconds))
             median = format_seconds(float(np.median(seconds)))
-            me.say(f"{collective} of {format_bytes(size)} on {me.world_size} ranks: {median}")
+            me.say(
+                f"{collective} of {format_bytes(size)} on {me.world_size} ranks: {median}"
+            )
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
@@ -105,7 +126,9 @@ def messages_at(size: int, messages_per_sample: int) -> int:
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
 
 
-def _seconds(me: Rank, checked: CheckedCollective, settings: CollectivesSettings) -> Floats:
+def _seconds(
+    me: Rank, checked: CheckedCollective, settings: CollectivesSettings
+) -> Floats:
     """Return seconds of a message by sample, of the slowest rank; the last sample's values are checked."""
     synchronize = synchronizer(me.device)
 
@@ -120,7 +143,9 @@ def _seconds(me: Rank, checked: CheckedCollective, settings: CollectivesSettings
         return timed(checked.run, me.device)()
 
     how: Any = {"synchronize": synchronize, "setup": together, "agree": peers.agree_all}
-    seconds = measure(held if me.backend == "nccl" else checked.run, settings.budget, **how)
+    seconds = measure(
+        held if me.backend == "nccl" else checked.run, settings.budget, **how
+    )
     checked.check()
     ahead_s = (me.world_size - 1 - me.rank) * settings.apart_s
     return slowest(seconds - ahead_s) / len(checked.buffers)
@@ -129,18 +154,30 @@ def _seconds(me: Rank, checked: CheckedCollective, settings: CollectivesSettings
 class CheckedCollective:
     """One collective of random integers in float32, whose sums are exact; buffers : (count, n) results."""
 
-    def __init__(self, me: Rank, collective: str, size: int, seed: int, count: int = 1) -> None:
+    def __init__(
+        self, me: Rank, collective: str, size: int, seed: int, count: int = 1
+    ) -> None:
         self.collective, elements = collective, size // _ELEMENT_BYTES
         if collective == "all_gather":
             elements //= me.world_size
         random = torch.Generator().manual_seed(seed)
-        vector = torch.randint(-_LARGEST, _LARGEST, (elements,), generator=random).float()
+        vector = torch.randint(
+            -_LARGEST, _LARGEST, (elements,), generator=random
+        ).float()
         shares = (vector.roll(number * _SHIFT) for number in range(me.world_size))
         mine = vector.roll(me.rank * _SHIFT)
-        expected = torch.cat([*shares]) if collective == "all_gather" else reduce(torch.add, shares)
+        expected = (
+            torch.cat([*shares])
+            if collective == "all_gather"
+            else reduce(torch.add, shares)
+        )
         if collective == "reduce_scatter":
             expected = expected.chunk(me.world_size)[me.rank]
-        start = mine if collective == "all_reduce" else torch.full_like(expected, float("nan"))
+        start = (
+            mine
+            if collective == "all_reduce"
+            else torch.full_like(expected, float("nan"))
+        )
         everything = (tensor.to(me.device) for tensor in (mine, start, expected))
         self.mine, self._start, self.expected = everything
         self.buffers = self.expected.new_empty((count, expected.numel()))
@@ -157,7 +194,11 @@ class CheckedCollective:
     def _post(self, buffer: torch.Tensor) -> dist.Work:
         if self.collective == "all_reduce":
             return dist.all_reduce(buffer, async_op=True)
-        post = peers.scatter_single if self.collective == "reduce_scatter" else peers.gather_single
+        post = (
+            peers.scatter_single
+            if self.collective == "reduce_scatter"
+            else peers.gather_single
+        )
         return post(buffer, self.mine, async_op=True)
 
     def check(self) -> None:
@@ -166,4 +207,6 @@ class CheckedCollective:
         if wrong:
             size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
             what = f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements"
-            raise UserError(f"{what} came out wrong: mend the network or the library first")
+            raise UserError(
+                f"{what} came out wrong: mend the network or the library first"
+            )

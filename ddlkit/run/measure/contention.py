@@ -44,7 +44,9 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
     fp32, bf16 = torch.float32, torch.bfloat16
     images, side, product = (1, 32, 128) if tiny else (64, 224, 8192)
     image, pixels, square = (images, 64, side, side), side**2, (product, product)
-    attention = (1, 2, 64, 16) if tiny else (4, 32, 4096, 128)  # sequences, heads, tokens, width
+    attention = (
+        (1, 2, 64, 16) if tiny else (4, 32, 4096, 128)
+    )  # sequences, heads, tokens, width
     attend = partial(nn.functional.scaled_dot_product_attention, is_causal=True)
 
     def module(kind: Callable[..., nn.Module], *sizes: int, **options: Any) -> Any:
@@ -52,27 +54,40 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
 
     convolve = module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
     return {
-        "average_pooling": Kernel(image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)),
+        "average_pooling": Kernel(
+            image, fp32, module(nn.AvgPool2d, 3, stride=2, padding=1)
+        ),
         "batch_norm": Kernel(image, fp32, module(nn.BatchNorm2d, 64)),
         "convolution": Kernel(image, fp32, convolve),
         "linear": Kernel((images, 64, pixels), fp32, module(nn.Linear, pixels, 64)),
         "relu": Kernel(image, fp32, module(nn.ReLU, inplace=True)),
-        "matrix_product": Kernel(square, bf16, lambda x: partial(torch.mm, x, x.clone())),
-        "attention": Kernel(attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())),
+        "matrix_product": Kernel(
+            square, bf16, lambda x: partial(torch.mm, x, x.clone())
+        ),
+        "attention": Kernel(
+            attention, bf16, lambda x: partial(attend, x, x.clone(), x.clone())
+        ),
     }
 
 
 _NONE: dict[str, Any] = {
     "communication": "none",
-    **dict.fromkeys(("blocks", "threads", "taken_blocks", "taken_threads", "registers"), 0),
+    **dict.fromkeys(
+        ("blocks", "threads", "taken_blocks", "taken_threads", "registers"), 0
+    ),
     **dict.fromkeys(("shared_bytes", "cluster", "fifo_bytes"), 0),
     **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "overlap_share"), 0.0),
 }
 
 
-def _rows(name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats) -> pd.DataFrame:
+def _rows(
+    name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats
+) -> pd.DataFrame:
     """Return rows of one kernel in one company; ``columns`` : that are not as of a kernel alone."""
-    shape, dtype = "x".join(map(str, kernel.shape)), str(kernel.dtype).removeprefix("torch.")
+    shape, dtype = (
+        "x".join(map(str, kernel.shape)),
+        str(kernel.dtype).removeprefix("torch."),
+    )
     labels = {"kernel": name, "shape": shape, "dtype": dtype, "device": "cuda"}
     return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
 
@@ -85,7 +100,12 @@ LEAST_OVERLAP, MOST_EXTRA_S = 0.98, 0.2  # else a kernel and its neighbour took 
 
 
 def in_turn(
-    name: str, tiny: bool, device: torch.device, neighbour: Any, ways: Sequence[Any], budget: Budget
+    name: str,
+    tiny: bool,
+    device: torch.device,
+    neighbour: Any,
+    ways: Sequence[Any],
+    budget: Budget,
 ) -> Iterator[pd.DataFrame]:
     """Yield rows of a kernel alone, and of it beside its neighbour in each of ``ways``, timed in turn.
 
@@ -118,7 +138,9 @@ def in_turn(
     if alone_s < QUICK_S and budget.min_repeats < QUICK_REPEATS <= budget.max_repeats:
         budget = replace(budget, min_repeats=QUICK_REPEATS)
     actions = {way: partial(passage, way) for way in reads}
-    samples = clock.measure_interleaved(actions, budget, synchronize=torch.cuda.synchronize)
+    samples = clock.measure_interleaved(
+        actions, budget, synchronize=torch.cuda.synchronize
+    )
     for way, seconds in samples.items():
         seen = [read() for read in reads[way][-len(seconds) :]]
         rates = {"bytes_per_s": [traffic.bytes_per_s for traffic in seen]}
@@ -164,7 +186,9 @@ class Queues(ABC):
     chances = 3  # where a computation was held up, operations end too early
     labels: Mapping[str, Any] = {"ranks": 1}
 
-    def __init__(self, device: torch.device, ways: Sequence[str], n_bytes: float) -> None:
+    def __init__(
+        self, device: torch.device, ways: Sequence[str], n_bytes: float
+    ) -> None:
         self._device, self._bytes = device, n_bytes
         self.streams = {way: torch.cuda.Stream(device) for way in ways}
         self._alone = Marks(device)
@@ -227,7 +251,9 @@ def flow(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
 
 DIRECTIONS = ("h2d", "d2h")
 COPIES = (*DIRECTIONS, BOTH)
-CHUNK_BYTES = 16 * MIB  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
+CHUNK_BYTES = (
+    16 * MIB
+)  # a quarter of a millisecond at 64 GB/s: starting a copy does not count
 
 
 class CopyEngine(Queues):
@@ -235,9 +261,15 @@ class CopyEngine(Queues):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, DIRECTIONS, CHUNK_BYTES)
-        hosts = [torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True) for _ in DIRECTIONS]
+        hosts = [
+            torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in DIRECTIONS
+        ]
         near, far = (host.to(device) for host in hosts)
-        self._ends = {"h2d": (near, hosts[0]), "d2h": (hosts[1], far)}  # (target, source)
+        self._ends = {
+            "h2d": (near, hosts[0]),
+            "d2h": (hosts[1], far),
+        }  # (target, source)
         self.time()
 
     def columns(self, way: str) -> dict[str, Any]:
@@ -260,7 +292,10 @@ BLOCKS, THREADS = (1, 2, 3, 4, 8, 16, 32), (64, 128, 256, 512)  # that NCCL is a
 FEW = ("convolution", "attention")
 # Kernels, and what to spend on each:
 _BRIEF = FEW, Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=0.1)
-_LONG = tuple(kernels(tiny=True)), Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0)
+_LONG = (
+    tuple(kernels(tiny=True)),
+    Budget(warmup=1, min_repeats=6, max_repeats=20, max_s=6.0),
+)
 
 
 def measure_beside(
@@ -270,8 +305,12 @@ def measure_beside(
     if device == "cpu":
         raise Unavailable("no stand-in and no copy engine: needs a GPU")
     with compute_on(f"{name} beside communication", device) as place, torch.no_grad():
-        neighbour = GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
-        return all_or_partial("contention", in_turn(name, tiny, place, neighbour, ways, budget))
+        neighbour = (
+            GpuStandIn() if isinstance(ways[0], Footprint) else CopyEngine(place)
+        )
+        return all_or_partial(
+            "contention", in_turn(name, tiny, place, neighbour, ways, budget)
+        )
 
 
 def cases(device: str, brief: bool, copies: bool = False) -> Iterator[Any]:
@@ -292,4 +331,6 @@ def footprints(brief: bool) -> list[Footprint]:
         return [Footprint(1, 64), Footprint(4, 512, 1e9)]
     grid = [Footprint(*both) for both in itertools.product(BLOCKS, THREADS)]
     limited = itertools.product(RATES[1:], BLOCKS, (128, 512))
-    return grid + [Footprint(blocks, threads, rate) for rate, blocks, threads in limited]
+    return grid + [
+        Footprint(blocks, threads, rate) for rate, blocks, threads in limited
+    ]

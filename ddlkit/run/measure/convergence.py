@@ -61,7 +61,9 @@ class Recipe:
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "vgg16_eighth": partial(registry.vgg16_eighth, _CLASSES),
-    "vgg16_eighth_replaced": partial(registry.vgg16_replaced, _CLASSES, *registry.SMALL),
+    "vgg16_eighth_replaced": partial(
+        registry.vgg16_replaced, _CLASSES, *registry.SMALL
+    ),
     "vgg16_eighth_no_dropout": partial(registry.vgg16_eighth, _CLASSES, dropout=0.0),
 }
 """Of osf Fig 9. The replaced one has no dropout, so it has two to be compared with."""
@@ -74,7 +76,10 @@ SIDE = 32  # of a picture, averaged down to the size of those in CIFAR-10
 _VGG = Recipe(12, learning_rate=0.02, decay=1e-4, largest_gradient=math.inf)
 _RESNET = replace(_VGG, learning_rate=0.05)
 TASKS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
-    "vgg16_cifar_eighth": (partial(registry.vgg16_cifar, _CLASSES, registry.EIGHTH), _VGG),
+    "vgg16_cifar_eighth": (
+        partial(registry.vgg16_cifar, _CLASSES, registry.EIGHTH),
+        _VGG,
+    ),
     "resnet20_half": (partial(registry.resnet20_half, _CLASSES), _RESNET),
 }
 """Of omgs Fig 3; its LSTM was measured at v0.2-studies, and its tables are read."""
@@ -87,7 +92,9 @@ def started(network: str, seed: int) -> nn.Module:
         random = torch.Generator().manual_seed(seed)
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=random)
+                nn.init.kaiming_normal_(
+                    layer.weight, nonlinearity="relu", generator=random
+                )
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
     with torch.random.fork_rng():
@@ -121,10 +128,17 @@ class _Training:
         self.exchange = exchange(self.model) if exchange else None
         how = recipe.learning_rate, recipe.momentum, 0, recipe.decay
         self.optimizer = torch.optim.SGD(self.model.parameters(), *how)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, recipe.rate_share)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, recipe.rate_share
+        )
         counts = (recipe.training_images, False), (recipe.held_out_images, True)
-        both = (drawn.examples(*count, SIDE if network in TASKS else None) for count in counts)
-        self.training, self.held_out = ([part.to(device) for part in each] for each in both)
+        both = (
+            drawn.examples(*count, SIDE if network in TASKS else None)
+            for count in counts
+        )
+        self.training, self.held_out = (
+            [part.to(device) for part in each] for each in both
+        )
         self._orders = torch.Generator().manual_seed(seed)
 
     def epoch(self) -> tuple[float, float]:
@@ -134,7 +148,9 @@ class _Training:
             network.train()
         order = torch.randperm(recipe.training_images, generator=self._orders)
         batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
-        loss, right, count = np.sum([self._step(rows) for rows in batches], axis=0).tolist()
+        loss, right, count = np.sum(
+            [self._step(rows) for rows in batches], axis=0
+        ).tolist()
         return loss / count, right / count
 
     def _step(self, rows: Tensor) -> Any:
@@ -162,7 +178,9 @@ class _Training:
         """Return loss and share right without dropout, by the mean of all ranks' statistics."""
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
-                buffer.copy_(torch.stack([n.get_buffer(name) for n in self.networks]).mean(0))
+                buffer.copy_(
+                    torch.stack([n.get_buffer(name) for n in self.networks]).mean(0)
+                )
         self.model.eval()
         logits = self.model(inputs)
         loss = nn.functional.cross_entropy(logits, labels)
@@ -181,10 +199,15 @@ class _Training:
             scores |= {name: self.judged(*part) for name, part in judged_on.items()}
             if not all(math.isfinite(loss) for loss, _ in scores.values()):
                 raise UserError(f"{what}: diverged in epoch {epoch}: lower the rate")
-            rows += [(epoch, on, loss, right, seconds) for on, (loss, right) in scores.items()]
+            rows += [
+                (epoch, on, loss, right, seconds)
+                for on, (loss, right) in scores.items()
+            ]
             off, right = scores["held_out"]
             say(f"{what}, epoch {epoch}: held out {off:.3f}, {right:.0%} right")
-        table = pd.DataFrame(rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"])
+        table = pd.DataFrame(
+            rows, columns=["epoch", "measured_on", "loss", "accuracy", "seconds"]
+        )
         device = self.held_out[0].device.type
         return table.assign(
             device=device,
@@ -199,15 +222,24 @@ class _Training:
         )
 
 
-def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) -> pd.DataFrame:
+def train(
+    network: str, seed: int, recipe: Recipe, device: str, threads: int
+) -> pd.DataFrame:
     """Return table ``convergence`` of one of NETWORKS, judged on pictures that it trains on and held out."""
     what = f"{network}, seed {seed}"
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place)
         first = [part[: recipe.held_out_images] for part in training.training]
-        dense = [layer for layer in training.model.modules() if isinstance(layer, nn.Linear)]
+        dense = [
+            layer for layer in training.model.modules() if isinstance(layer, nn.Linear)
+        ]
         size = sum(p.numel() for layer in dense for p in layer.parameters())
-        labels = {"network": network, "seed": seed, "dense_parameters": size, "classes": _CLASSES}
+        labels = {
+            "network": network,
+            "seed": seed,
+            "dense_parameters": size,
+            "classes": _CLASSES,
+        }
         judged_on = {"training": first, "held_out": training.held_out}
         return training.followed(what, judged_on, labels)
 
@@ -217,7 +249,9 @@ def train(network: str, seed: int, recipe: Recipe, device: str, threads: int) ->
 METHODS = {"topk": "single", "lags": "none", "omgs": "omgs", "exact": "exact"}
 """Sparsified methods, and the planner of each (omgs Tab I; exact is this project's)."""
 DENSE = "dense"
-PLANNED_BACKWARD_S = 0.1  # that a network's backward pass takes where its plans are made
+PLANNED_BACKWARD_S = (
+    0.1  # that a network's backward pass takes where its plans are made
+)
 
 
 def workload(network: str) -> Workload:
@@ -228,10 +262,14 @@ def workload(network: str) -> Workload:
         model.eval()(inputs)
     counts = counter.get_flop_counts()
     flops = {name.partition(".")[2]: sum(counts[name].values()) for name in counts}
-    sizes = pd.Series({name: p.numel() for name, p in reversed([*model.named_parameters()])})
+    sizes = pd.Series(
+        {name: p.numel() for name, p in reversed([*model.named_parameters()])}
+    )
     layers = sizes.index.str.rpartition(".").get_level_values(0)
     whole = sizes.groupby(layers).transform("sum").to_numpy()
-    shares = np.array([flops.get(layer, 0) for layer in layers]) / whole * sizes.to_numpy()
+    shares = (
+        np.array([flops.get(layer, 0) for layer in layers]) / whole * sizes.to_numpy()
+    )
     backward_s = PLANNED_BACKWARD_S * shares / shares.sum()
     n_bytes = ELEMENT_BYTES * sizes.to_numpy()
     return Workload.from_arrays(PLANNED_BACKWARD_S / 2, backward_s, n_bytes)
@@ -244,7 +282,10 @@ def plans(network: str) -> dict[str, FusionPlan | None]:
     names: dict[tuple[int, ...], list[str]] = {}
     for method, spec in METHODS.items():
         names.setdefault(make_plan(spec, work, cost).ends, []).append(method)
-    sparse = {"+".join(methods): FusionPlan(methods[0], ends) for ends, methods in names.items()}
+    sparse = {
+        "+".join(methods): FusionPlan(methods[0], ends)
+        for ends, methods in names.items()
+    }
     return {DENSE: None, **sparse}
 
 
@@ -252,7 +293,11 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
     """Return table ``sparse_convergence`` of one of `plans` by RANKS on one thread. Raises as `train`."""
     what, plan = f"{network}, {method}, seed {seed}", plans(network)[method]
     density = DENSITY if plan else 1.0
-    exchange = partial(PlayedExchange, plan=plan, density=density, ranks=RANKS) if plan else None
+    exchange = (
+        partial(PlayedExchange, plan=plan, density=density, ranks=RANKS)
+        if plan
+        else None
+    )
     with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, RANKS, exchange)
         sizes = [p.numel() for p in training.model.parameters()]

@@ -69,8 +69,18 @@ def _of_nccl() -> Iterator[Row]:
     with pretended("H100") as model:
         rate = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)].bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, 1e9 * rate
-        yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, 1e9 * model.get_intra_node_bw()
-        took_ms = model.estimate_nccl_collective_runtime_impl(GIB, 8, model.NCCL_COLL.P2P)
+        yield (
+            "nccl",
+            "bytes_per_s",
+            "nvlink",
+            "H100",
+            8,
+            0,
+            1e9 * model.get_intra_node_bw(),
+        )
+        took_ms = model.estimate_nccl_collective_runtime_impl(
+            GIB, 8, model.NCCL_COLL.P2P
+        )
         yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / took_ms * 1e3
 
 
@@ -108,13 +118,20 @@ def _of_graphs() -> Iterator[Row]:
         for what in ("all_reduce", "all_gather", "reduce_scatter"):
             node = collective_node(what, 4 * MIB, 8, near.group_name)
             val = node.all_input_nodes[0].meta["val"]
-            given = SimpleNamespace(layout=SimpleNamespace(size=val.shape, dtype=val.dtype))
+            given = SimpleNamespace(
+                layout=SimpleNamespace(size=val.shape, dtype=val.dtype)
+            )
             size = model.estimate_fx_collective_size(node)
             yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, size
-            size = model.get_collective_input_size_bytes(SimpleNamespace(inputs=[given]))
+            size = model.get_collective_input_size_bytes(
+                SimpleNamespace(inputs=[given])
+            )
             yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, size
         for what, group in (("one_node", near), ("eight_nodes", far)):
-            node, how = collective_node("all_reduce", 100 * MIB, 8, group.group_name), (None, False)
+            node, how = (
+                collective_node("all_reduce", 100 * MIB, 8, group.group_name),
+                (None, False),
+            )
             took_ms = model.estimate_nccl_collective_runtime_from_fx_node(node, *how)
             yield "graph", "seconds", what, "H100", 8, 100 * MIB, took_ms / 1e3
 
@@ -127,18 +144,34 @@ def _of_meshes() -> Iterator[Row]:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     with patch.object(_mesh_resources, "num_devices_per_host", lambda _: 8):
-        meshes = {n: DeviceMesh("cpu", list(range(n)), _init_backend=False) for n in RANKS}
-        found = {n: model.MeshTopoInfo.build_from_mesh(mesh) for n, mesh in meshes.items()}
+        meshes = {
+            n: DeviceMesh("cpu", list(range(n)), _init_backend=False) for n in RANKS
+        }
+        found = {
+            n: model.MeshTopoInfo.build_from_mesh(mesh) for n, mesh in meshes.items()
+        }
     for ranks, n in product(RANKS, SIZES):
         took_us = model.allreduce_cost(n / GIB, found[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, n, took_us / 1e6
-    yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, 1e9 * found[8].mesh_dim_bandwidth[0]
-    took_us = model.allreduce_cost(1, found[8], 0) - model.allreduce_cost(0, found[8], 0)
+    yield (
+        "mesh",
+        "bytes_per_s",
+        "nvlink",
+        "H100",
+        8,
+        0,
+        1e9 * found[8].mesh_dim_bandwidth[0],
+    )
+    took_us = model.allreduce_cost(1, found[8], 0) - model.allreduce_cost(
+        0, found[8], 0
+    )
     yield "mesh", "bytes_per_s", "large", "H100", 8, GIB, GIB * 14 / 8 / took_us * 1e6
     meta = TensorMeta(torch.Size((5120, 5120)), (5120, 1), torch.float32)
     split = DTensorSpec(meshes[8], (Shard(0),), meta)
     for what, to in (("all_gather", Replicate()), ("all_to_all", Shard(1))):
-        took_us = model.one_step_redistribute_cost(split, DTensorSpec(meshes[8], (to,), meta))
+        took_us = model.one_step_redistribute_cost(
+            split, DTensorSpec(meshes[8], (to,), meta)
+        )
         yield "mesh", "seconds", what, "H100", 8, 100 * MIB, took_us / 1e6
 
 
@@ -148,10 +181,14 @@ def profile_of(seen: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
 
     said = {"Process Group Ranks": "[0, 1]", "Group size": 2, "dtype": "Float"}
     events, profile = [], ProfileData()
-    for what, n, samples in ((what, *each) for what, by_n in seen.items() for each in by_n.items()):
+    for what, n, samples in (
+        (what, *each) for what, by_n in seen.items() for each in by_n.items()
+    ):
         sizes = dict.fromkeys(("In msg nelems", "Out msg nelems"), n // 4)
         args = {**said, **sizes, "Collective name": what}
-        events += [{"cat": "kernel", "dur": 1e6 * seconds, "args": args} for seconds in samples]
+        events += [
+            {"cat": "kernel", "dur": 1e6 * seconds, "args": args} for seconds in samples
+        ]
     with scratch() as folder:
         path = folder / "profile.json"
         path.write_text(json.dumps({"traceEvents": events}))
@@ -173,7 +210,9 @@ def _of_profiles() -> Iterator[Row]:
     for what, (seen, sizes) in cases.items():
         profile = profile_of(seen)
         for n in sizes:
-            took_ms, _ = profile.lookup_collective("all_reduce", (0, 1), n // 4, "Float")
+            took_ms, _ = profile.lookup_collective(
+                "all_reduce", (0, 1), n // 4, "Float"
+            )
             yield "profile", "seconds", what, "any", 2, n, took_ms / 1e3
 
 
@@ -183,7 +222,10 @@ def _of_rooflines() -> Iterator[Row]:
     from torch.utils import _runtime_estimation as model
 
     flops = 2 * 8192**3
-    with pretended("H100"), patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100"):
+    with (
+        pretended("H100"),
+        patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100"),
+    ):
         rates = {"product": flops / model.flops_to_ns(flops, torch.bfloat16) / 1e3}
         for what, kind in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
             rates[what] = device_info.datasheet_tops(kind) or 0

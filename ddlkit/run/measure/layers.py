@@ -36,7 +36,9 @@ from ddlkit.run.nets.given import Training, known
 from ddlkit.run.sessions import ran_out_of_memory, say
 from ddlkit.run.vitals import Retries, Watch
 
-GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)  # a floor needs no more
+GRAPH = Budget(
+    warmup=1, min_repeats=3, max_repeats=10, max_s=0.2
+)  # a floor needs no more
 _END, _LAYER, _GRADIENT = "end", "layer", "gradient"
 
 
@@ -45,7 +47,9 @@ class _Seen:
 
     def __init__(self, training: Training, marks: Any) -> None:
         self._marks, self._what = marks, list[tuple[str, str]]()
-        with training.watched(partial(self._note, _LAYER), partial(self._note, _GRADIENT)):
+        with training.watched(
+            partial(self._note, _LAYER), partial(self._note, _GRADIENT)
+        ):
             training.iterate(partial(self._note, _END, ""))
 
     def _note(self, what: str, name: str) -> None:
@@ -61,14 +65,18 @@ class _Seen:
         """
         at = self._marks.seconds()
         ends = [k for k, (what, _) in enumerate(self._what) if what == _END]
-        last = {name: k for k, (what, name) in enumerate(self._what) if what == _GRADIENT}
+        last = {
+            name: k for k, (what, name) in enumerate(self._what) if what == _GRADIENT
+        }
         order = sorted(last, key=last.__getitem__)
         ready = {name: max(0.0, float(at[last[name]] - at[ends[1]])) for name in order}
         begin = max(k for k in range(ends[1]) if self._what[k][0] != _LAYER)
         starts = [k for k in range(begin + 1, ends[1]) if self._what[k][1] in last]
         names = [self._what[k][1] for k in starts] or order[-1:]
         layers = dict.fromkeys(names, 0.0)
-        for name, span in zip(names, np.diff(at[[begin, *starts[1:], ends[1]]]), strict=True):
+        for name, span in zip(
+            names, np.diff(at[[begin, *starts[1:], ends[1]]]), strict=True
+        ):
             layers[name] += float(span)
         return layers, ready, float(at[-1])
 
@@ -90,7 +98,10 @@ class _Order:
         self.starts, self.ready = list(flops), list(ready)
         if me:
             every = [*training.trained()]
-            self.starts, self.ready = _as_rank_0(self.starts, every), _as_rank_0(self.ready, every)
+            self.starts, self.ready = (
+                _as_rank_0(self.starts, every),
+                _as_rank_0(self.ready, every),
+            )
         self.flops = np.array([flops.get(name, 0.0) for name in self.starts])
 
     def spans(self, seen: _Seen) -> Floats:
@@ -103,7 +114,9 @@ class _Order:
     def by_tensor(self, by_start: Floats) -> Floats:
         """Return (n,) in forward order from (s,): all of a layer goes to its first tensor."""
         shares = np.zeros(len(self.ready))
-        np.add.at(shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start)
+        np.add.at(
+            shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start
+        )
         return shares
 
 
@@ -116,12 +129,17 @@ def _as_rank_0(names: list[str], every: list[str]) -> list[str]:
 
 @contextmanager
 def compute_on(
-    what: str, device: str | torch.device, precision: str = "fp32", threads: int | None = None
+    what: str,
+    device: str | torch.device,
+    precision: str = "fp32",
+    threads: int | None = None,
 ) -> Iterator[torch.device]:
     """Compute ``what`` with this many CPU threads and precision ("": torch's own); afterwards as before."""
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
-        raise UserError("precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU")
+        raise UserError(
+            "precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU"
+        )
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     with ExitStack() as before:
         before.callback(torch.set_num_threads, torch.get_num_threads())
@@ -131,7 +149,10 @@ def compute_on(
         torch.set_num_threads(threads or torch.get_num_threads())
         try:
             yield place
-        except (MemoryError, RuntimeError) as error:  # torch's CUDA out-of-memory is a RuntimeError
+        except (
+            MemoryError,
+            RuntimeError,
+        ) as error:  # torch's CUDA out-of-memory is a RuntimeError
             if not ran_out_of_memory(error):
                 raise
             raise UserError(f"out of memory: {what}; choose a smaller batch") from None
@@ -153,7 +174,9 @@ def profile_layers(
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
     """Return `profile_training` of a network of the registry, on a GPU with the times of `_graph`, too."""
-    with compute_on(f"{network} at batch {batch} on {device}", device, precision, threads) as place:
+    with compute_on(
+        f"{network} at batch {batch} on {device}", device, precision, threads
+    ) as place:
         training = known(network, batch, place, precision)
         return profile_training(training, precision, budget, me, as_graph=True)
 
@@ -192,9 +215,15 @@ def profile_training(
         **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
         **{name: slowest(seconds) for name, seconds in on_gpu.items()},
     }
-    labels = {"network": training.network, "device": training.device.type, "batch": training.batch}
+    labels = {
+        "network": training.network,
+        "device": training.device.type,
+        "batch": training.batch,
+    }
     labels |= {"precision": precision, "ranks": me.world_size if me else 1}
-    return _profile(training, order, phases, spans), clock.rows_by("quantity", quantities, labels)
+    return _profile(training, order, phases, spans), clock.rows_by(
+        "quantity", quantities, labels
+    )
 
 
 def layer_tables(
@@ -207,14 +236,20 @@ def layer_tables(
     me: Rank | None = None,
 ) -> Tables:
     """Return tables ``layers`` and ``samples`` of `profile_layers`."""
-    profile, samples = profile_layers(network, batch, device, precision, budget, threads, me)
+    profile, samples = profile_layers(
+        network, batch, device, precision, budget, threads, me
+    )
     if (share := issue_share(samples)) > HOST_BOUND:
-        say(f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration")
+        say(
+            f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration"
+        )
     how = precision, me.world_size if me else 1, threads or torch.get_num_threads()
     return {"layers": store.profile_frame(profile, *how), "samples": samples}
 
 
-def _profile(training: Training, order: _Order, phases: Floats, spans: Floats) -> LayerProfile:
+def _profile(
+    training: Training, order: _Order, phases: Floats, spans: Floats
+) -> LayerProfile:
     """Return medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
@@ -251,7 +286,10 @@ def _measure(
     def run_watched() -> None:
         watched.append(_Seen(training, Marks(device)))
 
-    how: Any = {"synchronize": clock.synchronizer(device), "agree": peers.agree_all if me else bool}
+    how: Any = {
+        "synchronize": clock.synchronizer(device),
+        "agree": peers.agree_all if me else bool,
+    }
     actions = {"plain": run_plain, "watched": run_watched}
     repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
     marks = np.array([run.seconds() for run in plain[-repeats:]])

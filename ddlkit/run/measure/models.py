@@ -29,7 +29,11 @@ from ddlkit.run import clock
 from ddlkit.run.clock import Budget
 from ddlkit.run.jobs import rank as peers
 from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, joined, slowest
-from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job, whole_size
+from ddlkit.run.measure.collectives import (
+    CollectivesSettings,
+    collectives_job,
+    whole_size,
+)
 from ddlkit.run.measure.layers import compute_on, profile_training
 from ddlkit.run.measure.slowdown import answered, slowed
 from ddlkit.run.measure.training import imposed
@@ -42,7 +46,9 @@ REBUILT = 3  # iterations after which DDP reports its rebuilt buckets
 LATE = 0.9  # a first gradient that is ready at this share of backward leaves nothing to overlap
 
 
-def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dict[str, Any]:
+def measure_model(
+    given: str, accumulate: int, out: Path, budget: Budget
+) -> dict[str, Any]:
     """Measure the layers of what `load` takes, save them, and return what to show, on rank 0.
 
     accumulate : calls of the loss in an iteration. All ranks measure at the same time (`joined`). Raises
@@ -59,31 +65,45 @@ def measure_model(given: str, accumulate: int, out: Path, budget: Budget) -> dic
     for note in notes:
         me.say(note)
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
-    name, samples = f"{profile.network}-b{profile.batch}-r{me.world_size}", tables["samples"]
+    name, samples = (
+        f"{profile.network}-b{profile.batch}-r{me.world_size}",
+        tables["samples"],
+    )
     for schema, rows in tables.items():
         origin.save(path := table_path(out, schema, name), rows, schema)
     median = samples.groupby("quantity")["seconds"].median()
-    pairs = samples.pivot(index="sample", columns="quantity", values="seconds")  # drift meets both
+    pairs = samples.pivot(
+        index="sample", columns="quantity", values="seconds"
+    )  # drift meets both
     return {
         **{"network": profile.network, "device": profile.device},
         **{"precision": samples["precision"].iloc[0]},
         **{"ranks": me.world_size, "tensors": len(profile.tensor)},
         "gradient_bytes": int(profile.gradient_bytes.sum()),
-        **{f"{phase}_s": float(median[phase]) for phase in ("forward", "backward", "update")},
-        "hooked_over_unhooked": (pairs["hooked_iteration"] / pairs["unhooked_iteration"]).median(),
+        **{
+            f"{phase}_s": float(median[phase])
+            for phase in ("forward", "backward", "update")
+        },
+        "hooked_over_unhooked": (
+            pairs["hooked_iteration"] / pairs["unhooked_iteration"]
+        ).median(),
         "order": order,
         "profile": str(path),
     }
 
 
-def layers_of(training: Training, budget: Budget, me: Rank) -> tuple[Tables, LayerProfile]:
+def layers_of(
+    training: Training, budget: Budget, me: Rank
+) -> tuple[Tables, LayerProfile]:
     """Return tables ``samples`` and ``layers`` of any training, and its profile, by all ranks at once."""
     profile, samples = profile_training(training, training.precision, budget, me)
     how = training.precision, me.world_size, me.torch_threads
     return {"samples": samples, "layers": store.profile_frame(profile, *how)}, profile
 
 
-def loaded_together(given: str, accumulate: int, me: Rank, notes: list[str]) -> Training:
+def loaded_together(
+    given: str, accumulate: int, me: Rank, notes: list[str]
+) -> Training:
     """Return what a user gives, tried out in every rank; what is compiled, inside DDP.
 
     accumulate : calls of its loss in an iteration, of which its name tells. Raises UserError as `load` and
@@ -99,7 +119,9 @@ def loaded_together(given: str, accumulate: int, me: Rank, notes: list[str]) -> 
         training.network += f"-k{accumulate}" * (accumulate > 1)
         trained = training.trained()
         text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
-        digest = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)  # which a float64 holds
+        digest = int(
+            hashlib.sha256(text.encode()).hexdigest()[:12], 16
+        )  # which a float64 holds
         mine = [digest, len(trained), sum(p.numel() for p in trained.values())]
     except Exception as error:
         failure, mine = error, [-1, 0, 0]
@@ -110,7 +132,9 @@ def loaded_together(given: str, accumulate: int, me: Rank, notes: list[str]) -> 
         if other != first:
             has = "rank {}'s has {:.0f} tensors of {:.0f} elements"
             both = f"{has.format(0, *first[1:])}, {has.format(rank, *other[1:])}"
-            raise UserError(f"{given}: models differ between ranks: {both}; build the same on each")
+            raise UserError(
+                f"{given}: models differ between ranks: {both}; build the same on each"
+            )
     return training
 
 
@@ -142,8 +166,16 @@ def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
     ours, theirs = (
         sorted(names, key=lambda n: str(trained[n].dtype)) for names in (ready, rebuilt)
     )
-    other = sum(a != b for a, b in zip(ours, theirs, strict=False)) + len(ours) - len(theirs)
-    return f"other than DDP's in {other} of {len(ours)} tensors" if other else "as DDP rebuilds"
+    other = (
+        sum(a != b for a, b in zip(ours, theirs, strict=False))
+        + len(ours)
+        - len(theirs)
+    )
+    return (
+        f"other than DDP's in {other} of {len(ours)} tensors"
+        if other
+        else "as DDP rebuilds"
+    )
 
 
 def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
@@ -165,11 +197,18 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
 
 LISTS = "bucket_cap_mb_list" in DDP_OPTIONS  # torch 2.11 and later
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
-FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = 0.2, 0.4, 0.3  # shares of the time to measure in
+FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = (
+    0.2,
+    0.4,
+    0.3,
+)  # shares of the time to measure in
 LEAST = 40.0  # iterations in the last of these, below which it says nothing
 WHOLES = 20.0  # messages of all gradients in the last two, if each size is sent as rarely as may be
 ROUNDS, FEWEST, TRIED = 10, 6, 2
-EACH, MOST = Budget(0, 3, 3, math.inf, 0.0), 20  # iterations of a plan in a round, three at least
+EACH, MOST = (
+    Budget(0, 3, 3, math.inf, 0.0),
+    20,
+)  # iterations of a plan in a round, three at least
 MEASURED = ("layers", "collectives", "slowdown")
 
 
@@ -194,13 +233,21 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
         training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse(training, settings)
         if training.precision != "fp32":
-            notes.append("messages are timed as fp32 of as many bytes; other sums may take longer")
+            notes.append(
+                "messages are timed as fp32 of as many bytes; other sums may take longer"
+            )
         whole = training.gradient_bytes
-        sizes = [size for size in SIZES if size < whole] + [whole_size(whole, me.world_size)]
-        for what, there in zip(MEASURED, everyones(_there(me, training))[0], strict=True):
+        sizes = [size for size in SIZES if size < whole] + [
+            whole_size(whole, me.world_size)
+        ]
+        for what, there in zip(
+            MEASURED, everyones(_there(me, training))[0], strict=True
+        ):
             if there:
                 continue
-            spare_s = settings.confirm_s + settings.measure_s - (time.monotonic() - begun_s)
+            spare_s = (
+                settings.confirm_s + settings.measure_s - (time.monotonic() - begun_s)
+            )
             me.say(f"{what}; about {format_seconds(max(1.0, spare_s))} left")
             if what == "layers":
                 budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
@@ -213,8 +260,12 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
                 how = CollectivesSettings(("all_reduce",), sizes, each, 4)
                 yield from collectives_job.part(me, how)
             else:
-                beside = sorted({min(SIZES[1], whole), whole // 8 // 4 * 4 or whole, whole})
-                yield from slowed(me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3)
+                beside = sorted(
+                    {min(SIZES[1], whole), whole // 8 // 4 * 4 or whole, whole}
+                )
+                yield from slowed(
+                    me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3
+                )
         for note in notes:
             me.say(note)
         yield from trial(me, training, _plans(me, training), settings.confirm_s)
@@ -236,7 +287,9 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
     """Raise UserError for training of which DDP would not make the buckets, or too little time."""
     if (times := training.backwards) > 1:
         advice = "let it run one batch, and give --accumulate"
-        raise UserError(f"{settings.model}: loss() runs backward {times} times: {advice}")
+        raise UserError(
+            f"{settings.model}: loss() runs backward {times} times: {advice}"
+        )
     ready = set[str]()
     with training.watched(lambda _: None, ready.add):
         training.iterate()
@@ -256,15 +309,21 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
         minutes = math.ceil(needed_s / 6) / 10
         took = "an iteration takes {}, a message of all gradients {}"
         said = took.format(*map(format_seconds, (iteration_s, message_s)))
-        raise UserError(f"--minutes {settings.measure_s / 60:g}: {said}: give {minutes:g} or more")
+        raise UserError(
+            f"--minutes {settings.measure_s / 60:g}: {said}: give {minutes:g} or more"
+        )
 
 
 def read_advice(out: Path, of: str = "") -> Advice:
     """Return the advice by the tables that a job left in a directory; of : behind each name."""
     names = ("collectives", "slowdown", "samples")
-    rows, slowdown, samples = (store.load_table(out / f"{name}{of}.csv", name) for name in names)
+    rows, slowdown, samples = (
+        store.load_table(out / f"{name}{of}.csv", name) for name in names
+    )
     at = str(rows["link"].iloc[0]), int(rows["ranks"].iloc[0])
-    known = replace(Calibration.of(rows).between(*at), contention=Contention.of(slowdown))
+    known = replace(
+        Calibration.of(rows).between(*at), contention=Contention.of(slowdown)
+    )
     # Accumulated batches are in the profile: an iteration is what was measured.
     work = store.read_profile(out / f"layers{of}.csv").workload()
     return Advice.of(work, known, scatter_of(samples), LISTS)
@@ -274,12 +333,16 @@ def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return bytes of buckets by plan, named on rank 0, who finds them; none for the default."""
     names, told = [*map(str, range(TRIED))], np.zeros((TRIED, len(training.trained())))
     if me.rank == 0:
-        others = [option for option in read_advice(me.out).ranked if option.name != DEFAULT]
+        others = [
+            option for option in read_advice(me.out).ranked if option.name != DEFAULT
+        ]
         for place, option in enumerate(others[: TRIED * LISTS]):
             sizes = option.iteration.group_bytes
             names[place], told[place, : len(sizes)] = option.name, sizes
     rows = zip(names, everyones(told)[0], strict=True)
-    return {DEFAULT: []} | {name: [int(n) for n in row if n] for name, row in rows if row.any()}
+    return {DEFAULT: []} | {
+        name: [int(n) for n in row if n] for name, row in rows if row.any()
+    }
 
 
 def trial(
@@ -300,20 +363,26 @@ def trial(
             wrapped[name] = ddp
     how: Any = {"synchronize": clock.synchronizer(me.device)}
     one_s = float(np.median(slowest(clock.measure(training.iterate, EACH, **how))))
-    count = int(np.clip(max_s / (ROUNDS * len(wrapped) * one_s) - 1, EACH.min_repeats, MOST))
+    count = int(
+        np.clip(max_s / (ROUNDS * len(wrapped) * one_s) - 1, EACH.min_repeats, MOST)
+    )
     each = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
     retries, repeat = Retries(), 0
     while repeat < ROUNDS:
         if repeat >= FEWEST and not peers.agree_all(time.monotonic() - begun_s < max_s):
             return me.say(f"{repeat} rounds of {ROUNDS} fitted: the interval is wider")
         watch, seconds = Watch(me.rank), dict[str, Floats]()
-        for name in [*wrapped][:: -1 if repeat % 2 else 1]:  # so drift within a round cancels
+        for name in [*wrapped][
+            :: -1 if repeat % 2 else 1
+        ]:  # so drift within a round cancels
             training.use(wrapped[name])
             dist.barrier()
             seconds[name] = slowest(clock.measure(training.iterate, each, **how))
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        me.say(f"round {repeat + 1} of {ROUNDS}, {count} iterations each of {len(wrapped)} plans")
+        me.say(
+            f"round {repeat + 1} of {ROUNDS}, {count} iterations each of {len(wrapped)} plans"
+        )
         of = {"network": training.network, "ranks": me.world_size, "link": me.link}
         yield {"trials": clock.rows_by("policy", seconds, of | {"repeat": repeat})}
         repeat += 1

@@ -33,21 +33,27 @@ def tournament(magnitudes: Tensor, k: int) -> Tensor:
     d = magnitudes.numel()
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k)
-    size = min(GROUP, 2 ** round(np.log2(d / k) / 2))  # the root: as many groups as then remain
+    size = min(
+        GROUP, 2 ** round(np.log2(d / k) / 2)
+    )  # the root: as many groups as then remain
     n_groups = d // size
     groups = magnitudes[: n_groups * size].view(n_groups, size)
     best = torch.topk(groups.amax(dim=1), k, sorted=False).indices  # amax passes NaN on
     inside = torch.arange(size, device=magnitudes.device)
     left_over = torch.arange(n_groups * size, d, device=magnitudes.device)
     positions = torch.cat([(best[:, None] * size + inside).flatten(), left_over])
-    remaining = torch.cat([groups.index_select(0, best).flatten(), magnitudes[n_groups * size :]])
+    remaining = torch.cat(
+        [groups.index_select(0, best).flatten(), magnitudes[n_groups * size :]]
+    )
     return positions[_topk(remaining, k)]
 
 
 def _topk(magnitudes: Tensor, k: int) -> Tensor:
     values, positions = torch.topk(magnitudes, k, sorted=False)
     if bool(values.isnan().any()):  # to torch.topk, NaN is larger than any number
-        raise UserError("cannot select the largest of elements: NaN among them has no order")
+        raise UserError(
+            "cannot select the largest of elements: NaN among them has no order"
+        )
     return positions
 
 
@@ -70,10 +76,14 @@ def measure_selection(
     """Return table ``selection``: mean seconds to select from normal numbers (fp32), caches flushed."""
 
     def frames() -> Iterator[pd.DataFrame]:
-        with compute_on(f"selecting from {elements} elements on {device}", device) as place:
+        with compute_on(
+            f"selecting from {elements} elements on {device}", device
+        ) as place:
             count = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
             random = torch.Generator(place).manual_seed(0)
-            magnitudes = torch.randn(count, elements, generator=random, device=place).abs_()
+            magnitudes = torch.randn(
+                count, elements, generator=random, device=place
+            ).abs_()
             labels = {"device": place.type, "dtype": "float32", "elements": elements}
             labels |= {"threads": torch.get_num_threads() if place.type == "cpu" else 0}
 
@@ -86,7 +96,8 @@ def measure_selection(
             for density in densities:
                 k = selected(elements, density)
                 actions = {
-                    name: clock.timed(partial(on_each, way, k), place) for name, way in WAYS.items()
+                    name: clock.timed(partial(on_each, way, k), place)
+                    for name, way in WAYS.items()
                 }
                 samples = clock.measure_interleaved(actions, budget, **how)
                 each = {name: seconds / count for name, seconds in samples.items()}
@@ -96,17 +107,27 @@ def measure_selection(
     return all_or_partial("selection", frames())
 
 
-def cases(device: str, brief: bool) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
+def cases(
+    device: str, brief: bool
+) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
     """Yield (name, measurement, seconds that it takes) of each size, smallest first; ``brief``: few."""
     # Kernels of a GPU take milliseconds, so it can afford a median that is known well.
     budget = Budget(1, 20, 20, 2.0) if device == "cuda" else Budget(1, 6, 15, 5.0)
     sizes, densities = ELEMENTS, DENSITIES
     if brief:
-        budget, sizes, densities = Budget(1, 2, 15, 0.1), (1_000, 8 * SMALL), (1e-3, 0.1)
+        budget, sizes, densities = (
+            Budget(1, 2, 15, 0.1),
+            (1_000, 8 * SMALL),
+            (1e-3, 0.1),
+        )
     for size in sizes:
         on_gpu_s, on_cpu_s = len(densities) * budget.max_s / 2, 2 + size * 1e-6
         estimate_s = on_gpu_s if device == "cuda" else on_cpu_s
-        yield f"d{size}", partial(measure_selection, device, size, densities, budget), estimate_s
+        yield (
+            f"d{size}",
+            partial(measure_selection, device, size, densities, budget),
+            estimate_s,
+        )
 
 
 # -- exchanging --------------------------------------------------------------------------------
@@ -124,7 +145,9 @@ class Group:
 
     def parts(self, whole: Tensor) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
         """Yield each tensor with its share of an (n,) tensor, in its own shape."""
-        parts = whole.split([parameter.numel() for parameter in self.parameters.values()])
+        parts = whole.split(
+            [parameter.numel() for parameter in self.parameters.values()]
+        )
         for (name, parameter), part in zip(self.parameters.items(), parts, strict=True):
             yield name, parameter, part.view(parameter.shape)
 
@@ -135,7 +158,9 @@ class Group:
             if parameter.grad is not None:
                 part.add_(parameter.grad)
             if not bool(part.isfinite().all()):
-                raise UserError(f"sparsified training: the gradient of {name} is not finite")
+                raise UserError(
+                    f"sparsified training: the gradient of {name} is not finite"
+                )
         self.positions = tournament(self.residual.abs(), self.k)
         self.values = self.residual[self.positions]
         self.residual[self.positions] = 0.0
@@ -148,8 +173,12 @@ class PlayedExchange:
     plan : over the module's tensors in ready order; density : share of each group's elements that is sent
     """
 
-    def __init__(self, module: nn.Module, plan: FusionPlan, density: float, ranks: int) -> None:
-        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][::-1]
+    def __init__(
+        self, module: nn.Module, plan: FusionPlan, density: float, ranks: int
+    ) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad][
+            ::-1
+        ]
         groups = [dict(named[part]) for part in plan.slices]
         sizes = [sum(p.numel() for p in group.values()) for group in groups]
 

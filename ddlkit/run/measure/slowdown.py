@@ -24,7 +24,15 @@ from ddlkit.core.units import format_seconds
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
 from ddlkit.run import clock
 from ddlkit.run.clock import Marks
-from ddlkit.run.jobs.rank import Floats, Rank, Tables, agree_all, job, slowest, usage_of_all
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    Tables,
+    agree_all,
+    job,
+    slowest,
+    usage_of_all,
+)
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.training import copy_s_per_byte
 from ddlkit.run.nets.given import Training, known
@@ -32,7 +40,10 @@ from ddlkit.run.vitals import Retries, Watch
 
 PRECISION = "fp32"
 AS_LONG = 1.5  # how long messages last beside compute, over an iteration by itself
-FIRST, FIRST_BYTES = 8, 2**23  # messages, or bytes in at least two, which tell how many are needed
+FIRST, FIRST_BYTES = (
+    8,
+    2**23,
+)  # messages, or bytes in at least two, which tell how many are needed
 WARMUP = 3  # iterations: DDP makes its buckets anew in the second
 PHASES = ("forward", "backward", "update")
 ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
@@ -62,7 +73,9 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
         torch.manual_seed(0)
         training = known(name, settings.batch, me.device, PRECISION)
-        yield from slowed(me, training, settings.sizes, settings.max_s, settings.min_repeats)
+        yield from slowed(
+            me, training, settings.sizes, settings.max_s, settings.min_repeats
+        )
 
 
 def slowed(
@@ -70,9 +83,17 @@ def slowed(
 ) -> Iterator[Tables]:
     """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
     names = ["quantity", "beside", "bytes", "messages", "seconds"]
-    place = {"link": me.link, "link_bits_per_s": me.link_bits_per_s, "ranks": me.world_size}
+    place = {
+        "link": me.link,
+        "link_bits_per_s": me.link_bits_per_s,
+        "ranks": me.world_size,
+    }
     labels = {"network": training.network, "batch": training.batch}
-    labels |= {"precision": training.precision, "device": me.device.type, "backend": me.backend}
+    labels |= {
+        "precision": training.precision,
+        "device": me.device.type,
+        "backend": me.backend,
+    }
     pair, retries = _Pair(me, training, sizes), Retries()
     begun_s, repeat = time.perf_counter(), 0
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
@@ -80,11 +101,15 @@ def slowed(
         rows = [*pair.round()]
         if retries.again(usage_of_all(watch.usage())):
             continue
-        frame = pd.DataFrame(rows, columns=names).assign(**labels, **place, repeat=repeat)
+        frame = pd.DataFrame(rows, columns=names).assign(
+            **labels, **place, repeat=repeat
+        )
         yield {"slowdown": frame}
         repeat += 1
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
-    alone, beside = (format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES))
+    alone, beside = (
+        format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES)
+    )
     me.say(f"{training.network}: backward {alone} alone, {beside} beside messages")
 
 
@@ -110,8 +135,13 @@ class _Pair:
         for size in sizes:
             buffer = torch.zeros(size // 4, device=me.device)
             few = max(2, min(FIRST, FIRST_BYTES // size))
-            beside_s = max(float(slowest([self._together(buffer, few)[1]])[0]) for _ in range(2))
-            self.buffers[size] = buffer, max(1, math.ceil(AS_LONG * alone_s * few / beside_s))
+            beside_s = max(
+                float(slowest([self._together(buffer, few)[1]])[0]) for _ in range(2)
+            )
+            self.buffers[size] = (
+                buffer,
+                max(1, math.ceil(AS_LONG * alone_s * few / beside_s)),
+            )
 
     def round(self) -> Iterator[Row]:
         """Yield a row for each thing that is timed; of compute alone the mean."""
@@ -127,9 +157,13 @@ class _Pair:
             yield "message", COMPUTE, size, count, slowest([beside_s])[0] / count
         yield from self._rows(NOTHING, 0, 0, np.mean(alone, axis=0))
         for count in self.ddp:
-            yield from self._rows(BUCKETS, self.bytes, count, self._phases(count, send=True))
+            yield from self._rows(
+                BUCKETS, self.bytes, count, self._phases(count, send=True)
+            )
 
-    def _rows(self, beside: str, size: int, count: int, seconds: Floats) -> Iterator[Row]:
+    def _rows(
+        self, beside: str, size: int, count: int, seconds: Floats
+    ) -> Iterator[Row]:
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
             yield phase, beside, size, count, phase_s
 
@@ -160,7 +194,9 @@ class _Pair:
             clock.synchronizer(self.me.device)()
         # The last one was beside messages in part only.
         whole = marks[: max(1, len(marks) - 1)]
-        return np.mean([np.diff(each.seconds()) for each in whole], axis=0), sending.seconds()
+        return np.mean(
+            [np.diff(each.seconds()) for each in whole], axis=0
+        ), sending.seconds()
 
 
 class _Sending:
@@ -181,7 +217,9 @@ class _Sending:
                 self._ended = torch.cuda.Event()
                 self._ended.record()
             else:
-                self._last = self._works[-1].get_future().then(lambda _: self._marks.mark())
+                self._last = (
+                    self._works[-1].get_future().then(lambda _: self._marks.mark())
+                )
 
     def done(self) -> bool:
         """Return whether the last one has arrived."""
@@ -198,6 +236,8 @@ class _Sending:
 
 def answered(buffer: torch.Tensor) -> Any:
     """Return the future of a bucket that nobody sends: it is there at once."""
-    future: Any = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future: Any = torch.futures.Future(
+        devices=[buffer.device] if buffer.is_cuda else None
+    )
     future.set_result(buffer)
     return future

@@ -25,13 +25,17 @@ from ddlkit.run.sessions import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
 
 SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
-CACHE_BYTES = 256 * MIB  # more than the caches of a device hold: operands in turn come from memory
+CACHE_BYTES = (
+    256 * MIB
+)  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 _AT_ONCE_BYTES, _MOST_IN_A_ROW = 64 * MIB, 32
 _MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
 
-Pool = Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
+Pool = (
+    Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
+)
 
 
 def measure_peaks(
@@ -41,16 +45,25 @@ def measure_peaks(
     frames = []
     for precision, side in itertools.product(precisions, sides):
         seconds = product_s(torch.device(device), precision, side, budget)
-        labels = {"device": device, "precision": precision, "kernel": "product", "side": side}
+        labels = {
+            "device": device,
+            "precision": precision,
+            "kernel": "product",
+            "side": side,
+        }
         frames.append(clock.sample_rows(labels, seconds))
     return pd.concat(frames, ignore_index=True)
 
 
-def product_s(device: torch.device, precision: str, side: int, budget: Budget) -> Floats:
+def product_s(
+    device: torch.device, precision: str, side: int, budget: Budget
+) -> Floats:
     """Return (repeats,) seconds of one side x side product: means over sets that leave the caches."""
     kind = torch.bfloat16 if precision == "bf16" else torch.float32
     count = min(MOST_SETS, max(2, -(-CACHE_BYTES // (3 * side * side * kind.itemsize))))
-    with compute_on(f"{count} x 3 matrices of {side} x {side} on {device}", device, precision):
+    with compute_on(
+        f"{count} x 3 matrices of {side} x {side} on {device}", device, precision
+    ):
         shape = (count, 3, side, side)
         sets = [each.unbind() for each in torch.randn(shape, device=device, dtype=kind)]
 
@@ -88,12 +101,19 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
         pools = _pools(place, max(fitting))
         for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
             count, seconds = _copy_s(target, source, size, budget)
-            labels = {"copy": kind, "device": place.type, "bytes": size, "copies_per_sample": count}
+            labels = {
+                "copy": kind,
+                "device": place.type,
+                "bytes": size,
+                "copies_per_sample": count,
+            }
             yield clock.sample_rows(labels, seconds)
         if large:
             raise Unavailable(reason)
 
-    with compute_on(f"pools of {format_bytes(max(fitting))} to copy between", device) as place:
+    with compute_on(
+        f"pools of {format_bytes(max(fitting))} to copy between", device
+    ) as place:
         return all_or_partial("copies", frames())
 
 
@@ -117,7 +137,9 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     }
 
 
-def _copy_s(target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int, Floats]:
+def _copy_s(
+    target: Pool, source: Pool, size: int, budget: Budget
+) -> tuple[int, Floats]:
     """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
     slots = source.numel() // size
     copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
@@ -142,7 +164,9 @@ def _copy_s(target: Pool, source: Pool, size: int, budget: Budget) -> tuple[int,
 
 # -- a batch of pictures, before training sees it -----------------------------------------------
 
-GRAIN = 8.0  # standard deviation of noise drawn on top, of 255: photographs are not smooth
+GRAIN = (
+    8.0  # standard deviation of noise drawn on top, of 255: photographs are not smooth
+)
 DISTINCT = 8  # pictures that are drawn; files repeat them
 BLOCK_BYTES = 512  # the unit in which the kernel counts what it read from disks
 QUALITY = 90  # of JPEG
@@ -163,7 +187,11 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     for small in drawn.draw_pictures(min(count, DISTINCT), seed=0)[0]:
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
         grain = GRAIN * random.standard_normal((*shape[::-1], 1), np.float32)
-        made.append(pillow().fromarray(np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)))
+        made.append(
+            pillow().fromarray(
+                np.clip(np.asarray(large) + grain, 0, 255).astype(np.uint8)
+            )
+        )
     paths = [directory / f"{at}.jpeg" for at in range(count)]
     for at, path in enumerate(paths):
         with open(path, "wb") as out:
@@ -175,7 +203,9 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
 
 def decoded(content: bytes, side: int) -> torch.Tensor:
     """Return (3, side, side) numbers of a JPEG's bytes, about 0 with deviation about 1."""
-    whole = np.asarray(pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side)))
+    whole = np.asarray(
+        pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side))
+    )
     return torch.from_numpy(whole.transpose(2, 0, 1).astype(np.float32) / 64 - 2)
 
 
@@ -194,12 +224,22 @@ def measure_inputs(
 def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.DataFrame]:
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
-    labels = {"device": "cpu", "stored": "jpeg", "batch": len(paths), "bytes": n_bytes, "ranks": 1}
-    seconds = clock.measure(lambda: [decoded(content, side) for content in contents], budget)
+    labels = {
+        "device": "cpu",
+        "stored": "jpeg",
+        "batch": len(paths),
+        "bytes": n_bytes,
+        "ranks": 1,
+    }
+    seconds = clock.measure(
+        lambda: [decoded(content, side) for content in contents], budget
+    )
     what: dict[str, Any] = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
     yield clock.sample_rows(labels | what, seconds)
     if not hasattr(os, "posix_fadvise"):
-        raise Unavailable("no cold reads: this system cannot drop a file from its page cache")
+        raise Unavailable(
+            "no cold reads: this system cannot drop a file from its page cache"
+        )
     from_disk: list[int] = []
 
     def forget_all() -> None:
@@ -217,6 +257,8 @@ def _frames(paths: Sequence[Path], side: int, budget: Budget) -> Iterator[pd.Dat
     seconds = clock.measure(read_all, budget, setup=forget_all)
     share = np.array(from_disk[-len(seconds) :]) / n_bytes
     if share.min() < 1:
-        raise Unavailable(f"no cold reads: {share.min():.0%} of a dropped file came from the disk")
+        raise Unavailable(
+            f"no cold reads: {share.min():.0%} of a dropped file came from the disk"
+        )
     what = {"quantity": "read", "how": "cold files", "from_disk": share}
     yield clock.sample_rows(labels | what, seconds)

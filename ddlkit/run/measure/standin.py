@@ -13,7 +13,17 @@ import functools
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from ctypes import byref, c_char, c_char_p, c_double, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import (
+    byref,
+    c_char,
+    c_char_p,
+    c_double,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_void_p,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,9 +109,16 @@ class GpuStandIn:
         torch.cuda.synchronize()  # makes torch's context the current one, where modules belong
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
         module = c_void_p()
-        _driver("cuModuleLoadData", byref(module), c_char_p(cubin(f"sm_{gpu.major}{gpu.minor}")))
+        _driver(
+            "cuModuleLoadData",
+            byref(module),
+            c_char_p(cubin(f"sm_{gpu.major}{gpu.minor}")),
+        )
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
-        self._shared_bytes, self._clusters = min(SHARED_BYTES, most_bytes), gpu.major >= 9
+        self._shared_bytes, self._clusters = (
+            min(SHARED_BYTES, most_bytes),
+            gpu.major >= 9,
+        )
         self._send = CudaFunction(module, "standin", self._shared_bytes)
         self._gate = CudaFunction(module, "gate")
         self.a, self.b, self.c = torch.randn(3, buffer_bytes // 16 * 4, device="cuda")
@@ -119,7 +136,9 @@ class GpuStandIn:
             "registers": self._send.registers,
             "shared_bytes": self._shared_bytes,
             # As NCCL does it, from Hopper on.
-            "cluster": CLUSTER if self._clusters and footprint.blocks % CLUSTER == 0 else 1,
+            "cluster": CLUSTER
+            if self._clusters and footprint.blocks % CLUSTER == 0
+            else 1,
         }
 
     def chunk_bytes(self, threads: int) -> int:
@@ -172,7 +191,9 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     # Relative to the opening first: a double does not hold the timer's nanoseconds.
     begins_s, ends_s = (blocks[:2] - opened) / _NS
     sent_bytes = float((sent_after - sent_before) * chunk_bytes)
-    return Traffic(begins_s, ends_s, 0.0, max(TICK_S, (closed - opened) / _NS), sent_bytes)
+    return Traffic(
+        begins_s, ends_s, 0.0, max(TICK_S, (closed - opened) / _NS), sent_bytes
+    )
 
 
 def read_message(record: torch.Tensor) -> tuple[float, int]:
@@ -184,7 +205,11 @@ def read_message(record: torch.Tensor) -> tuple[float, int]:
 # -- CUDA compiled while the program runs: torch's own way insists on a toolkit, and has no clusters --
 
 _REGISTERS, _DYNAMIC_SHARED_BYTES = 4, 8  # CUfunction_attribute
-_CLUSTER, _CLUSTER_POLICY, _SPREAD = 4, 5, 1  # CUlaunchAttributeID, CUclusterSchedulingPolicy
+_CLUSTER, _CLUSTER_POLICY, _SPREAD = (
+    4,
+    5,
+    1,
+)  # CUlaunchAttributeID, CUclusterSchedulingPolicy
 
 
 class _Attribute(ctypes.Structure):
@@ -211,13 +236,22 @@ class CudaFunction:
 
     def __init__(self, module: c_void_p, name: str, shared_bytes: int = 0) -> None:
         self._function, count, self._shared_bytes = c_void_p(), c_int(), shared_bytes
-        _driver("cuModuleGetFunction", byref(self._function), module, c_char_p(name.encode()))
+        _driver(
+            "cuModuleGetFunction",
+            byref(self._function),
+            module,
+            c_char_p(name.encode()),
+        )
         _driver("cuFuncGetAttribute", byref(count), _REGISTERS, self._function)
         # Without being allowed more, a block may ask for 48 KiB.
-        _driver("cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes)
+        _driver(
+            "cuFuncSetAttribute", self._function, _DYNAMIC_SHARED_BYTES, shared_bytes
+        )
         self.registers = count.value
 
-    def launch(self, blocks: int, threads: int, arguments: Sequence[Any], cluster: int = 1) -> None:
+    def launch(
+        self, blocks: int, threads: int, arguments: Sequence[Any], cluster: int = 1
+    ) -> None:
         """Put the function into torch's current stream.
 
         arguments : tensors go as addresses, and live until it has ended; ints as 64 bits without sign
@@ -226,7 +260,11 @@ class CudaFunction:
         attributes = (_Attribute * 2)()
         attributes[0].id, attributes[0].value[:3] = _CLUSTER, (cluster, 1, 1)
         attributes[1].id, attributes[1].value[0] = _CLUSTER_POLICY, _SPREAD
-        grid, block, stream = (blocks, 1, 1), (threads, 1, 1), torch.cuda.current_stream()
+        grid, block, stream = (
+            (blocks, 1, 1),
+            (threads, 1, 1),
+            torch.cuda.current_stream(),
+        )
         given = attributes, len(attributes) if cluster > 1 else 0
         how = _Launch(grid, block, self._shared_bytes, stream.cuda_stream, *given)
         kinds: dict[type, Any] = {int: c_uint64, float: c_double}
@@ -254,7 +292,9 @@ def cubin(architecture: str) -> bytes:
     try:
         if failed := nvrtc.nvrtcCompileProgram(program, len(words), given):
             lines = fetch("ProgramLog").value.decode(errors="replace").splitlines()
-            complaint = next((line for line in lines if "error" in line), f"status {failed}")
+            complaint = next(
+                (line for line in lines if "error" in line), f"status {failed}"
+            )
             raise UserError(f"CUDA source does not compile: {complaint}")
         return bytes(fetch("CUBIN").raw)
     finally:
@@ -281,7 +321,9 @@ def _nvrtc() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
-    raise UserError(f"no NVRTC {version}: install a CUDA build of torch, or nvidia-cuda-nvrtc")
+    raise UserError(
+        f"no NVRTC {version}: install a CUDA build of torch, or nvidia-cuda-nvrtc"
+    )
 
 
 def _driver(call: str, *arguments: object) -> None:
@@ -290,7 +332,9 @@ def _driver(call: str, *arguments: object) -> None:
     if status := getattr(library, call)(*arguments):
         words = c_char_p()
         library.cuGetErrorString(status, byref(words))
-        raise UserError(f"{call}: {(words.value or b'unknown error').decode()} ({status})")
+        raise UserError(
+            f"{call}: {(words.value or b'unknown error').decode()} ({status})"
+        )
 
 
 # Opened once: looking it up takes longer than a launch, for which training waits.

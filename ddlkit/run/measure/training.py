@@ -35,7 +35,15 @@ from ddlkit.formats.export import bucket_caps_mb
 from ddlkit.formats.kineto import BACKWARD, FORWARD, UPDATE, parse_kineto, timeline
 from ddlkit.run import clock
 from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs.rank import Floats, Rank, Tables, everyones, job, slowest, usage_of_all
+from ddlkit.run.jobs.rank import (
+    Floats,
+    Rank,
+    Tables,
+    everyones,
+    job,
+    slowest,
+    usage_of_all,
+)
 from ddlkit.run.measure.layers import compute_on
 from ddlkit.run.measure.standin import TICK_S, Footprint, GpuStandIn, read_message
 from ddlkit.run.nets import registry as networks
@@ -47,7 +55,9 @@ from ddlkit.run.vitals import Retries, Usage, Watch
 PRECISION = "fp32"
 OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
-WARMUP = 3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
+WARMUP = (
+    3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,12 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         if "bucket_cap_mb_list" not in DDP_OPTIONS and set(self.plans) - {OWN_PLAN}:
-            advice = f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
-            raise UserError(f"torch {torch.__version__} cannot impose a bucket plan: {advice}")
+            advice = (
+                f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
+            )
+            raise UserError(
+                f"torch {torch.__version__} cannot impose a bucket plan: {advice}"
+            )
 
 
 @job(TrainingSettings, "runs", "buckets", "timeline")
@@ -83,30 +97,45 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """
     if me.device.type == "cpu" and me.world_size > machine.cores() and "lab" in me.link:
         shared = f"{me.world_size} ranks on {machine.cores()} cores"
-        raise UserError(f"training: {shared} would take turns, which nothing predicts: use fewer")
+        raise UserError(
+            f"training: {shared} would take turns, which nothing predicts: use fewer"
+        )
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
-        copying = {"copy_s_per_byte": copy_s_per_byte(me, network), "precision": PRECISION}
+        copying = {
+            "copy_s_per_byte": copy_s_per_byte(me, network),
+            "precision": PRECISION,
+        }
         retries = Retries()
-        blocks = {spec: _Block(me, settings, network, spec, retries) for spec in settings.plans}
+        blocks = {
+            spec: _Block(me, settings, network, spec, retries)
+            for spec in settings.plans
+        }
         for repeat in range(settings.repeats):
             for spec, block in tuple(blocks.items()):
                 tables = block.measure(repeat)
                 if "runs" in tables:
-                    tables["runs"] = tables["runs"].assign(**copying, predicted=settings.predicted)
+                    tables["runs"] = tables["runs"].assign(
+                        **copying, predicted=settings.predicted
+                    )
                 else:
                     del blocks[spec]
                 yield tables
             if not blocks:
-                raise UserError("training: DDP made other buckets than asked for under every plan")
+                raise UserError(
+                    "training: DDP made other buckets than asked for under every plan"
+                )
 
 
 def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
     """Return seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
     sizes = [p.nbytes for p in network.parameters() if p.requires_grad]
     raw: Any = {"dtype": torch.uint8, "device": me.device}  # of whatever types they are
-    gradients, whole = [torch.zeros(n, **raw) for n in sizes], torch.empty(sum(sizes), **raw)
+    gradients, whole = (
+        [torch.zeros(n, **raw) for n in sizes],
+        torch.empty(sum(sizes), **raw),
+    )
 
     def copy_all() -> None:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
@@ -130,7 +159,9 @@ def imposed(
         training.iterate(lambda: sums.append(training.gradient_sum()))
     after = everyones([sums[-2]])  # what backward left
     if not np.isfinite(after).all() or (after != after[0]).any():
-        raise UserError("training: gradients are not finite and the same on all ranks: not timed")
+        raise UserError(
+            "training: gradients are not finite and the same on all ranks: not timed"
+        )
     log: Any = ddp._get_ddp_logging_data()
     buckets = log.get("rebuilt_bucket_sizes", "").replace(",", " ").split()
     tensors = log.get("rebuilt_per_bucket_param_indices", "").split(",")
@@ -141,7 +172,12 @@ class _Block:
     """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
 
     def __init__(
-        self, me: Rank, settings: TrainingSettings, network: nn.Module, spec: str, retries: Retries
+        self,
+        me: Rank,
+        settings: TrainingSettings,
+        network: nn.Module,
+        spec: str,
+        retries: Retries,
     ) -> None:
         self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
         self.asked = settings.plans[spec]
@@ -172,9 +208,15 @@ class _Block:
         tables = {}
         if repeat == 0:
             sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
-            rows = [pd.DataFrame({"bytes": each, "source": source}) for source, each in sizes]
+            rows = [
+                pd.DataFrame({"bytes": each, "source": source})
+                for source, each in sizes
+            ]
             buckets = pd.concat(rows).rename_axis("bucket").reset_index()
-            tables = {"buckets": buckets.assign(case=self.case.key), "timeline": self._profile()}
+            tables = {
+                "buckets": buckets.assign(case=self.case.key),
+                "timeline": self._profile(),
+            }
             if self.asked and list(self.asked) != self.buckets:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
                 self.me.say(f"plan {self.spec} is not measured: {made}")
@@ -214,7 +256,9 @@ class _Block:
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
-        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(seen.to_frame(), "cross")
+        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(
+            seen.to_frame(), "cross"
+        )
 
     def _undisturbed(self) -> tuple[Floats, float, Usage]:
         """Return seconds of iterations, median seconds of those without exchange around, how cores were used.
@@ -240,7 +284,9 @@ class _Block:
         n = self.settings.iterations
         exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        return slowest(clock.measure(self.training.iterate, exactly, synchronize=self.synchronize))
+        return slowest(
+            clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
+        )
 
 
 # -- of one process, beside messages of its own gradients ----------------------------------------
@@ -269,7 +315,9 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 
 def sharing_settings(brief: bool) -> list[Setting]:
     """Return equal footprints, the last with more, and more ranks; ``brief``: few."""
-    least, most = ([Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1]))
+    least, most = (
+        [Footprint(*shape, rate) for rate in RATES] for shape in (GRID[0], GRID[-1])
+    )
     equal = itertools.product(RATES, GRID[: 1 if brief else None])
     alike = (Setting(Footprint(*shape, rate)) for rate, shape in equal)
     return [*alike, *map(Setting, least, most), Setting(least[-1], ranks=8)]
@@ -291,14 +339,20 @@ class Run:
     marks : start, ends of forward, backward, waiting and update
     """
 
-    def __init__(self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn) -> None:
+    def __init__(
+        self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn
+    ) -> None:
         self.footprints = [setting.footprint] * (len(sizes) - 1)
         self.footprints.append(setting.last or setting.footprint)
         each = [at.blocks * stand_in.chunk_bytes(at.threads) for at in self.footprints]
-        factor = bus_factor("all_reduce", setting.ranks)  # 0 of one rank, which sends nothing
+        factor = bus_factor(
+            "all_reduce", setting.ranks
+        )  # 0 of one rank, which sends nothing
         self.chunks = chunks_of_messages([factor * size for size in sizes], each)
         self.n_bytes = int(np.dot(self.chunks, each))
-        self.records = [stand_in.record(footprint.blocks) for footprint in self.footprints]
+        self.records = [
+            stand_in.record(footprint.blocks) for footprint in self.footprints
+        ]
         self.marks = Marks(self.records[0].device)
 
     def seen(self) -> dict[str, float]:
@@ -358,7 +412,11 @@ class SendingTraining:
         self._missing[self._bucket[tensor]] -= 1
         run = self._run
         while self._next < len(self._missing) and not self._missing[self._next]:
-            message = run.footprints[self._next], run.chunks[self._next], run.records[self._next]
+            message = (
+                run.footprints[self._next],
+                run.chunks[self._next],
+                run.records[self._next],
+            )
             self.stand_in.send(*message)
             self._next += 1
 
@@ -382,7 +440,9 @@ def measure_sharing(
     with compute_on(f"{network} at batch {batch} beside the stand-in", device) as place:
         sending = SendingTraining(known(network, batch, place, PRECISION), GpuStandIn())
         rows = measure_sending(sending, compared, budget)
-    return rows.assign(network=network, device=place.type, batch=batch, precision=PRECISION)
+    return rows.assign(
+        network=network, device=place.type, batch=batch, precision=PRECISION
+    )
 
 
 def measure_sending(
@@ -401,7 +461,12 @@ def measure_sending(
         samples = clock.measure_interleaved(actions, budget, synchronize=wait)
     frames = []
     for setting, seconds in samples.items():
-        columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
+        columns = {
+            "quantity": "compute",
+            "ranks": setting.ranks,
+            "policy": "none",
+            **_NONE,
+        }
         if setting != EMPTY:
             taken = sending.stand_in.columns(setting.footprint)
             columns |= {name: taken[name] for name in taken.keys() & columns}

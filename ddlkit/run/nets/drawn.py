@@ -23,7 +23,9 @@ SHAPES: dict[str, Pattern] = {
     "disc": lambda u, v: np.hypot(u, v) < 0.9,
     "square": lambda u, v: np.maximum(abs(u), abs(v)) < 0.8,
     "triangle": lambda u, v: (v > -0.5) & (v < 1 - np.sqrt(3) * abs(u)),
-    "cross": lambda u, v: (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 1),
+    "cross": lambda u, v: (
+        (np.minimum(abs(u), abs(v)) < 0.3) & (np.maximum(abs(u), abs(v)) < 1)
+    ),
     "ring": lambda u, v: (np.hypot(u, v) < 1) & (np.hypot(u, v) > 0.55),
     "star": lambda u, v: np.hypot(u, v) < 0.62 + 0.38 * np.cos(5 * np.arctan2(v, u)),
 }
@@ -54,10 +56,14 @@ def draw_pictures(count: int, seed: int) -> Pictures:
 
 def sha256(count: int) -> str:
     """Return the hash of so many pictures to train on, and their labels."""
-    return hashlib.sha256(b"".join(each.tobytes() for each in draw_pictures(count, 0))).hexdigest()
+    return hashlib.sha256(
+        b"".join(each.tobytes() for each in draw_pictures(count, 0))
+    ).hexdigest()
 
 
-def examples(count: int, held_out: bool, side: int | None = None) -> tuple[Tensor, Tensor]:
+def examples(
+    count: int, held_out: bool, side: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Return inputs and labels to train on, or that no training sees; averaged down to a side."""
     pictures, labels = map(torch.from_numpy, draw_pictures(count, int(held_out)))
     images = (pictures.float() / 255 - MEAN) / SPREAD
@@ -96,7 +102,9 @@ def _put(
     waves, (first, second) = random.uniform(9, 16), random.uniform(0, 2 * np.pi, 2)
     bright = list(TEXTURES.values())[texture](waves * p + first, waves * q + second)
     colour = random.uniform(0.5, 1, (3, 1, 1))
-    np.copyto(image, np.where(bright, colour, colour * random.uniform(0, 0.4)), where=inside)
+    np.copyto(
+        image, np.where(bright, colour, colour * random.uniform(0, 0.4)), where=inside
+    )
 
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:

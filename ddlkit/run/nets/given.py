@@ -62,7 +62,9 @@ class Training:
         """Return whether torch.compile made any of it."""
         signs = ("_torchdynamo_orig_callable", "_compiled_call_impl")
         parts = (self.loss, *self.model.modules())
-        return any(getattr(part, sign, None) is not None for part in parts for sign in signs)
+        return any(
+            getattr(part, sign, None) is not None for part in parts for sign in signs
+        )
 
     @property
     def precision(self) -> str:
@@ -83,7 +85,9 @@ class Training:
     def trained(self) -> dict[str, nn.Parameter]:
         """Return parameters that need gradients by name, each once, in order of definition."""
         named = self.model.named_parameters()
-        return {name.replace("_orig_mod.", ""): p for name, p in named if p.requires_grad}
+        return {
+            name.replace("_orig_mod.", ""): p for name, p in named if p.requires_grad
+        }
 
     def try_out(self) -> None:
         """Do a first iteration, and see who runs backward. Raises UserError for a loss that is no scalar."""
@@ -112,7 +116,9 @@ class Training:
                     if not self.backwards:
                         loss.backward()
         if calls[0] != last:
-            raise UserError(f"{self.network}: loss() must run backward as often each time")
+            raise UserError(
+                f"{self.network}: loss() must run backward as often each time"
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         mark()
@@ -129,11 +135,17 @@ class Training:
         names = {p: name for name, p in self.trained().items()}
         with ExitStack() as hooks:
             for module in () if self.compiled else self.model.modules():
-                for p in [p for p in module.parameters(recurse=False) if p in names][:1]:
-                    before = module.register_forward_pre_hook(lambda *_, at=names[p]: on_layer(at))
+                for p in [p for p in module.parameters(recurse=False) if p in names][
+                    :1
+                ]:
+                    before = module.register_forward_pre_hook(
+                        lambda *_, at=names[p]: on_layer(at)
+                    )
                     hooks.enter_context(before)
             for p, name in names.items():
-                after = p.register_post_accumulate_grad_hook(lambda _, at=name: on_gradient(at))
+                after = p.register_post_accumulate_grad_hook(
+                    lambda _, at=name: on_gradient(at)
+                )
                 hooks.enter_context(after)
             yield
 
@@ -145,7 +157,11 @@ class Training:
         self._plain = self._plain or self.model.forward
         self.model.forward = self._plain
         gpu = [self.device.index] if self.device.type == "cuda" else None
-        ours: dict[str, Any] = {"device_ids": gpu, "init_sync": False, SYNC_BUFFERS: False}
+        ours: dict[str, Any] = {
+            "device_ids": gpu,
+            "init_sync": False,
+            SYNC_BUFFERS: False,
+        }
         return self.use(DistributedDataParallel(_Inside(self.model), **ours, **options))
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
@@ -168,13 +184,17 @@ class _Inside(nn.Module):
 
 
 @contextmanager
-def backward_calls(mark: Callable[[], object] = lambda: None, last: int = 0) -> Iterator[list[int]]:
+def backward_calls(
+    mark: Callable[[], object] = lambda: None, last: int = 0
+) -> Iterator[list[int]]:
     """Give the number of times that backward was called, so far; mark before and after the ``last``."""
     torchs: Any = torch.autograd
     plain, calls, inside = torchs.backward, [0], [False]
 
     def call(*arguments: Any, **named: Any) -> None:
-        if inside[0]:  # reentrant checkpointing computes a segment anew and goes back through it
+        if inside[
+            0
+        ]:  # reentrant checkpointing computes a segment anew and goes back through it
             return plain(*arguments, **named)
         calls[0] += 1
         around = mark if calls[0] == last else bool
@@ -235,7 +255,9 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     file, _, name = given.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"given_{Path(file).stem}", file)
     if not (spec and spec.loader and Path(file).is_file()):
-        raise UserError(f"model {shown(given)}: give FILE.py:function or torchvision:NAME:BATCH")
+        raise UserError(
+            f"model {shown(given)}: give FILE.py:function or torchvision:NAME:BATCH"
+        )
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     # For good: what it imports beside itself may come as late as in the loss.
     sys.path.insert(0, str(Path(file).resolve().parent))
@@ -247,9 +269,13 @@ def load(given: str, device: torch.device, notes: list[str]) -> Training:
     with theirs(given):
         takes = inspect.signature(function).parameters
         made = function(**({"device": device} if "device" in takes else {}))
-    model, plain_loss, *optimizers = made if isinstance(made, tuple) and made[1:] else (made, None)
+    model, plain_loss, *optimizers = (
+        made if isinstance(made, tuple) and made[1:] else (made, None)
+    )
     optimizer = optimizers[0] if optimizers else None
-    if not (isinstance(model, nn.Module) and callable(plain_loss) and len(optimizers) < 2):
+    if not (
+        isinstance(model, nn.Module) and callable(plain_loss) and len(optimizers) < 2
+    ):
         needed = "(model, loss) or (model, loss, optimizer)"
         raise UserError(f"{given} must return {needed}, gave {shown(made)}")
     notes += [] if optimizer else ["no optimizer is given: SGD with momentum"]
@@ -274,4 +300,6 @@ def theirs(what: str) -> Iterator[None]:
         frames = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
         told.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(told.format())
-        raise UserError(f"{what}: {type(error).__name__}: {one_line(str(error))}") from None
+        raise UserError(
+            f"{what}: {type(error).__name__}: {one_line(str(error))}"
+        ) from None

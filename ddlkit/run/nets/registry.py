@@ -22,7 +22,13 @@ from ddlkit.store import network_named
 Batch = tuple[Tensor, Tensor]
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
 TEXT = 2_000  # words that a small network of our own knows
-_VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # width and number of convolutions
+_VGG16 = (
+    (64, 2),
+    (128, 2),
+    (256, 3),
+    (512, 3),
+    (512, 3),
+)  # width and number of convolutions
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
@@ -75,7 +81,9 @@ def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
     return _named(features=features, flatten=nn.Flatten(), classifier=dense)
 
 
-def vgg16_replaced(classes: int = 1000, narrower: int = 1, poolings: int = 5) -> nn.Module:
+def vgg16_replaced(
+    classes: int = 1000, narrower: int = 1, poolings: int = 5
+) -> nn.Module:
     """Return VGG-16 with two 1x1 convolutions and an average in place of its linear layers (osf Tab 3)."""
     width = 512 // narrower
     return _named(
@@ -121,7 +129,9 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        return torch.relu(inner + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding)))
+        return torch.relu(
+            inner + nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
+        )
 
 
 def resnet20_half(classes: int) -> nn.Module:
@@ -160,7 +170,9 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.encoder = nn.Embedding(words, units)
         self.drop = nn.Dropout(0.65)
-        self.lstm = nn.LSTM(units, units, num_layers=2, dropout=self.drop.p, batch_first=True)
+        self.lstm = nn.LSTM(
+            units, units, num_layers=2, dropout=self.drop.p, batch_first=True
+        )
         self.decoder = nn.Linear(units, words)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -176,15 +188,21 @@ class SmallGpt(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(TEXT, width), nn.Embedding(STEPS, width)
         how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        block = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", **how)
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, activation="gelu", **how
+        )
         self.blocks = nn.TransformerEncoder(block, blocks, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, TEXT, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:
         steps = words.shape[1]
-        later = nn.Transformer.generate_square_subsequent_mask(steps, device=words.device)
+        later = nn.Transformer.generate_square_subsequent_mask(
+            steps, device=words.device
+        )
         inner = self.words(words) + self.places.weight[:steps]
-        logits: Tensor = self.head(self.norm(self.blocks(inner, mask=later, is_causal=True)))
+        logits: Tensor = self.head(
+            self.norm(self.blocks(inner, mask=later, is_causal=True))
+        )
         return logits.flatten(end_dim=1)
 
 
@@ -203,7 +221,9 @@ def import_torchvision() -> ModuleType:
     except ImportError as error:
         advice = "install it with: pip install --no-deps torchvision"
         raise UserError(f"torchvision cannot be imported ({error}); {advice}") from None
-    except RuntimeError as error:  # describing operators without a kernel, which no network needs
+    except (
+        RuntimeError
+    ) as error:  # describing operators without a kernel, which no network needs
         if "operator torchvision::nms does not exist" not in str(error):
             raise
         absent = "torchvision._meta_registrations"
@@ -211,7 +231,9 @@ def import_torchvision() -> ModuleType:
         return importlib.import_module("torchvision")
 
 
-def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Generator], Batch]:
+def _images(
+    channels: int, side: int, classes: int
+) -> Callable[[int, torch.Generator], Batch]:
     def sample(batch: int, generator: torch.Generator) -> Batch:
         images = torch.randn(batch, channels, side, side, generator=generator)
         return images, torch.randint(classes, (batch,), generator=generator)
@@ -266,7 +288,10 @@ NETWORKS: dict[str, Network] = {
         name: _torchvision(name)
         for name in ("alexnet", "vit_b_16", "squeezenet1_1", "mobilenet_v3_small")
     },
-    **{name: _torchvision(name) for name in ("resnet18", "resnet50", "resnet101", "resnet152")},
+    **{
+        name: _torchvision(name)
+        for name in ("resnet18", "resnet50", "resnet101", "resnet152")
+    },
 }
 
 
@@ -283,7 +308,9 @@ def find(name: str) -> Network:
     near = network_named(name)
     if near in NETWORKS:
         raise UserError(f"unknown network {name!r}: did you mean {near!r}?")
-    raise UserError(f"{name} is not built here: its profiles were measured with v0.2-studies")
+    raise UserError(
+        f"{name} is not built here: its profiles were measured with v0.2-studies"
+    )
 
 
 def build(name: str) -> nn.Module:
@@ -316,9 +343,13 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
         lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
     ),
     torch.ops.aten.mkldnn_rnn_layer: (
-        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(inputs, (w_inputs, w_states))
+        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(
+            inputs, (w_inputs, w_states)
+        )
     ),
-    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(inputs, weights),
+    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(
+        inputs, weights
+    ),
 }
 
 

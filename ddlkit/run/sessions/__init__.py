@@ -27,7 +27,13 @@ STARTED, PENDING = "started", "not reached"
 OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
 FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
 THERE = (MEASURED, PARTIAL)
-FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)  # what comes last when tried again
+FAULTS = (
+    FAILED,
+    KILLED,
+    OUT_OF_MEMORY,
+    UNAVAILABLE,
+    STARTED,
+)  # what comes last when tried again
 CAMPAIGN = "campaign"
 PACKED = ("contention", "selection", "timeline", "sharing_spans")
 """Schemas whose tables are written as .csv.gz."""
@@ -56,7 +62,9 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
             raise
         done += error.tables.values() if isinstance(error, Partial) else ()
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise Partial({table: pd.concat(done, ignore_index=True)}, f"{kind}{error}") from error
+        raise Partial(
+            {table: pd.concat(done, ignore_index=True)}, f"{kind}{error}"
+        ) from error
     return pd.concat(done, ignore_index=True)
 
 
@@ -91,7 +99,9 @@ class Origin:
     machine: Mapping[str, Any] = field(default_factory=this_machine)
     remark: str = ""
 
-    def save(self, path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False) -> None:
+    def save(
+        self, path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False
+    ) -> None:
         """Write and stamp a table. Raises UserError like `store.save_table`."""
         how: dict[str, Any] = {**vars(self), "schema": schema, "append": append}
         store.save_table(frame, path.parent, path.name, **how)
@@ -188,7 +198,9 @@ class Point:
                 origin.save(self.path(out, schema), frame, schema, append=append)
         except UserError as error:
             outcome, reason = FAILED, one_line(str(error))
-        return replace(row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s)
+        return replace(
+            row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s
+        )
 
     def _measured(self) -> tuple[str, str, Tables]:
         """Return outcome, reason, and what there is of its tables."""

@@ -34,12 +34,25 @@ from ddlkit.run import vitals
 from ddlkit.run.clock import Budget
 from ddlkit.run.lab import ENGINES, Conditions
 from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import MESSAGES_PER_SAMPLE, PlannedCase, calibrate, plan_case, replay
+from ddlkit.run.lab.replay import (
+    MESSAGES_PER_SAMPLE,
+    PlannedCase,
+    calibrate,
+    plan_case,
+    replay,
+)
 from ddlkit.run.measure.collectives import CollectivesSettings, messages_at, whole_size
 from ddlkit.run.measure.layers import layer_tables
 from ddlkit.run.measure.selection import measure_selection
 from ddlkit.run.nets import registry
-from ddlkit.run.sessions import CAMPAIGN, Origin, Point, Tables, all_or_partial, table_path
+from ddlkit.run.sessions import (
+    CAMPAIGN,
+    Origin,
+    Point,
+    Tables,
+    all_or_partial,
+    table_path,
+)
 
 MOST_ITERATIONS = 20_000  # each takes seconds: more are a slip in a grid
 BEFORE, AFTER = 0, 1
@@ -99,11 +112,17 @@ class Grid:
     name: str = ""
 
     def __post_init__(self) -> None:
-        lists = [value for value in vars(self).values() if isinstance(value, (list, tuple))]
+        lists = [
+            value for value in vars(self).values() if isinstance(value, (list, tuple))
+        ]
         cases = math.prod(map(len, lists))
         if cases * self.rounds > MOST_ITERATIONS:
-            asked = f"{cases} cases, the product of its lists, of {self.rounds} rounds each"
-            raise UserError(f"{asked}: at most {MOST_ITERATIONS} iterations: shorten a list")
+            asked = (
+                f"{cases} cases, the product of its lists, of {self.rounds} rounds each"
+            )
+            raise UserError(
+                f"{asked}: at most {MOST_ITERATIONS} iterations: shorten a list"
+            )
         for name, _ in self.networks:
             registry.find(name)
         list(self.shapes())  # each can be
@@ -111,28 +130,47 @@ class Grid:
     def shapes(self) -> Iterator[LabShape]:
         """Yield its labs. Raises UserError for one that cannot be."""
         emulated = (self.delays, self.losses)
-        every: list[Any] = list(itertools.starmap(Conditions, itertools.product(*emulated)))
+        every: list[Any] = list(
+            itertools.starmap(Conditions, itertools.product(*emulated))
+        )
         if ENGINES[0] in self.engines and every != [Conditions()]:
-            raise UserError("delays and the like: only links of engines: emulated have these")
-        for workers, rate, engine in itertools.product(self.workers, self.rates, self.engines):
+            raise UserError(
+                "delays and the like: only links of engines: emulated have these"
+            )
+        for workers, rate, engine in itertools.product(
+            self.workers, self.rates, self.engines
+        ):
             if workers < 2:
-                raise UserError("workers: one worker alone sends nothing: use at least 2")
+                raise UserError(
+                    "workers: one worker alone sends nothing: use at least 2"
+                )
             for conditions in every if engine != ENGINES[0] else [None]:
                 yield LabShape(workers, rate, conditions)
 
 
-def labs_of(grids: Sequence[Grid], out: Path, file: str, device: str) -> list[LabPoints]:
+def labs_of(
+    grids: Sequence[Grid], out: Path, file: str, device: str
+) -> list[LabPoints]:
     """Return a campaign's labs, each with all that its grids ask. Raises UserError where they disagree."""
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
-        lists: Any = (grid.shapes(), grid.networks, grid.plans, grid.density, grid.stragglers)
+        lists: Any = (
+            grid.shapes(),
+            grid.networks,
+            grid.plans,
+            grid.density,
+            grid.stragglers,
+        )
         for shape, network, *rest in itertools.product(*lists):
             rounds, request = labs.setdefault(shape, {}), Request(*network, *rest)
             rounds[request] = max(grid.rounds, rounds.get(request, 0))
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
-    return [LabPoints(*lab, grids[0].calibration, out, folder, device) for lab in labs.items()]
+    return [
+        LabPoints(*lab, grids[0].calibration, out, folder, device)
+        for lab in labs.items()
+    ]
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
@@ -154,11 +192,15 @@ def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     """Return what models say of every case, before the first of them is replayed. Raises UserError after."""
     for lab in labs:
         if lab.saved("runs") or lab.unsaved.exists():
-            raise UserError(f"a prediction comes before its runs: {lab.shape.name} has some")
+            raise UserError(
+                f"a prediction comes before its runs: {lab.shape.name} has some"
+            )
     return pd.concat([lab.predicted() for lab in labs], ignore_index=True)
 
 
-def said(case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]) -> pd.DataFrame:
+def said(
+    case: Case, ours: Forecast, times: Mapping[str, tuple[float, float]]
+) -> pd.DataFrame:
     """Return rows of a table ``predicted``, of one case: iteration and exposed by each model."""
     cells = [(model, "iteration", seconds) for model, (seconds, _) in times.items()]
     cells += [(model, "exposed", seconds) for model, (_, seconds) in times.items()]
@@ -175,7 +217,9 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
     there = set(store.load_table(path)["case"])
     for case in cases:
         if case.key not in there:
-            lacks = f"case {case.key}, {case.network} under {case.plan} over {case.link}"
+            lacks = (
+                f"case {case.key}, {case.network} under {case.plan} over {case.link}"
+            )
             advice = "name another file, and predict before its runs"
             raise UserError(f"{path}: says nothing of {lacks}: {advice}")
     return str(store.load_stamp(path)["sha256"])[:DIGITS]
@@ -192,14 +236,18 @@ def lacking(
 def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
     """Return the cost of one collective, by its rows of a table ``collectives``."""
     labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
-    return fit("table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels).cost
+    return fit(
+        "table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels
+    ).cost
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return the wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     alpha_s = ALPHA_S * shape.workers**2 + 4 * shape.workers * way_s(shape.link)
-    return AlphaBeta(alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring")
+    return AlphaBeta(
+        alpha_s, beta, collective=collective, workers=shape.workers, algorithm="ring"
+    )
 
 
 @functools.cache
@@ -235,15 +283,28 @@ class LabPoints:
     def inputs(self) -> Iterator[Point]:
         """Yield what must be measured before its cases are known: profiles, and times of selection."""
         budget, tables = EXTENTS[self.extent][2], ["layers", "samples"]
-        for name, batch in dict.fromkeys((asked.network, asked.batch) for asked in self.asked):
+        for name, batch in dict.fromkeys(
+            (asked.network, asked.batch) for asked in self.asked
+        ):
             how = (name, batch, self.device, "fp32", budget, machine.cores())
             measure, estimate_s = partial(layer_tables, *how), 2 + budget.max_s
-            yield Point("layers", f"{name}-b{batch}-r1", measure, estimate_s, tables, self.folder)
+            yield Point(
+                "layers",
+                f"{name}-b{batch}-r1",
+                measure,
+                estimate_s,
+                tables,
+                self.folder,
+            )
         for density in sorted({request.density for request in self.asked} - {1.0}):
-            select = partial(measure_selection, densities=[density], budget=SELECTION_BUDGET)
+            select = partial(
+                measure_selection, densities=[density], budget=SELECTION_BUDGET
+            )
             frames = map(partial(select, "cpu"), SELECTION_SIZES)
             measure = partial(all_or_partial, "selection", frames)
-            yield Point("selection", f"rho{density:g}", measure, 30.0, folder=self.folder)
+            yield Point(
+                "selection", f"rho{density:g}", measure, 30.0, folder=self.folder
+            )
 
     def _largest_bytes(self, request: Request) -> int:
         """Return bytes of a message that carries all of a network, as the calibration counts it."""
@@ -258,15 +319,26 @@ class LabPoints:
         powers, max_s, _ = EXTENTS[self.extent]
         budget = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=max_s)
         for collective in dict.fromkeys(request.collective for request in self.asked):
-            cases = [request for request in self.asked if request.collective == collective]
+            cases = [
+                request for request in self.asked if request.collective == collective
+            ]
             largest = max(map(self._largest_bytes, cases))
-            sizes = [*(KIB << power for power in powers if KIB << power < largest), largest]
+            sizes = [
+                *(KIB << power for power in powers if KIB << power < largest),
+                largest,
+            ]
             cost, each = guessed_cost(self.shape, collective), MESSAGES_PER_SAMPLE
-            if way_s(self.shape.link):  # else a link saves as many up as a replay posts at once
+            if way_s(
+                self.shape.link
+            ):  # else a link saves as many up as a replay posts at once
                 each = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
             samples_s = [messages_at(size, each) * float(cost(size)) for size in sizes]
-            estimate_s = LAUNCH_S + sum(max(3 * seconds, max_s) for seconds in samples_s)
-            settings = CollectivesSettings([collective], sizes, budget, each, vitals.TRIES)
+            estimate_s = LAUNCH_S + sum(
+                max(3 * seconds, max_s) for seconds in samples_s
+            )
+            settings = CollectivesSettings(
+                [collective], sizes, budget, each, vitals.TRIES
+            )
             yield Point(
                 "collectives",
                 f"{self.shape.name}-{collective}",
@@ -277,7 +349,9 @@ class LabPoints:
                 left=partial(self._uncalibrated, session, settings),
             )
 
-    def _uncalibrated(self, session: int, settings: CollectivesSettings) -> Sequence[int]:
+    def _uncalibrated(
+        self, session: int, settings: CollectivesSettings
+    ) -> Sequence[int]:
         """Return the sizes that a session's rows lack."""
         (collective,) = settings.collectives
         rows = self.rows("collectives", f"{self.shape.name}-{collective}")
@@ -294,7 +368,9 @@ class LabPoints:
 
     def selection_times(self, density: float) -> SelectionTimes:
         """Return seconds to select, as recorded for the campaign."""
-        return store.read_selection_times(self.path("selection", f"rho{density:g}"), density)
+        return store.read_selection_times(
+            self.path("selection", f"rho{density:g}"), density
+        )
 
     def _plan(self, request: Request) -> PlannedCase:
         """Return the case by its profile, and by the calibration before the replays alone."""
@@ -302,12 +378,17 @@ class LabPoints:
         rows = self.rows("collectives", f"{self.shape.name}-{request.collective}")
         # The session after the replays would change the plans of what is replayed already.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
-        how: dict[str, Any] = {"density": request.density, "straggler": request.straggler}
+        how: dict[str, Any] = {
+            "density": request.density,
+            "straggler": request.straggler,
+        }
         if request.density < 1:
             selecting = self.selection_times(request.density)
             how["selection_sha256"] = selecting.sha256
             cost = SparseGather(cost, request.density, selecting=selecting)
-        return plan_case(store.read_profile(profile), request.plan, cost, Lab(self.shape), **how)
+        return plan_case(
+            store.read_profile(profile), request.plan, cost, Lab(self.shape), **how
+        )
 
     def planned(self) -> dict[PlannedCase, int]:
         """Return distinct cases with their rounds: of plans that come out the same, the first."""
@@ -343,13 +424,17 @@ class LabPoints:
         """Return what is left to replay: at first all that is asked, even if plans come out the same."""
         if self.saved("runs"):
             return self._missing()
-        return [request for request, rounds in self.asked.items() for _ in range(rounds)]
+        return [
+            request for request, rounds in self.asked.items() for _ in range(rounds)
+        ]
 
     def replay_point(self) -> Point:
         """Return the point of all its replays, which compute as long as one message of everything takes."""
         left = len(self._left())
         largest = max(self.asked, key=self._largest_bytes)
-        message_s = guessed_cost(self.shape, largest.collective)(self._largest_bytes(largest))
+        message_s = guessed_cost(self.shape, largest.collective)(
+            self._largest_bytes(largest)
+        )
         return Point(
             "replay",
             self.shape.name,
@@ -363,7 +448,9 @@ class LabPoints:
 
     def _replay(self) -> Tables:
         """Replay what is missing, and save it: nothing is returned."""
-        predicted = self._predicted_by()  # a case that is not predicted shall not be played in vain
+        predicted = (
+            self._predicted_by()
+        )  # a case that is not predicted shall not be played in vain
         missing = self._missing()
         wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
         every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
@@ -373,7 +460,9 @@ class LabPoints:
         self.unsaved.mkdir(parents=True, exist_ok=True)
         with Lab(self.shape) as lab:
             played = replay(lab, self.shape.workers, wanted, rounds, **how)
-        stragglers = {c.case.key: c.case.workers - 1 for c in wanted if c.case.straggler > 1}
+        stragglers = {
+            c.case.key: c.case.workers - 1 for c in wanted if c.case.straggler > 1
+        }
         rank, slowest = played.timeline["rank"], played.timeline["case"].map(stragglers)
         shown = played.timeline[(rank == 0) | (rank == slowest)]
         # Runs come last: only what stands there counts as measured.
@@ -382,7 +471,10 @@ class LabPoints:
             ("runs", played.runs.assign(predicted=predicted)),
         ):
             saved = self.saved(schema)
-            new = [pair not in saved for pair in zip(frame["case"], frame["repeat"], strict=True)]
+            new = [
+                pair not in saved
+                for pair in zip(frame["case"], frame["repeat"], strict=True)
+            ]
             if any(new):
                 Origin().save(self.path(schema), frame[new], schema, append=True)
         shutil.rmtree(self.unsaved)

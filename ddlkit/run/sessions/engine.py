@@ -41,7 +41,15 @@ from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
 
 PARTS = (
-    *("layers", "collectives", "slowdown", "copies", "training", "replay", sessions.CAMPAIGN),
+    *(
+        "layers",
+        "collectives",
+        "slowdown",
+        "copies",
+        "training",
+        "replay",
+        sessions.CAMPAIGN,
+    ),
     *("convergence", "input", "estimators", "all"),
 )
 """What can be asked for by itself, of the suites quick and full."""
@@ -49,10 +57,14 @@ LONG = "profile full"
 """Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
 
 OVERTIME_S = 20.0  # what points may run over the budget
-RESERVE = 2.0  # times what the closing points are expected to take is kept free for them
+RESERVE = (
+    2.0  # times what the closing points are expected to take is kept free for them
+)
 HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
 HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
-START_S = 120.0  # what a process may take until its first point: a cold disk holds torch back
+START_S = (
+    120.0  # what a process may take until its first point: a cold disk holds torch back
+)
 PAUSE_S = 5.0  # after a death a GPU needs a while, until which no process can start
 POLL_S = 0.2
 EVERY_S = 20.0  # between two packs
@@ -89,13 +101,21 @@ def measure(
         stamped = filter(is_stamped, store.list_tables(out))
         stamps = {path: store.load_stamp(path) for path in stamped}
         if short := [
-            path.name for path, stamp in stamps.items() if LONG not in stamp.get("remark", "")
+            path.name
+            for path, stamp in stamps.items()
+            if LONG not in stamp.get("remark", "")
         ]:
-            theirs = f"{out} holds tables that profile full did not measure, as {short[0]}"
-            raise UserError(f"{theirs}: choose another directory by --out, or remove them")
+            theirs = (
+                f"{out} holds tables that profile full did not measure, as {short[0]}"
+            )
+            raise UserError(
+                f"{theirs}: choose another directory by --out, or remove them"
+            )
     if dry_run:
         return estimate(make, out)
-    if (suite.is_campaign or part == sessions.CAMPAIGN) and (reason := network.available()):
+    if (suite.is_campaign or part == sessions.CAMPAIGN) and (
+        reason := network.available()
+    ):
         raise UserError(f"no campaign here: {reason}")
     return run_session(make, out, isolate=suite.isolate, gpu=device == "cuda", **how)
 
@@ -136,11 +156,15 @@ def run_session(
         files.remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
         if in_use and not ignore_load:
-            advice = "wait, choose another GPU, or measure all the same with --ignore-load"
+            advice = (
+                "wait, choose another GPU, or measure all the same with --ignore-load"
+            )
             raise UserError(f"nothing is measured: {in_use}; {advice}")
         name = machine.name("" if gpu or not isolate else "cpu")
         remark = "; ".join(filter(None, (remark, in_use)))
-        origin = Origin(machine={**sessions.this_machine(), "name": name}, remark=remark)
+        origin = Origin(
+            machine={**sessions.this_machine(), "name": name}, remark=remark
+        )
         with packing(out, pack) as keep:
             if others := machines_in(out) - {name}:
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
@@ -154,9 +178,14 @@ def run_session(
 
 def estimate(make: MakePoints, out: Path) -> str:
     """Return what is not in ``out`` yet, and how long it takes. Raises UserError for a damaged table."""
-    every = [point for section in make(out=out.resolve(), session=1) for point in section]
+    every = [
+        point for section in make(out=out.resolve(), session=1) for point in section
+    ]
     missing = [point for point in every if not point.done(out)]
-    lines = [f"{each.key:<50} {each.estimate_s:>7.0f} s  {each.note}".rstrip() for each in missing]
+    lines = [
+        f"{each.key:<50} {each.estimate_s:>7.0f} s  {each.note}".rstrip()
+        for each in missing
+    ]
     rest_min = sum(point.estimate_s for point in missing) / 60
     there = f"{len(every) - len(missing)} of {len(every)} points are there"
     return "\n".join([*lines, f"{there}; the rest takes about {rest_min:.1f} min"])
@@ -214,15 +243,25 @@ class _Session:
     ) -> tuple[list[Row], list[Row], list[Row]]:
         """Return what is to be tried, and take in what an earlier call left of all points."""
         path = self.here.out / "outcomes.csv"
-        frame = store.load_table(path, "outcomes") if store.has_table(path) else pd.DataFrame()
-        earlier = {row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))}
+        frame = (
+            store.load_table(path, "outcomes")
+            if store.has_table(path)
+            else pd.DataFrame()
+        )
+        earlier = {
+            row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))
+        }
         # What can only be refused, such as a second GPU's points where there is one, makes no session.
-        if not any(row.outcome == sessions.PENDING and row.estimate_s > 0 for row in body):
+        if not any(
+            row.outcome == sessions.PENDING and row.estimate_s > 0 for row in body
+        ):
             opening, closing = [], []
         for row in (*opening, *body, *closing):
             was = earlier.get(row.key, row)
             partly = row.outcome in THERE and was.outcome in THERE
-            self.rows[row.key] = replace(was, estimate_s=row.estimate_s) if partly else row
+            self.rows[row.key] = (
+                replace(was, estimate_s=row.estimate_s) if partly else row
+            )
         self._save()
         missing = [row for row in body if row.outcome not in THERE]
         if there := [row.key for row in body if row not in missing]:
@@ -241,7 +280,11 @@ class _Session:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
         left_s = self.deadline_s - time.monotonic()
-        left = f", {format_seconds(max(0.0, left_s))} left" if math.isfinite(left_s) else ""
+        left = (
+            f", {format_seconds(max(0.0, left_s))} left"
+            if math.isfinite(left_s)
+            else ""
+        )
         took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
         why = f": {row.reason}" if row.reason else ""
         say(f"[{there}/{len(self.rows)}{left}] {row.key}: {row.outcome}{took}{why}")
@@ -249,7 +292,11 @@ class _Session:
     def _save(self) -> None:
         if self.rows and self.isolate:
             out, save = self.here.out, self.here.origin.save
-            save(out / "outcomes.csv", pd.DataFrame(map(asdict, self.rows.values())), "outcomes")
+            save(
+                out / "outcomes.csv",
+                pd.DataFrame(map(asdict, self.rows.values())),
+                "outcomes",
+            )
             frame = self.sampler.frame() if self.sampler else pd.DataFrame()
             if len(frame) and any(row.seconds for row in self.rows.values()):
                 save(out / f"vitals-s{self.here.number}.csv.gz", frame, "vitals")
@@ -265,7 +312,9 @@ class _Session:
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not there:
             row = next(iter(self.rows.values()))
-            raise UserError(f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}")
+            raise UserError(
+                f"nothing could be measured; {row.key}: {row.outcome}, {row.reason}"
+            )
 
 
 @dataclass
@@ -313,7 +362,11 @@ class _Child:
         self._pipe = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import serve; serve({theirs.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from {__name__} import serve; serve({theirs.fileno()})",
+                ],
                 env={**child_environment(), **hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what libraries print is no result of ours
@@ -321,7 +374,9 @@ class _Child:
                 start_new_session=True,
             )
         try:
-            sections: list[list[Row]] | str = self._answer(self._session.here, START_S, "go on")
+            sections: list[list[Row]] | str = self._answer(
+                self._session.here, START_S, "go on"
+            )
         except _Lost as error:
             sections = f"nothing is measured: {error} before its first point"
         if isinstance(sections, str):
@@ -342,7 +397,10 @@ class _Child:
             taken, usable = self._answer(row, allowed_s, "end")
         except _Lost as error:
             files.remove_unfinished(self._session.here.out)
-            taken, usable = replace(row, outcome=error.outcome, reason=str(error)), False
+            taken, usable = (
+                replace(row, outcome=error.outcome, reason=str(error)),
+                False,
+            )
         if not usable:
             self.close()
         return taken
@@ -350,7 +408,10 @@ class _Child:
     def _answer(self, question: object, allowed_s: float, what: str) -> Any:
         """Return what the process answers. Raises _Lost where it dies, or takes too long to ``what``."""
         assert self._process
-        give_up_s, late_s = time.monotonic() + allowed_s, self._session.deadline_s + OVERTIME_S
+        give_up_s, late_s = (
+            time.monotonic() + allowed_s,
+            self._session.deadline_s + OVERTIME_S,
+        )
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(question)
             # A process that is gone may have left children who still hold the pipe.
@@ -431,14 +492,27 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
 
 def pack_into(out: Path, file: Path) -> None:
     """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
-    nobody: dict[str, Any] = {"uid": 0, "gid": 0, "uname": "", "gname": "", "deep": False}
+    nobody: dict[str, Any] = {
+        "uid": 0,
+        "gid": 0,
+        "uname": "",
+        "gname": "",
+        "deep": False,
+    }
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
-        for directory in (out, *sorted(path for path in out.rglob("*") if path.is_dir())):
-            with files.writing_in(directory):  # a table with its own stamp, not with the next one
+        for directory in (
+            out,
+            *sorted(path for path in out.rglob("*") if path.is_dir()),
+        ):
+            with files.writing_in(
+                directory
+            ):  # a table with its own stamp, not with the next one
                 for path in _kept(directory):
                     name = str(path.relative_to(out.parent))
-                    archive.add(path, name, filter=lambda member: member.replace(**nobody))
+                    archive.add(
+                        path, name, filter=lambda member: member.replace(**nobody)
+                    )
     files.atomic_write(file, packed.getvalue())
 
 
@@ -451,11 +525,15 @@ def restore(out: Path, file: Path) -> None:
             members = [Path(name) for name in archive.getnames()]
             if names := {path.parts[0] for path in members} - {out.name}:
                 theirs = f"{', '.join(sorted(names))}, not of {out.name}"
-                raise UserError(f"{file} holds a recording of {theirs}: name another file")
+                raise UserError(
+                    f"{file} holds a recording of {theirs}: name another file"
+                )
             if not _kept(out):
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise UserError(f"{file}: no whole archive ({error}): name another file") from error
+        raise UserError(
+            f"{file}: no whole archive ({error}): name another file"
+        ) from error
     tables = [path for path in members if ".csv" in path.name]
     if lost := [path for path in tables if not store.has_table(out.parent / path)]:
         raise UserError(
@@ -473,4 +551,6 @@ def with_tables(folder: Path) -> list[Path]:
 def _kept(directory: Path) -> list[Path]:
     """Return the tables and stamps in a directory; not a lock or half a file."""
     ends = (".csv", ".csv.gz", ".json", ".jsonl")
-    return sorted(p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends))
+    return sorted(
+        p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends)
+    )

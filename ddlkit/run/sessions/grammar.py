@@ -34,7 +34,9 @@ class Many(NamedTuple):
     check: Check
 
 
-def rule(what: str, fits: Callable[[Any], bool], make: Check = lambda value: value) -> Check:
+def rule(
+    what: str, fits: Callable[[Any], bool], make: Check = lambda value: value
+) -> Check:
     """Return a check for a value that fits, which gives what ``make`` makes of it."""
 
     def check(value: Any) -> Any:
@@ -54,7 +56,9 @@ def whole(least: int) -> Check:
 def number(low: float, high: float) -> Check:
     """Return a check for a number from ``low`` to ``high``, both included."""
     what = f"a number from {low:g} to {high:g}"
-    return rule(what, lambda value: type(value) in (int, float) and low <= value <= high)
+    return rule(
+        what, lambda value: type(value) in (int, float) and low <= value <= high
+    )
 
 
 def text(what: str, parse: Check) -> Check:
@@ -99,7 +103,9 @@ def network_of(value: Any) -> tuple[str, int]:
     """
     name, separator, batch = str(value).partition(":")
     if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
-        raise ValueError("must be a network, with its batch size as in resnet50:4 or without")
+        raise ValueError(
+            "must be a network, with its batch size as in resnet50:4 or without"
+        )
     return name, whole(1)(int(batch or DEFAULT_BATCH))
 
 
@@ -112,11 +118,15 @@ def sizes(value: Any) -> tuple[int, ...]:
     if isinstance(value, list):
         return tuple(size for each in value for size in sizes(each))
     if not isinstance(value, str):
-        raise ValueError("must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB")
+        raise ValueError(
+            "must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB"
+        )
     first, _, last = value.partition("..")
     low, high = parse_bytes(first), parse_bytes(last or first)
     if not 1 <= low <= high:
-        raise ValueError("must be at least a byte, and rise from the first size to the last")
+        raise ValueError(
+            "must be at least a byte, and rise from the first size to the last"
+        )
     return tuple(low << power for power in range(64) if low << power <= high)
 
 
@@ -135,10 +145,14 @@ KEYS: dict[str, Check | Many] = {
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
     **dict.fromkeys(("about", "out", "name", "link"), str),
     "device": one_of(("", "cpu", "cuda")),
-    "moment": one_of(("start", "end")),  # of drift: before all that a session measures, or after
+    "moment": one_of(
+        ("start", "end")
+    ),  # of drift: before all that a session measures, or after
     # of what is measured, and how
     **dict.fromkeys(("isolate", "by_name", "brief", "copies", "predict"), _flag),
-    **dict.fromkeys(("batch", "side", "width", "height", "messages", "tries", "epochs"), _count),
+    **dict.fromkeys(
+        ("batch", "side", "width", "height", "messages", "tries", "epochs"), _count
+    ),
     **dict.fromkeys(("repeats", "iterations", "rounds", "accumulate"), _count),
     **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
     **dict.fromkeys(("size", "sizes"), sizes),
@@ -160,12 +174,16 @@ KEYS: dict[str, Check | Many] = {
 }
 
 
-def read_keys(given: Mapping[Any, Any], make: Callable[..., Any], where: str, skip: int = 0) -> Any:
+def read_keys(
+    given: Mapping[Any, Any], make: Callable[..., Any], where: str, skip: int = 0
+) -> Any:
     """Return the checked arguments of ``make`` but for the first ``skip``. Raises UserError."""
     keys, read = dict([*signature(make).parameters.items()][skip:]), {}
     for name in given:
         if name not in keys:
-            raise UserError(f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}")
+            raise UserError(
+                f"{where}: {name}: unknown key: use {', '.join(sorted(keys))}"
+            )
     for name, key in keys.items():
         if name in given:
             try:
@@ -228,7 +246,9 @@ def _parsed(file: Path) -> dict[str, Any]:
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None
     except ValueError as error:
-        raise UserError(f"{file}: is not {'JSON' if is_json else 'YAML'}: {error}") from None
+        raise UserError(
+            f"{file}: is not {'JSON' if is_json else 'YAML'}: {error}"
+        ) from None
     if not isinstance(given, dict) or "points" not in given:
         raise UserError(f"{file}: must be a mapping with points")
     return given
@@ -286,12 +306,20 @@ def points(
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
     made = with_predictions(made, out, predict)
-    if predict and not (suite.is_campaign or any(point.what == "predicted" for point in made)):
-        raise UserError(f"--predict: {suite.file} is no campaign: only its cases are predicted")
+    if predict and not (
+        suite.is_campaign or any(point.what == "predicted" for point in made)
+    ):
+        raise UserError(
+            f"--predict: {suite.file} is no campaign: only its cases are predicted"
+        )
     if grids:
         made += campaign(labs_of(grids, out, str(suite.file), device), predict)
     body = {point.key: point for point in made if point.what != "drift"}
-    drifts = {point.name.rpartition("-")[2]: [point] for point in made if point.what == "drift"}
+    drifts = {
+        point.name.rpartition("-")[2]: [point]
+        for point in made
+        if point.what == "drift"
+    }
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
@@ -305,7 +333,11 @@ def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[
     measure = partial(predicted_trainings, [point.predicted for point in asking], out)
     table = Point("predicted", "cases", measure, 1.0 * len(asking))
     first = points.index(asking[0])
-    return [*points[:first], table, *(p for p in points[first:] if not (predict and p.predicted))]
+    return [
+        *points[:first],
+        table,
+        *(p for p in points[first:] if not (predict and p.predicted)),
+    ]
 
 
 def _wanted(
@@ -320,7 +352,9 @@ def _wanted(
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
-        common = {key: value for key, value in described.items() if key in Described._fields}
+        common = {
+            key: value for key, value in described.items() if key in Described._fields
+        }
         of_any = Described(**read_keys(common, Described, where))
         what, make = KINDS[of_any.measure]
         special = {key: value for key, value in described.items() if key not in common}

@@ -23,7 +23,14 @@ from ddlkit.run.jobs.launch import MEETING_S, Loopback, launch
 from ddlkit.run.lab import Conditions, replay
 from ddlkit.run.lab import network as lab
 from ddlkit.run.measure import collectives as messages_alone
-from ddlkit.run.measure import contention, convergence, selection, slowdown, speed, training
+from ddlkit.run.measure import (
+    contention,
+    convergence,
+    selection,
+    slowdown,
+    speed,
+    training,
+)
 from ddlkit.run.measure import estimators as cost_models
 from ddlkit.run.measure import layers as layer_times
 from ddlkit.run.nets import registry
@@ -77,7 +84,9 @@ def on_gpus(gpus: int, point: Point) -> Point:
     there = torch.cuda.device_count()
 
     def refuse() -> Tables:
-        raise Unavailable(f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}")
+        raise Unavailable(
+            f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}"
+        )
 
     return point if there >= gpus else replace(point, measure=refuse, estimate_s=0.0)
 
@@ -98,12 +107,20 @@ class Ranks:
     @classmethod
     def of(cls, count: int, device: str, link: str = "loopback", **join: Any) -> Ranks:
         """Return ranks that meet to measure a device: what else the machine has is not asked."""
-        join |= {"backend": "nccl" if device == "cuda" else "gloo", "timeout_s": MEETING_S}
+        join |= {
+            "backend": "nccl" if device == "cuda" else "gloo",
+            "timeout_s": MEETING_S,
+        }
         return cls(count, partial(Loopback, name=link), join)
 
-    def run(self, job: Any, settings: Any, estimate_s: float, out: Path | None = None) -> Tables:
+    def run(
+        self, job: Any, settings: Any, estimate_s: float, out: Path | None = None
+    ) -> Tables:
         """Return the tables that a job leaves on them, also in ``out``."""
-        place, how = self.place(), dict[str, Any](ranks=self.count, join=self.join, out=out)
+        place, how = (
+            self.place(),
+            dict[str, Any](ranks=self.count, join=self.join, out=out),
+        )
         in_lab = not isinstance(place, Loopback)
         how["timeout_s"] = max(IN_LAB_S * in_lab, PATIENCE * estimate_s)
         with place if in_lab else nullcontext():
@@ -112,7 +129,9 @@ class Ranks:
 
 def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
     """Return ranks over links of that rate, with a delay emulated ones, and the name of their tables."""
-    shape = lab.LabShape(count, rate, conditions=Conditions(delay_s) if delay_s else None)
+    shape = lab.LabShape(
+        count, rate, conditions=Conditions(delay_s) if delay_s else None
+    )
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), replay.JOIN), name
 
@@ -147,7 +166,9 @@ def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
     """Reading and decoding, each with nothing else going on."""
-    measure = partial(speed.measure_inputs, here.out, (width, height), batch, side, budget)
+    measure = partial(
+        speed.measure_inputs, here.out, (width, height), batch, side, budget
+    )
     name, estimate_s = f"alone-{here.device}", 3 + 12 * budget.max_s
     yield Point("input", name, measure, estimate_s, ["inputs"], folder="input")
 
@@ -212,14 +233,22 @@ def training_beside_messages(
 @kind("convergence")
 def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Point]:
     """All networks of one seed before the next seed."""
-    how: dict[str, Any] = {"device": here.device, "threads": machine.cores(), "say": say}
+    how: dict[str, Any] = {
+        "device": here.device,
+        "threads": machine.cores(),
+        "say": say,
+    }
     for seed, name in product(seeds, convergence.NETWORKS):
-        measure = partial(convergence.train, name, seed, convergence.Recipe(epochs), **how)
+        measure = partial(
+            convergence.train, name, seed, convergence.Recipe(epochs), **how
+        )
         yield Point("convergence", f"{name}-e{epochs}-s{seed}", measure, 5.0 * epochs)
 
 
 @kind("convergence")
-def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> Iterator[Point]:
+def sparse_convergences(
+    here: Here, seeds: Sequence[int], epochs: int = 0
+) -> Iterator[Point]:
     """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
     for seed, name in product(seeds, convergence.TASKS):
         _, recipe = convergence.TASKS[name]
@@ -227,7 +256,9 @@ def sparse_convergences(here: Here, seeds: Sequence[int], epochs: int = 0) -> It
         for method in convergence.plans(name):
             key = f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}"
             measure = partial(convergence.train_sparse, name, method, seed, recipe)
-            yield Point("convergence", key, measure, 4.0 * recipe.epochs, ["sparse_convergence"])
+            yield Point(
+                "convergence", key, measure, 4.0 * recipe.epochs, ["sparse_convergence"]
+            )
 
 
 # What collectives can show where there is one device is labelled as a link of its own.
@@ -263,12 +294,16 @@ def collectives(
         rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
         by_sizes: dict[tuple[int, ...], list[str]] = {}
         for each in collectives:
-            by_sizes.setdefault(lacking(rows, each, sizes, members.count), []).append(each)
+            by_sizes.setdefault(lacking(rows, each, sizes, members.count), []).append(
+                each
+            )
         return {lacks: names for lacks, names in by_sizes.items() if lacks}
 
     def measure(name: str, members: Ranks) -> pd.DataFrame:
         frames = []
-        for lacks, names in left(name, members).items():  # in one launch, if all lack the same
+        for lacks, names in left(
+            name, members
+        ).items():  # in one launch, if all lack the same
             settings = messages_alone.CollectivesSettings(names, lacks, budget, **how)
             tables = members.run(messages_alone.collectives_job, settings, estimate_s)
             frames.append(tables["collectives"])
@@ -277,7 +312,9 @@ def collectives(
     places = {link: _LINKS[link](here.device)} if link else {}
     joined = () if link or rate else rank_counts(here)
     for count in joined:
-        places[f"{'nccl' if here.on_gpu else 'loopback'}-p{count}"] = Ranks.of(count, here.device)
+        places[f"{'nccl' if here.on_gpu else 'loopback'}-p{count}"] = Ranks.of(
+            count, here.device
+        )
     for count, bits, delay_s in product(ranks, rate, delay):
         members, name = ranks_in_lab(count, bits, delay_s)
         places[name] = members
@@ -304,7 +341,9 @@ def slowdowns(
     def measure(members: Ranks, name: str, batch: int) -> Tables:
         sizes = bucket_sizes(name)
         few = sorted({min(SMALL_BYTES, sizes[0]), sizes[0], sizes[-1]})
-        settings = slowdown.SlowdownSettings(name, batch, few, budget.max_s, budget.min_repeats)
+        settings = slowdown.SlowdownSettings(
+            name, batch, few, budget.max_s, budget.min_repeats
+        )
         return members.run(slowdown.slowdown_job, settings, estimate_s)
 
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
@@ -315,18 +354,24 @@ def slowdowns(
         yield on_gpus(count * (here.on_gpu and not bits), point)
 
 
-def place_of(here: Here, count: int, bits: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
+def place_of(
+    here: Here, count: int, bits: float, delay_s: float = 0.0
+) -> tuple[Ranks, str]:
     """Return ranks as devices are joined, or in a lab where there is a rate, and their name in tables."""
     if bits:
         members, name = ranks_in_lab(count, bits, delay_s)
         return members, name.removeprefix("lab-")
-    return Ranks.of(count, here.device), f"p{count}-{'nccl' if here.on_gpu else 'loopback'}"
+    return Ranks.of(
+        count, here.device
+    ), f"p{count}-{'nccl' if here.on_gpu else 'loopback'}"
 
 
 def bucket_sizes(network: str) -> list[int]:
     """Return bytes of DDP's buckets of a network, from the smallest to the largest."""
     with torch.device("meta"):
-        sizes = [p.nbytes for p in registry.build(network).parameters() if p.requires_grad]
+        sizes = [
+            p.nbytes for p in registry.build(network).parameters() if p.requires_grad
+        ]
     work = Workload.from_arrays(0.0, [0.0] * len(sizes), sizes[::-1])
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
 
@@ -349,7 +394,9 @@ def trainings(
     predict : whether models say before the first of all such points what its cases will take
     """
     each_s = accumulate * EXPOSED_S / (10 if here.on_gpu else 2)
-    estimate_s = LAUNCH_S + len(plans) * (repeats * 3 * iterations + training.WARMUP) * each_s
+    estimate_s = (
+        LAUNCH_S + len(plans) * (repeats * 3 * iterations + training.WARMUP) * each_s
+    )
 
     def measure(members: Ranks, at: Trained | None, name: str, batch: int) -> Tables:
         group_bytes: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
@@ -357,7 +404,9 @@ def trainings(
         if at:
             how |= {"profile_sha256": at.profile.sha256, "predicted": at.predicted_by()}
             group_bytes = at.group_bytes()
-        settings = training.TrainingSettings(name, batch, group_bytes, repeats, iterations, **how)
+        settings = training.TrainingSettings(
+            name, batch, group_bytes, repeats, iterations, **how
+        )
         return members.run(training.training_job, settings, estimate_s)
 
     places = product(ranks or rank_counts(here), rate, delay, networks)
@@ -369,7 +418,10 @@ def trainings(
             kind = f"lab-{place}" if bits else f"{place.partition('-')[2]}-p{count}"
             of = f"{name}-b{batch}-{place}", name, batch, count, here.device
             at = Trained(here.out, kind, *of, plans, accumulate)
-        run, tables = partial(measure, members, at, name, batch), training.training_job.tables
+        run, tables = (
+            partial(measure, members, at, name, batch),
+            training.training_job.tables,
+        )
         asked = (key, at) if predict and at else None
         point = Point("training", key, run, estimate_s, tables, predicted=asked)
         yield on_gpus(count * (here.on_gpu and not bits), point)
@@ -388,18 +440,31 @@ def replays(
 
     def measure(members: Ranks, lab_name: str) -> Tables:
         rows = store.load_table(recorded(here.out, "collectives", lab_name))
-        cost, cases = table_cost(rows[rows["collective"] == "all_reduce"], members.count), []
+        cost, cases = (
+            table_cost(rows[rows["collective"] == "all_reduce"], members.count),
+            [],
+        )
         with members.place() as place:
             for name, batch in networks:
-                profile = store.read_profile(recorded(here.out, "layers", f"{name}-b{batch}-r1"))
-                planned = (replay.plan_case(profile, spec, cost, place) for spec in plans)
+                profile = store.read_profile(
+                    recorded(here.out, "layers", f"{name}-b{batch}-r1")
+                )
+                planned = (
+                    replay.plan_case(profile, spec, cost, place) for spec in plans
+                )
                 distinct = {case.plan.ends: case for case in planned}
                 cases += [*distinct.values()][:DISTINCT_PLANS]
             played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
-        return {"runs": played.runs, "timeline": played.timeline[played.timeline["rank"] == 0]}
+        return {
+            "runs": played.runs,
+            "timeline": played.timeline[played.timeline["rank"] == 0],
+        }
 
     estimate_s = LAUNCH_S + len(networks) * DISTINCT_PLANS * rounds * EXPOSED_S
     for count, bits in product(ranks, rate):
         members, lab_name = ranks_in_lab(count, bits)
-        name, run = f"replay-{lab_name.removeprefix('lab-')}", partial(measure, members, lab_name)
+        name, run = (
+            f"replay-{lab_name.removeprefix('lab-')}",
+            partial(measure, members, lab_name),
+        )
         yield Point("replay", name, run, estimate_s, ["runs", "timeline"])

@@ -23,7 +23,10 @@ EXPECTED_S = 8.0  # of a check, at most; the engine ends one that hangs
 OVERLAP = 0.9  # a stand-in that runs beside less of a product does not run beside it
 OVERLAP_TRIES = 5
 NVIDIA = ("NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS")
-HARMFUL = ("PYTORCH_NO_CUDA_MEMORY_CACHING", *NVIDIA)  # variables that change what is measured
+HARMFUL = (
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    *NVIDIA,
+)  # variables that change what is measured
 
 Check = Callable[[str], str]
 """Returns how the device is, or raises."""
@@ -53,7 +56,9 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
 
     named = {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}
     how: dict[str, Any] = {"estimate_s": EXPECTED_S, "left": lambda: ["all of it"]}
-    points = [Point("check", n, partial(passed, n, each), **how) for n, each in named.items()]
+    points = [
+        Point("check", n, partial(passed, n, each), **how) for n, each in named.items()
+    ]
     return PointList(points)
 
 
@@ -63,9 +68,13 @@ def environment(device: str) -> str:
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
-        raise UserError(f"unset {', '.join(harmful)}: what is measured would be something else")
+        raise UserError(
+            f"unset {', '.join(harmful)}: what is measured would be something else"
+        )
     if (commit := machine.commit()) == "unknown":
-        raise UserError("commit unknown, and every stamp would say so: set DDLKIT_COMMIT")
+        raise UserError(
+            "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
+        )
     free_port()  # 127.0.0.1 is down in a new network namespace: this says so
     return f"commit {commit}, loopback answers"
 
@@ -79,9 +88,13 @@ def packages(device: str) -> str:
 
 def nvidia_smi(device: str) -> str:
     """Return that nobody else uses the GPU. Raises UserError where somebody does, or it is not told."""
-    asked = machine.cells(machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode")))
+    asked = machine.cells(
+        machine.ask_gpus(("utilization.gpu", "memory.used", "persistence_mode"))
+    )
     if not asked:
-        raise UserError("nvidia-smi does not answer: no vitals, and others are not noticed")
+        raise UserError(
+            "nvidia-smi does not answer: no vitals, and others are not noticed"
+        )
     if used := vitals.gpu_in_use():
         raise UserError(used)
     load, used_mib, mode = asked[0]
@@ -95,7 +108,9 @@ def stand_in(device: str) -> str:
     from ddlkit.run.measure.standin import Footprint, GpuStandIn, cubin
 
     if not torch.cuda.is_available():
-        raise UserError(f"torch {torch.__version__} sees no GPU: install a build for this driver")
+        raise UserError(
+            f"torch {torch.__version__} sees no GPU: install a build for this driver"
+        )
     architecture = "sm_{}{}".format(*torch.cuda.get_device_capability())
     size = format_bytes(len(cubin(architecture)))
     standin, a = GpuStandIn(), torch.randn(2048, 2048, device="cuda")

@@ -26,7 +26,9 @@ def recorded(out: Path, schema: str, name: str) -> Path:
     """Return a table that other points gave. Raises UserError where it is not there."""
     path = table_path(out, schema, name)
     if not store.has_table(path):
-        raise UserError(f"{path} is missing: run ddlkit measure {schema} --out {out} first")
+        raise UserError(
+            f"{path} is missing: run ddlkit measure {schema} --out {out} first"
+        )
     return path
 
 
@@ -72,7 +74,10 @@ class Trained:
     def group_bytes(self) -> dict[str, Sequence[int]]:
         """Return bytes of each message by plan."""
         workload = self.profile.workload()
-        return {spec: plan.group_bytes(workload).tolist() for spec, plan in self.planned.items()}
+        return {
+            spec: plan.group_bytes(workload).tolist()
+            for spec, plan in self.planned.items()
+        }
 
     def cases(self) -> list[Case]:
         """Return what will be measured, if DDP makes the buckets that are asked of it."""
@@ -102,7 +107,9 @@ class Trained:
         calibration = Calibration.of(
             self.collectives, also=predictor.TRIAL_COSTS, slowdown=slowdown
         )
-        samples = recorded(self.out, "samples", f"{self.network}-b{self.batch}-r{self.ranks}")
+        samples = recorded(
+            self.out, "samples", f"{self.network}-b{self.batch}-r{self.ranks}"
+        )
         scatter = predictor.scatter_of(store.load_table(samples))
         frames = []
         for case in self.cases():
@@ -117,7 +124,9 @@ class Trained:
         return predicted_by(table_path(self.out, "predicted", "cases"), self.cases())
 
 
-def predicted_trainings(asked: Sequence[tuple[str, Trained]], out: Path) -> pd.DataFrame:
+def predicted_trainings(
+    asked: Sequence[tuple[str, Trained]], out: Path
+) -> pd.DataFrame:
     """Return what models say of every case, before the first of them ran. Raises UserError after."""
     for name, _ in asked:
         if store.has_table(path := table_path(out, "runs", name)):
