@@ -35,7 +35,7 @@ fi
 
 step() { # run python with these arguments; it dies with this script
   local begun=$SECONDS
-  "$python" -c 'import os, sys; from ddlkit.run.jobs import die_with_parent
+  "$python" -c 'import os, sys; from ddlkit.jobs import die_with_parent
 die_with_parent(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])' "$@"
   local status=$?
   echo "gpu_day: exit status $status after $((SECONDS - begun)) s: ${*:1:7}"

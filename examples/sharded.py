@@ -36,6 +36,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import LayerProfile
+from ddlkit.jobs import clock
+from ddlkit.jobs import rank as peers
+from ddlkit.jobs.rank import Rank, Tables, job
+from ddlkit.jobs.vitals import TRIES, Retries, Usage, Watch
+from ddlkit.measure.given import known
 from ddlkit.model.sharded import (
     COMPUTE,
     ELEMENT_BYTES,
@@ -46,14 +51,9 @@ from ddlkit.model.sharded import (
     Sharding,
     Step,
 )
-from ddlkit.run import clock
-from ddlkit.run.jobs import rank as peers
-from ddlkit.run.jobs.rank import Rank, Tables, job
-from ddlkit.run.lab.replay import HEAD_START_S
-from ddlkit.run.nets.given import known
-from ddlkit.run.sessions.campaigns import table_cost
-from ddlkit.run.sessions.kinds import Ranks, ranks_in_lab
-from ddlkit.run.vitals import TRIES, Retries, Usage, Watch
+from workbook.record.campaigns import table_cost
+from workbook.record.kinds import Ranks, ranks_in_lab
+from workbook.record.replay import HEAD_START_S
 
 WARMUP, LIMIT_S = 2, 900.0
 APART_S = 5e-3  # more than a word takes from rank to rank in any of the labs below

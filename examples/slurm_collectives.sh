@@ -28,5 +28,5 @@ export MASTER_ADDR MASTER_PORT
 
 # Slurm numbers the ranks (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID). --kill-on-bad-exit ends the
 # job when one of them dies, as `ddlkit measure` does on one machine.
-srun --kill-on-bad-exit=1 python -m ddlkit.run.jobs.launch collectives "$out/config.json"
+srun --kill-on-bad-exit=1 python -m ddlkit.jobs.launch collectives "$out/config.json"
 echo "table: $out/collectives.csv; fit it with: ddlkit fit $out/collectives.csv --form alpha_beta"

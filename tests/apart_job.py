@@ -1,4 +1,4 @@
-"""A job whose ranks are left with gradients of their own, for `ddlkit.run.jobs.launch`."""
+"""A job whose ranks are left with gradients of their own, for `ddlkit.jobs.launch`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from ddlkit.run.jobs.rank import Rank, Tables, job
-from ddlkit.run.measure.training import imposed
-from ddlkit.run.nets.given import Training
+from ddlkit.jobs.rank import Rank, Tables, job
+from ddlkit.measure.given import Training
+from ddlkit.measure.training import imposed
 from faulty_job import FaultySettings
 from given_models import Net, X
 

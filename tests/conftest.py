@@ -136,7 +136,7 @@ def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def require_lab() -> None:
     """The shaped-network lab must be possible here (root, iproute2, tbf)."""
-    from ddlkit.run.lab import network
+    from ddlkit.lab import network
 
     reason = network.available()
     if reason:
@@ -146,7 +146,7 @@ def require_lab() -> None:
 @pytest.fixture(scope="session")
 def require_emulated(require_lab: None) -> None:
     """And TUN, for the emulated link."""
-    from ddlkit.run.lab import network, tunnel
+    from ddlkit.lab import network, tunnel
 
     if not Path(tunnel.DEVICE).exists():
         _missing(network.NEEDS_TUN)

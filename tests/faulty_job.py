@@ -1,4 +1,4 @@
-"""A job in which rank 1 hangs, for `ddlkit.run.jobs.launch`."""
+"""A job in which rank 1 hangs, for `ddlkit.jobs.launch`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ddlkit.run.jobs.rank import Rank, Tables, job, slowest
+from ddlkit.jobs.rank import Rank, Tables, job, slowest
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lists of points that go wrong, each in its own way, for `ddlkit.run.sessions.engine`.
+"""Lists of points that go wrong, each in its own way, for `ddlkit.measure.session.engine`.
 
 Most need no torch, and a process that measures only these loads none.
 """
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Partial, Point, PointList, Tables, Unavailable
+from ddlkit.measure.session import Partial, Point, PointList, Tables, Unavailable
 
 LONG_S = 1000.0
 """An estimate beyond any budget of a test."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddlkit.run.lab import network
+from ddlkit.lab import network
 from places import alive, those
 
 PATIENCE_S = 120.0  # the kernel kills at once; who cleans up has this long, on the busiest machine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import sharded
 
-from ddlkit.run.jobs.rank import Rank, Tables, job
+from ddlkit.jobs.rank import Rank, Tables, job
 
 
 @dataclass(frozen=True)

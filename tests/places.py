@@ -18,9 +18,9 @@ from ddlkit.core.case import Case
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.jobs.launch import Place
-from ddlkit.run.lab.network import Lab
-from ddlkit.run.lab.replay import PlannedCase
+from ddlkit.jobs.launch import Place
+from ddlkit.lab.network import Lab
+from workbook.record.replay import PlannedCase
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120.0

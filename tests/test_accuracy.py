@@ -23,12 +23,14 @@ from ddlkit.core.link import Link, wire_s_per_byte
 from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
-from ddlkit.model.predictor import TRIALS, forecast_case, plan_of
-from ddlkit.report import accuracy, clusters, source
-from ddlkit.report.accuracy import calibrated, validate
-from ddlkit.report.figures import dag
-from ddlkit.report.source import Source
+from ddlkit.model.predictor import forecast_case, plan_of
 from strategies import random_workload
+from workbook.common import source
+from workbook.common.source import Source
+from workbook.dag import figures as dag
+from workbook.validate import accuracy, clusters
+from workbook.validate.accuracy import calibrated, validate
+from workbook.validate.rivals import TRIALS
 
 SIZES = np.geomspace(1e2, 1e8, 13)
 COST = Table(SIZES, 1e-3 + 8e-9 * SIZES, workers=4)

@@ -18,14 +18,14 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import ddp, make_plan
 from ddlkit.core.workload import Workload
+from ddlkit.jobs.rank import Rank
+from ddlkit.measure import advise as models
+from ddlkit.measure.given import load
 from ddlkit.model import Communication
 from ddlkit.model.advice import DEFAULT, WORTH, Advice, measured_gain
 from ddlkit.model.contention import Contention
-from ddlkit.report import accuracy
-from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure import models
-from ddlkit.run.nets.given import load
 from strategies import random_workload
+from workbook.validate import accuracy
 
 FILE = Path(__file__).with_name("given_models.py")
 MIB = 2**20

@@ -20,10 +20,12 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import book, catalog, claims, outputs, site
-from ddlkit.report import papers as verdicts
 from ddlkit.store.files import scratch
 from places import alive, wait_for
+from workbook.common import catalog, claims, outputs
+from workbook.site import book
+from workbook.site import pages as site
+from workbook.site import verdicts as verdicts
 
 LAYERS = [
     (
@@ -36,7 +38,7 @@ LAYERS = [
     (
         "code",
         "# Draw two bars\n"
-        "import sys\nimport pandas as pd\nfrom ddlkit.report import outputs, plots\n"
+        "import sys\nimport pandas as pd\nfrom workbook import plots\nfrom workbook.common import outputs\n"
         "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, int(data) / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
         "plots.bars(ax, frame.set_index('plan'), label='model')\n"
@@ -257,13 +259,13 @@ def test_an_interrupted_book_leaves_no_kernel(tmp_path: Path) -> None:
     for name in ("10_slow", "20_slow"):
         write(tmp_path / f"{name}.ipynb", [("code", cell)])
     program = (
-        "from pathlib import Path\nfrom ddlkit.report import book\n"
+        "from pathlib import Path\nfrom workbook.site import book\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "how = {'executed': folder / 'e', 'reports': folder / 'r', 'inputs': (), 'at_once': 2}\n"
         "try:\n    book.run(book.notebooks(folder=folder), **how)\n"
         "except KeyboardInterrupt:\n    book.run(book.notebooks(folder=folder), **how)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(book.PACKAGE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(book.PACKAGES[0].parent)}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment)
     try:
         for number in (signal.SIGINT, signal.SIGKILL):

@@ -13,11 +13,10 @@ import pytest
 from ddlkit import store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.model.predictor import make_plan
-from ddlkit.report import site
-from ddlkit.report.site import buckets
+from workbook.site import buckets
+from workbook.site import pages as site
 
 CASES = buckets.cases()
 

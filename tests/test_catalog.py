@@ -17,8 +17,9 @@ from ddlkit import store
 from ddlkit.core import sparse
 from ddlkit.core.cost import FORMS
 from ddlkit.core.errors import UserError
-from ddlkit.model.predictor import planners
-from ddlkit.report import catalog, claims, outputs, site
+from ddlkit.core.plan import PLANNERS
+from workbook.common import catalog, claims, outputs
+from workbook.site import pages as site
 
 GOOD: dict[str, Any] = {
     "id": "wb-test",
@@ -213,7 +214,7 @@ def test_the_glossary_names_every_planner_form_and_grade_and_nothing_else() -> N
         sparse.SparseGather.form,
         *(entry.grade for entry in catalog.load()),
     }
-    assert {*planners(), *forms} == {re.split(r"[:`]", name)[0] for name in rows}
+    assert {*PLANNERS, *forms} == {re.split(r"[:`]", name)[0] for name in rows}
 
 
 def test_each_equation_of_the_papers_has_a_function_that_cites_it() -> None:

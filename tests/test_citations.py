@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from ddlkit import store
-from ddlkit.report import accuracy, catalog, outputs, site, source
+from workbook.common import catalog, outputs, source
+from workbook.site import pages as site
+from workbook.validate import accuracy
 
 TABLES = [accuracy.frozen(name) for name in ("goals", "coverage")]
 ANCHORS = {

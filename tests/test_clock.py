@@ -13,8 +13,8 @@ from scipy.stats import binom
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import median_interval
-from ddlkit.run import clock
-from ddlkit.run.clock import Budget, Marks, measure, measure_interleaved, timed
+from ddlkit.jobs import clock
+from ddlkit.jobs.clock import Budget, Marks, measure, measure_interleaved, timed
 
 ENDLESS = 1e9
 

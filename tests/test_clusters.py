@@ -22,10 +22,10 @@ from ddlkit.core.link import Link
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.formats.messages import read_bytes_seconds
-from ddlkit.report import clusters
-from ddlkit.report.clusters import EXTERNAL, abci, cs336, pollux, rows
 from ddlkit.store import readers
 from strategies import workloads
+from workbook.validate import clusters
+from workbook.validate.clusters import EXTERNAL, abci, cs336, pollux, rows
 
 FITTED = "pollux-resnet50-fitted"
 SECONDS = st.floats(1e-3, 1e3)

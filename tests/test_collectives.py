@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import COLLECTIVES
-from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs.launch import Loopback, launch
-from ddlkit.run.jobs.rank import Rank
-from ddlkit.run.measure.collectives import (
+from ddlkit.jobs.clock import Budget, Marks
+from ddlkit.jobs.launch import Loopback, launch
+from ddlkit.jobs.rank import Rank
+from ddlkit.measure.collectives import (
     CheckedCollective,
     CollectivesSettings,
     collectives_job,

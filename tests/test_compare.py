@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.report import compare, source
-from ddlkit.report.source import Source
+from workbook.common import source
+from workbook.common.source import Source
+from workbook.validate import compare
 
 
 def save(directory: Path, schema: str, point: str, frame: pd.DataFrame) -> None:

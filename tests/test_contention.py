@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run import clock
-from ddlkit.run.clock import Budget
-from ddlkit.run.measure import contention, standin
-from ddlkit.run.measure.contention import COPIES, CopyEngine, flow
-from ddlkit.run.measure.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
-from ddlkit.run.sessions import Partial, Unavailable, all_or_partial
-from ddlkit.run.sessions.kinds import Here, kernels_beside_messages
+from ddlkit.jobs import clock
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure.session import Partial, Unavailable, all_or_partial
+from workbook.record import contention, standin
+from workbook.record.contention import COPIES, CopyEngine, flow
+from workbook.record.kinds import Here, kernels_beside_messages
+from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
 times = st.floats(0, 10)
 

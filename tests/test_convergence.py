@@ -16,10 +16,9 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import selected
-from ddlkit.run.measure import convergence
-from ddlkit.run.measure.convergence import DENSE, TASKS, Recipe, plans, train_sparse
-from ddlkit.run.measure.selection import PlayedExchange
-from ddlkit.run.nets import drawn
+from workbook.record import convergence, drawn
+from workbook.record.convergence import DENSE, TASKS, Recipe, plans, train_sparse
+from workbook.record.selection import PlayedExchange
 
 TINY = Recipe(epochs=2, batch=8, training_images=24, held_out_images=8)
 RESNET = "resnet20_half"

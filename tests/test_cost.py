@@ -23,7 +23,7 @@ from ddlkit.core.cost import (
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import SIMPLE_FIRST, fit
 from ddlkit.core.pieces import METHODS
-from ddlkit.papers import osf
+from workbook.osf import equations as osf
 
 SIZES = np.geomspace(1, 1e9, 200)
 COSTS: dict[str, MessageCost] = {

@@ -17,8 +17,9 @@ from ddlkit.core.link import Link
 from ddlkit.core.plan import single
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
-from ddlkit.papers import dag
-from ddlkit.papers.dag.graph import (
+from strategies import costs, iterations, plans, positive, workloads
+from workbook.dag import equations as dag
+from workbook.dag.graph import (
     ONE_AFTER_THE_OTHER,
     Gpus,
     TaskGraph,
@@ -29,7 +30,6 @@ from ddlkit.papers.dag.graph import (
     s_sgd,
     schedule,
 )
-from strategies import costs, iterations, plans, positive, workloads
 
 EQ_3 = replace(
     ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True

@@ -13,12 +13,14 @@ import yaml
 from hypothesis import given
 
 from ddlkit import store
-from ddlkit.papers import dag, networks, osf
-from ddlkit.papers.dag.cluster import Setting, quantities
-from ddlkit.papers.dag.graph import Gpus, period_s, s_sgd, schedule
-from ddlkit.report.claims import paper_table, prose
-from ddlkit.report.figures import dag as figures
 from strategies import iterations, positive
+from workbook.common import networks
+from workbook.common.claims import paper_table, prose
+from workbook.dag import equations as dag
+from workbook.dag import figures as figures
+from workbook.dag.cluster import Setting, quantities
+from workbook.dag.graph import Gpus, period_s, s_sgd, schedule
+from workbook.osf import equations as osf
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
 TABLE_4 = paper_table("dag", "tab04").set_index("network")

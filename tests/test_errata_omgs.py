@@ -12,17 +12,14 @@ import pytest
 
 from ddlkit.core.sparse import Log, Scan, SelectionCost
 from ddlkit.core.units import MIB
-from ddlkit.papers import networks, omgs, osf, sharing
-from ddlkit.report import claims
-from ddlkit.report.claims import paper_table
-from ddlkit.report.figures import omgs as figures
-from ddlkit.report.papers import omgs as checks
-from ddlkit.report.papers.omgs import (
-    as_in_the_code,
-    recorded_shares,
-    speedup_range,
-    tensors,
-)
+from workbook.common import claims, networks
+from workbook.common.claims import paper_table
+from workbook.omgs import claims as checks
+from workbook.omgs import equations as omgs
+from workbook.omgs import figures as figures
+from workbook.omgs.claims import as_in_the_code, recorded_shares, speedup_range, tensors
+from workbook.osf import equations as osf
+from workbook.sharing import equations as sharing
 
 RESNET50 = networks.parameters("ResNet50")
 PUBLISHED = Log(omgs.PUBLISHED_GAMMA_S)

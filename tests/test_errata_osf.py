@@ -18,12 +18,13 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
-from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import cluster
-from ddlkit.papers.osf.cluster import CONSTANT, Grid, PaperSetting, gains
-from ddlkit.report.claims import paper_table, prose
-from ddlkit.report.figures import osf_scaling
 from strategies import workloads
+from workbook.common import networks
+from workbook.common.claims import paper_table, prose
+from workbook.osf import cluster
+from workbook.osf import equations as osf
+from workbook.osf import scaling as osf_scaling
+from workbook.osf.cluster import CONSTANT, Grid, PaperSetting, gains
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]

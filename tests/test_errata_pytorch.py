@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlkit.papers.pytorch import VERSION
-from ddlkit.report import claims
-from ddlkit.report.papers.pytorch import KEYS, recorded
-from ddlkit.run.measure.estimators import measure_estimators
+from workbook.common import claims
+from workbook.pytorch.claims import KEYS, recorded
+from workbook.pytorch.equations import VERSION
+from workbook.record.estimators import measure_estimators
 
 Flaw = Callable[..., None]
 

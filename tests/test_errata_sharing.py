@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.papers import sharing
-from ddlkit.report import claims
-from ddlkit.report.claims import paper_table
-from ddlkit.report.papers.sharing import DEFAULT, slowdowns, throughput
+from workbook.common import claims
+from workbook.common.claims import paper_table
+from workbook.sharing import equations as sharing
+from workbook.sharing.claims import DEFAULT, slowdowns, throughput
 
 BATCHES = (16, 32, 64, 128)
 

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.report import accuracy
+from workbook.validate import accuracy
 
 RECORDED, FROZEN = store.DATA / "estimated", store.DATA / "estimated.csv"
 PLAN = ["network", "link", "who", "plan"]

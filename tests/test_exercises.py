@@ -12,8 +12,8 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import exercises
-from ddlkit.report.exercises import Judge, Key
+from workbook.course import exercises
+from workbook.course.exercises import Judge, Key
 
 SOLVED = sorted(exercises.SOLUTIONS.glob("*.ipynb"))
 

@@ -24,18 +24,18 @@ import fault_table
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.report import book
-from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.lab import network
-from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.sessions import Origin
+from ddlkit.jobs import launch
+from ddlkit.jobs.launch import Loopback
+from ddlkit.lab import network
+from ddlkit.lab.network import Lab, LabShape
+from ddlkit.measure.session import Origin
 from ddlkit.store import files
 from places import PATIENCE_S, ROOT, alive, ranks_below, wait_for
 from test_book import write as write_notebook
 from test_launch import run_endless
 from test_reproduce import Clone, clone
 from test_reproduce import wait_for as words_of
+from workbook.site import book
 
 __all__ = ["clone"]
 TRIALS = int(os.environ.get("DDLKIT_FAULT_TRIALS", "1"))
@@ -92,7 +92,7 @@ def as_command(body: str, before: str = "") -> list[str]:
 SAVE = """
 import faulty_points
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import Origin
+from ddlkit.measure.session import Origin
 from ddlkit.store.files import lock, scratch
 def command(arguments):
     frame = faulty_points.drift()["drift"]
@@ -252,13 +252,13 @@ def test_ranks_that_were_about_to_start_are_not_missed(
 
 STAGES = {
     "02-measure": """
-from ddlkit.run.sessions.engine import run_session
+from ddlkit.measure.session.engine import run_session
 import faulty_points
 def command(arguments):
     run_session(faulty_points.steady, here / "out", isolate=True)
 """,
     "03-book": """
-from ddlkit.report import book
+from workbook.site import book
 def command(arguments):
     book.run([here / "10_a.ipynb"], executed=here / "e", reports=here / "r", inputs=())
 """,

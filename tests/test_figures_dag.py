@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlkit.papers.dag import STRATEGIES, IterationTimes
-from ddlkit.papers.dag import cluster as clusters
-from ddlkit.papers.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
-from ddlkit.papers.dag.graph import Gpus, period_s, s_sgd, schedule
-from ddlkit.report.claims import paper_table, prose
-from ddlkit.report.figures import dag
+from workbook.common.claims import paper_table, prose
+from workbook.dag import cluster as clusters
+from workbook.dag import figures as dag
+from workbook.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
+from workbook.dag.equations import STRATEGIES, IterationTimes
+from workbook.dag.graph import Gpus, period_s, s_sgd, schedule
 
 GRID = Grid()
 BETTER = (

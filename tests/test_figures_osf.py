@@ -15,13 +15,15 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import make_plan, none
 from ddlkit.model.calibration import Calibration
-from ddlkit.papers import networks, osf
-from ddlkit.papers.osf import PHASES
-from ddlkit.report import source
-from ddlkit.report.figures import core_panels, osf_lab, osf_scaling
-from ddlkit.report.figures.osf_lab import Lab
-from ddlkit.report.source import Source
 from strategies import random_workload
+from workbook.common import networks, source
+from workbook.common.source import Source
+from workbook.osf import equations as osf
+from workbook.osf import lab as osf_lab
+from workbook.osf import panels as core_panels
+from workbook.osf import scaling as osf_scaling
+from workbook.osf.equations import PHASES
+from workbook.osf.lab import Lab
 
 SIZES = np.geomspace(1e2, 1e9, 15)
 COST = Table(SIZES, 1e-9 * SIZES, workers=4)

@@ -33,7 +33,8 @@ from ddlkit.core.fit import (
 from ddlkit.core.pieces import LINES
 from ddlkit.core.sparse import SparseGather
 from ddlkit.formats import messages
-from ddlkit.report import clusters, fits
+from ddlkit.model import fits
+from workbook.validate import clusters
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
 TRUTHS: dict[str, MessageCost] = {

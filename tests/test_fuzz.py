@@ -12,7 +12,7 @@ import pytest
 import corpus
 import fuzzing
 from ddlkit import cli
-from ddlkit.run.sessions import kinds
+from workbook.record import kinds
 
 assert (
     kinds

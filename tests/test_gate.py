@@ -11,9 +11,9 @@ import pytest
 from ddlkit import store
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.iteration import predict
+from ddlkit.core.plan import PLANNERS
 from ddlkit.model import make_plan
-from ddlkit.model.predictor import planners
-from ddlkit.report import papers
+from workbook.site import verdicts as papers
 
 CLAIMS, PLANS = (
     Path(__file__).with_name("gate.csv"),
@@ -32,7 +32,7 @@ def planned(profile: str) -> pd.DataFrame:
     """Plan and iteration of every registered planner's examples, at every cost that it takes."""
     workload = store.read_profile(store.RECORDED / profile).workload()
     rows = []
-    for planner in planners().values():
+    for planner in PLANNERS.values():
         for spec in planner.examples:
             for name, cost in COSTS.items():
                 if planner.name == "cuts" and workload.n <= 40:

@@ -27,7 +27,7 @@ MEASURING = f"""\
 import sys
 from ddlkit import cli
 import faulty_points
-from ddlkit.run.sessions import engine
+from ddlkit.measure.session import engine
 engine.partial = lambda *_, **__: faulty_points.long
 engine.EVERY_S = 0.1
 sys.exit(cli.main(sys.argv[3:]))

@@ -15,9 +15,9 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.papers.dag import cluster as dag
-from ddlkit.papers.osf import cluster as osf
-from ddlkit.report import claims
+from workbook.common import claims
+from workbook.dag import cluster as dag
+from workbook.osf import cluster as osf
 
 
 def halved(values: Any) -> Any:

@@ -8,11 +8,11 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.papers.dag import naive_iteration_s
-from ddlkit.report.figures import dag as figures
-from ddlkit.run.clock import Budget
-from ddlkit.run.measure import speed
+from ddlkit.jobs.clock import Budget
 from ddlkit.store.readers import read_inputs
+from workbook.dag import figures as figures
+from workbook.dag.equations import naive_iteration_s
+from workbook.record import speed
 
 BRIEF = Budget(warmup=0, min_repeats=2, max_repeats=2, max_s=0.01)
 

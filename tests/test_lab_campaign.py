@@ -19,14 +19,15 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import accuracy
-from ddlkit.report.source import Source
-from ddlkit.run.lab import network
-from ddlkit.run.sessions import Point, campaigns, grammar
-from ddlkit.run.sessions.campaigns import AFTER, BEFORE, DIGITS, LabPoints
-from ddlkit.run.sessions.engine import measure
-from ddlkit.run.sessions.grammar import read
+from ddlkit.lab import network
+from ddlkit.measure.session import Point, grammar
+from ddlkit.measure.session.engine import measure
+from ddlkit.measure.session.grammar import read
 from places import ROOT, alive, ranks_below, wait_for
+from workbook.common.source import Source
+from workbook.record import campaigns
+from workbook.record.campaigns import AFTER, BEFORE, DIGITS, LabPoints
+from workbook.validate import accuracy
 
 WHOLE: dict[str, Any] = {
     "measure": "campaign",

@@ -19,13 +19,13 @@ import pytest
 
 from ddlkit import cli
 from ddlkit.core.errors import UserError
-from ddlkit.run.clock import Budget
-from ddlkit.run.lab import Conditions, network, tunnel
-from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
-from ddlkit.run.lab.replay import calibrate, replay
-from ddlkit.run.measure.collectives import CollectivesSettings
+from ddlkit.jobs.clock import Budget
+from ddlkit.lab import Conditions, network, tunnel
+from ddlkit.lab.network import Lab, LabShape, attach, clean, status
+from ddlkit.measure.collectives import CollectivesSettings
 from places import PATIENCE_S, ROOT, alive, planned, ranks_below, wait_for
 from test_lab_network import OWNER, entering, lines, links, start, traces
+from workbook.record.replay import calibrate, replay
 
 # Sends a file's worth of random bytes, and says what arrived.
 SEND_RANDOM = """

@@ -16,15 +16,15 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_bits_per_s
-from ddlkit.run.lab import network
-from ddlkit.run.lab.network import Lab, LabShape, attach, clean, status
+from ddlkit.lab import network
+from ddlkit.lab.network import Lab, LabShape, attach, clean, status
 from places import PATIENCE_S, ROOT
 
 # An owner that says which lab it has up, with a process inside it, and then waits.
 OWNER = """
 import signal, subprocess, sys, time
-from ddlkit.run.lab import Conditions
-from ddlkit.run.lab.network import Lab, LabShape
+from ddlkit.lab import Conditions
+from ddlkit.lab.network import Lab, LabShape
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which is ignored where the tests run under nohup
 with Lab(LabShape(2, 1e9)) as lab:
     sleep = ["ip", "netns", "exec", lab.namespaces[1], "sleep", "60"]
@@ -211,7 +211,7 @@ class TestOwner:
     )
     def test_a_signal_during_up_or_down_leaves_nothing(self) -> None:
         code = (
-            "import signal\nfrom ddlkit.run.lab.network import Lab, LabShape\n"
+            "import signal\nfrom ddlkit.lab.network import Lab, LabShape\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "for moment in range(8):\n    try:\n        print('go', flush=True)\n"
             "        while True:\n            with Lab(LabShape(2, 1e9), 'crossing'): pass\n"
@@ -236,7 +236,7 @@ class TestOwner:
     )
     def test_a_lab_killed_while_it_is_built_is_dead_and_removed(self) -> None:
         code = (
-            "import os, signal\nfrom ddlkit.run.lab import network\n"
+            "import os, signal\nfrom ddlkit.lab import network\n"
             "network._shape = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             "network.Lab(network.LabShape(2, 1e9), 'half', persistent=True).up()\n"
         )

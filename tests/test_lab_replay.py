@@ -17,13 +17,13 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import FRAMING
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
-from ddlkit.run.jobs.launch import Loopback
-from ddlkit.run.lab import replay
-from ddlkit.run.lab.network import Lab, LabShape
-from ddlkit.run.lab.replay import ITERATIONS, Script, append_iteration, keep_complete
-from ddlkit.run.vitals import Usage
+from ddlkit.jobs.launch import Loopback
+from ddlkit.jobs.vitals import Usage
+from ddlkit.lab.network import Lab, LabShape
 from places import TINY, planned, ranks_below, sent_by, wait_for
 from strategies import plans, workloads
+from workbook.record import replay
+from workbook.record.replay import ITERATIONS, Script, append_iteration, keep_complete
 
 
 def random_times(script: Script, rng: np.random.Generator, ranks: int) -> np.ndarray:

@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 
 from ddlkit.core.link import read_link
 from ddlkit.core.workload import Floats
-from ddlkit.model.rings import GlooRing, fit_rings, held_out_rings, ring_labs, ring_of
-from ddlkit.report import labs, source
+from workbook.common import source
+from workbook.validate import labs
+from workbook.validate.rings import (
+    GlooRing,
+    fit_rings,
+    held_out_rings,
+    ring_labs,
+    ring_of,
+)
 
 SIZES: Floats = 1024 * 4.0 ** np.arange(8.0)
 times = st.floats(1e-6, 1e-2)

@@ -19,13 +19,12 @@ import pytest
 
 import apart_job
 import faulty_job
-from ddlkit import store
+from ddlkit import jobs, store
 from ddlkit.core.errors import UserError
-from ddlkit.run import jobs
-from ddlkit.run.clock import Budget
-from ddlkit.run.jobs import launch
-from ddlkit.run.jobs.launch import Loopback, Place
-from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.jobs import launch
+from ddlkit.jobs.clock import Budget
+from ddlkit.jobs.launch import Loopback, Place
+from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store.files import scratch
 from places import (
     PATIENCE_S,
@@ -93,7 +92,7 @@ def test_a_rank_killed_in_the_middle_ends_the_job_with_one_line(
 
 SCRIPT = """
 import signal
-from ddlkit.run.jobs.launch import Loopback
+from ddlkit.jobs.launch import Loopback
 from test_launch import run_endless
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
@@ -184,7 +183,7 @@ def test_torchrun_and_slurm_start_the_same_worker_over_nodes(tmp_path: Path) -> 
     config.write_text(
         json.dumps({"out": str(tmp_path / "out"), "link": "cluster", **few})
     )
-    argv = [sys.executable, "-m", "ddlkit.run.jobs.launch", "collectives", str(config)]
+    argv = [sys.executable, "-m", "ddlkit.jobs.launch", "collectives", str(config)]
     names = {
         "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         "srun": (
@@ -230,9 +229,9 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 
 BARE = """
-from ddlkit.run.clock import Budget
-from ddlkit.run.jobs import launch
-from ddlkit.run.measure.collectives import CollectivesSettings, collectives_job
+from ddlkit.jobs.clock import Budget
+from ddlkit.jobs import launch
+from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 few = CollectivesSettings(["all_reduce"], [1024], Budget(max_repeats=5))
 launch.launch(collectives_job, few, ranks=1, place=launch.Loopback(), join={"backend": "gloo"})
 """
@@ -282,7 +281,7 @@ def test_gradients_that_differ_between_ranks_are_not_timed() -> None:
 
 
 def test_a_rank_whose_parent_is_gone_does_not_start() -> None:
-    code = "from ddlkit.run.jobs import die_with_parent as d; d(); print('lives')"
+    code = "from ddlkit.jobs import die_with_parent as d; d(); print('lives')"
     for parent, output in ((os.getpid(), "lives\n"), (os.getpid() + 1, "")):
         assert (
             python("-c", code, environment={jobs.PARENT: str(parent)}).stdout == output

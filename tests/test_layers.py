@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import clock as clocks
-from ddlkit.run.clock import Budget, Marks
-from ddlkit.run.jobs.launch import Loopback, launch
-from ddlkit.run.measure import layers
-from ddlkit.run.measure.layers import LayersSettings, layers_job, profile_layers
-from ddlkit.run.nets import registry as networks
-from ddlkit.run.nets.given import known
+from ddlkit.jobs import clock as clocks
+from ddlkit.jobs.clock import Budget, Marks
+from ddlkit.jobs.launch import Loopback, launch
+from ddlkit.measure import layers
+from ddlkit.measure.given import known
+from ddlkit.measure.layers import LayersSettings, layers_job, profile_layers
 from places import PATIENCE_S
 from test_clock import Simulated
+from workbook.record import zoo as networks
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)

@@ -19,7 +19,7 @@ from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, join
 from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
 from ddlkit.core.plan import FusionPlan, undominated
 from ddlkit.core.workload import Workload
-from ddlkit.report.plots.style import look
+from workbook.plots.style import look
 
 TIMES = st.floats(0, 10).map(lambda x: round(x, 3))
 MESSAGES = st.lists(st.tuples(TIMES, TIMES, TIMES), min_size=1, max_size=12)

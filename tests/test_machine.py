@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlkit import machine
 from ddlkit.core.errors import UserError
+from ddlkit.store import machine
 
 SMI = """\
 NVIDIA H200, 570.86.15, 143771, 9.0

@@ -16,9 +16,9 @@ from ddlkit.core.fit import interval
 from ddlkit.core.iteration import predict
 from ddlkit.model import Calibration, Communication, forecast, make_plan, predictor
 from ddlkit.model.calibration import PRIOR_DRIFT, Noise
-from ddlkit.report.accuracy import validate
-from ddlkit.report.source import Source
 from strategies import random_workload
+from workbook.common.source import Source
+from workbook.validate.accuracy import validate
 
 RECORDINGS = sorted(
     {path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")}

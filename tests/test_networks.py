@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from ddlkit.core.errors import UserError
-from ddlkit.run.clock import Budget
-from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.nets import registry
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure.layers import profile_layers
 from ddlkit.store import readers
+from workbook.record import zoo as registry
 
 PUBLISHED = readers.specs("networks").set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from ddlkit.core.errors import UserError
-from ddlkit.report import source
-from ddlkit.report.figures import omgs
+from workbook.common import source
+from workbook.omgs import figures as omgs
 
 
 def test_compatible_settings_agree_with_as_many_times_as_any() -> None:

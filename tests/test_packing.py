@@ -17,16 +17,16 @@ import pytest
 import faulty_points
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run import sessions
-from ddlkit.run.sessions import Origin, engine
-from ddlkit.run.sessions.engine import pack_into, packing, restore
+from ddlkit.measure import session as sessions
+from ddlkit.measure.session import Origin, engine
+from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 
 SCRIPT = """
 import signal, sys
 from pathlib import Path
 import faulty_points
-from ddlkit.run.sessions import engine
+from ddlkit.measure.session import engine
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.default_int_handler)
 engine.EVERY_S = 0.1

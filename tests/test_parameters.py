@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from ddlkit.core.errors import UserError
-from ddlkit.report import book, parameters, source
+from workbook.common import source
+from workbook.course import parameters
+from workbook.site import book
 
 WRONG: tuple[Any, ...] = (
     "no such thing",

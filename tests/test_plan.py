@@ -13,13 +13,12 @@ from ddlkit.core import plan as planning
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
-from ddlkit.core.plan import FusionPlan
+from ddlkit.core.plan import PLANNERS, FusionPlan
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.model.predictor import planners
 from strategies import random_workload, workloads
 
-SPECS = [spec for planner in planners().values() for spec in planner.examples]
+SPECS = [spec for planner in PLANNERS.values() for spec in planner.examples]
 """As every registered planner shows that it is written: what is registered is tested."""
 COST = AlphaBeta(1e-3, 1e-8)
 
@@ -38,7 +37,7 @@ def test_every_plan_sends_every_byte_once(spec: str, data: st.DataObject) -> Non
     assert members == list(reversed(range(workload.n)))
 
 
-@pytest.mark.parametrize("name", planners())
+@pytest.mark.parametrize("name", PLANNERS)
 def test_an_argument_that_a_planner_does_not_take_is_one_line(name: str) -> None:
     workload = random_workload(np.random.default_rng(6), 5)
     for argument in ("50 parsecs", "fast", "-7"):

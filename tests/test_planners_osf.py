@@ -17,10 +17,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import buffer, make_plan
 from ddlkit.core.workload import Workload
-from ddlkit.papers import osf
-from ddlkit.papers.audit import Stated, settle
-from ddlkit.papers.osf import PHASES, breakdown, cluster, of_timeline
 from strategies import costs, plans, random_workload, workloads
+from workbook.common.settings import Stated, settle
+from workbook.osf import cluster
+from workbook.osf import equations as osf
+from workbook.osf.equations import PHASES, breakdown, of_timeline
 
 
 @pytest.mark.parametrize("start_up_s, messages", [(0.0005, 10), (0.002, 1)])

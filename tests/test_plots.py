@@ -33,8 +33,9 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
-from ddlkit.report import outputs, plots
-from ddlkit.report.plots import style as looks
+from workbook import plots
+from workbook.common import outputs
+from workbook.plots import style as looks
 
 WORKLOAD = Workload.from_arrays(
     0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01
@@ -246,7 +247,7 @@ OLDER_PROCESSOR = {
 SCRIPT = """
 import numpy as np, pandas as pd
 from ddlkit.core.fit import fit
-from ddlkit.report import outputs
+from workbook.common import outputs
 rng = np.random.default_rng(0)
 sizes = np.repeat(np.geomspace(1e3, 1e8, 12), 8)
 seconds = (1e-4 + 1e-9 * sizes) * rng.lognormal(0, 0.05, sizes.size)

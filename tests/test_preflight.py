@@ -9,8 +9,9 @@ import pytest
 import smi
 from ddlkit import cli
 from ddlkit.core.errors import UserError
-from ddlkit.run import sessions, vitals
-from ddlkit.run.sessions import preflight
+from ddlkit.jobs import vitals
+from ddlkit.measure import session as sessions
+from workbook.record import preflight
 
 
 def wrong(device: str) -> str:

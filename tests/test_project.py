@@ -21,28 +21,43 @@ from packaging.requirements import Requirement
 
 import ddlkit
 from ddlkit import cli
-from ddlkit.report.site import Page
+from workbook.site.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PACKAGES = ("ddlkit", "workbook")
 SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
         ".__init__"
     ): path
-    for path in sorted((ROOT / "ddlkit").rglob("*.py"))
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
 }
-# A module may import from its own floor and from those below; store and machine are one room.
+# A module may import from its own floor and from those below.
 FLOORS = {
-    "core": 0,
-    "store": 1,
-    "machine": 1,
-    "papers": 2,
-    "formats": 3,
-    "model": 4,
-    "run": 5,
-    "report": 6,
-    "cli": 7,
-    "__main__": 8,
+    "ddlkit.core": 0,
+    "ddlkit.store": 1,
+    "ddlkit.formats": 2,
+    "ddlkit.model": 3,
+    "ddlkit.jobs": 4,
+    "ddlkit.lab": 5,
+    "ddlkit.measure": 6,
+    "ddlkit.show": 6,
+    "ddlkit.cli": 7,
+    "ddlkit.__main__": 8,
+    "workbook.common": 10,
+    "workbook.plots": 11,
+    "workbook.osf": 12,
+    "workbook.dag": 12,
+    "workbook.omgs": 12,
+    "workbook.sharing": 12,
+    "workbook.pytorch": 12,
+    "workbook.validate": 12,
+    "workbook.record": 13,
+    "workbook.course": 13,
+    "workbook.site": 14,
+    "workbook.cli": 15,
+    "workbook.__main__": 16,
 }
 NAMES_A_MODULE = re.compile(
     r"ddlkit(\.\w+)+(:\w+)?"
@@ -172,7 +187,7 @@ def named_in_strings(module: str) -> Iterator[str]:
 def own_modules(module: str) -> set[str]:
     """Other modules of ddlkit that a module imports or names, at any time."""
     named = {*imports(tree(module), lazy=True), *named_in_strings(module)}
-    return {module_of(name) for name in named} - {"", "ddlkit", module}
+    return {module_of(name) for name in named} - {"", *PACKAGES, module}
 
 
 def module_of(name: str) -> str:
@@ -183,14 +198,14 @@ def module_of(name: str) -> str:
 
 
 def floor(module: str) -> int:
-    return FLOORS[module.split(".")[1]]
+    return FLOORS[".".join(module.split(".")[:2])]
 
 
 def test_rooms_import_only_from_the_rooms_before_them() -> None:
     upwards = [
         f"{module} imports {other}"
         for module in SOURCES
-        if module != "ddlkit"
+        if module not in PACKAGES
         for other in own_modules(module)
         if floor(other) > floor(module)
     ]
@@ -202,18 +217,16 @@ def test_the_report_needs_neither_torch_nor_what_measures() -> None:
     unwanted = [
         f"{module} imports {name}"
         for module in SOURCES
-        if module.startswith("ddlkit.report")
+        if module.startswith("workbook.") and not module.startswith("workbook.record")
         for name in (*imports(tree(module), lazy=True), *named_in_strings(module))
-        if re.match(r"torch|ddlkit\.run(\.|$)", name)
+        if re.match(r"torch|workbook\.record|ddlkit\.(jobs|lab|measure)(\.|$)", name)
     ]
     assert unwanted == []
 
 
 def test_no_import_goes_round_in_a_circle() -> None:
     graph = {module: own_modules(module) for module in SOURCES}
-    assert "ddlkit.run.lab.tunnel" in graph["ddlkit.run.lab.network"], (
-        "started by its name"
-    )
+    assert "ddlkit.lab.tunnel" in graph["ddlkit.lab.network"], "started by its name"
     order = list(graphlib.TopologicalSorter(graph).static_order())
     assert len(order) >= len(FLOORS)
 
@@ -221,18 +234,29 @@ def test_no_import_goes_round_in_a_circle() -> None:
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        (("core", "papers"), {"torch", "pandas", "matplotlib", "IPython"}),
-        (("core", "papers", "store", "machine"), {"torch", "matplotlib", "IPython"}),
-        (("core", "report"), {"torch", "seaborn"}),
+        (("ddlkit.core",), {"torch", "pandas", "matplotlib", "IPython"}),
+        (
+            ("ddlkit.core", "ddlkit.store", "ddlkit.formats", "ddlkit.model"),
+            {"torch", "matplotlib", "jinja2", "IPython"},
+        ),
+        (("ddlkit.cli",), {"torch", "matplotlib", "jinja2"}),
         (
             (
-                "cli",
-                "run.lab.network",
-                "run.jobs.launch",
-                "run.sessions.engine",
-                "report.book",
+                "ddlkit.lab.network",
+                "ddlkit.jobs.launch",
+                "ddlkit.measure.session.engine",
             ),
             {"torch"},
+        ),
+        (
+            (
+                "workbook.common",
+                "workbook.plots",
+                "workbook.validate",
+                "workbook.course",
+                "workbook.site",
+            ),
+            {"torch", "seaborn"},
         ),
     ],
 )
@@ -240,8 +264,7 @@ def test_light_rooms_load_nothing_heavy(
     modules: tuple[str, ...], unwanted: set[str]
 ) -> None:
     """What starts and watches others is one: importing torch takes seconds of a processor that measures."""
-    rooms = tuple(f"ddlkit.{name}" for name in modules)
-    names = [name for name in SOURCES if name.startswith(rooms)]
+    names = [name for name in SOURCES if name.startswith(modules)]
     done = run(
         sys.executable, "-c", f"import sys, {', '.join(names)}; print(*sys.modules)"
     )

@@ -25,12 +25,12 @@ from ddlkit import cli
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.units import KIB, MIB
 from ddlkit.formats import export
-from ddlkit.papers import pytorch
-from ddlkit.papers.pytorch import GPUS, Group
-from ddlkit.report.clusters import resnet50
-from ddlkit.report.figures import pytorch as figures
-from ddlkit.report.papers.pytorch import recorded
-from ddlkit.run.measure import estimators
+from workbook.pytorch import equations as pytorch
+from workbook.pytorch import figures as figures
+from workbook.pytorch.claims import recorded
+from workbook.pytorch.equations import GPUS, Group
+from workbook.record import estimators
+from workbook.validate.clusters import resnet50
 
 pinned = pytest.mark.skipif(
     not torch.__version__.startswith(pytorch.VERSION),

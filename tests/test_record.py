@@ -14,11 +14,13 @@ import pytest
 import torch
 
 import faulty_points
-from ddlkit import machine, store
+from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.run import sessions, vitals
-from ddlkit.run.sessions import Point, PointList, Tables, engine, grammar
-from ddlkit.run.sessions.engine import measure, run_session
+from ddlkit.jobs import vitals
+from ddlkit.measure import session as sessions
+from ddlkit.measure.session import Point, PointList, Tables, engine, grammar
+from ddlkit.measure.session.engine import measure, run_session
+from ddlkit.store import machine
 from faulty_points import FAULTS, fine, point
 
 

@@ -17,10 +17,10 @@ import torch
 
 import smi
 from ddlkit import store
-from ddlkit.report.figures import sharing
-from ddlkit.run.measure import standin
-from ddlkit.run.sessions import MEASURED, UNAVAILABLE, preflight
+from ddlkit.measure.session import MEASURED, UNAVAILABLE
 from places import ROOT
+from workbook.record import preflight, standin
+from workbook.sharing import figures as sharing
 
 PLAYED = ROOT / "tests" / "played"
 NVRTC = "libnvrtc.so.13"

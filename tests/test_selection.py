@@ -12,9 +12,9 @@ from torch import Tensor
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
-from ddlkit.run import clock
-from ddlkit.run.measure import selection
-from ddlkit.run.sessions.kinds import Here, selections
+from ddlkit.jobs import clock
+from workbook.record import selection
+from workbook.record.kinds import Here, selections
 
 GPU = pytest.param(
     "cuda",

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import read_link
-from ddlkit.run.lab import Conditions, LabShape, parse
-from ddlkit.run.lab.tunnel import Packet, Shaper, Size, measured, size_of
+from ddlkit.lab import Conditions, LabShape, parse
+from ddlkit.lab.tunnel import Packet, Shaper, Size, measured, size_of
 
 MSS, HEAD = 1448, 52
 RATE = 1e8

@@ -19,6 +19,7 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Prediction
 from ddlkit.core.workload import LayerProfile
+from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.model import Calibration, Communication
 from ddlkit.model.sharded import (
     COMPUTE,
@@ -30,10 +31,9 @@ from ddlkit.model.sharded import (
     Sharding,
     forecast,
 )
-from ddlkit.report import accuracy
-from ddlkit.run.jobs.launch import Loopback, launch
 from order_job import OrderSettings
 from order_job import order_job as ordered
+from workbook.validate import accuracy
 
 STARTS = {
     "together": store.DATA / "sharded",

@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
-from ddlkit.report.claims import paper_table, prose
-from ddlkit.report.figures import sharing, sharing_model
-from ddlkit.report.papers.sharing import DEFAULT, throughput
+from workbook.common.claims import paper_table, prose
+from workbook.sharing import figures as sharing
+from workbook.sharing import model as sharing_model
+from workbook.sharing.claims import DEFAULT, throughput
 
 WAYS = {
     "t1-free-idle": 1.2,

@@ -21,18 +21,18 @@ from ddlkit.core import plan
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.clock import Budget
-from ddlkit.run.measure import standin
-from ddlkit.run.measure import training as training_module
-from ddlkit.run.measure.standin import Footprint, read_message
-from ddlkit.run.measure.training import (
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure import training as training_module
+from ddlkit.measure.given import known
+from ddlkit.measure.training import (
     SendingTraining,
     Setting,
     chunks_of_messages,
     measure_sending,
 )
-from ddlkit.run.nets import registry as networks
-from ddlkit.run.nets.given import known
+from workbook.record import standin
+from workbook.record import zoo as networks
+from workbook.record.standin import Footprint, read_message
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)
 SLOW = Setting(Footprint(1, 1, 20e6))  # a few milliseconds for a small network

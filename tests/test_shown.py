@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit.report import catalog, plots
-from ddlkit.report.plots import shown
+from workbook import plots
+from workbook.common import catalog
+from workbook.plots import shown
 
 ENTRY = catalog.load()[0]
 CAPTION = escape(ENTRY.caption)

@@ -21,11 +21,11 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import FusionPlan, improved
 from ddlkit.core.workload import Workload
+from ddlkit.jobs.launch import Loopback, launch
+from ddlkit.measure.slowdown import PHASES, SlowdownSettings, slowdown_job
 from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Contention
 from ddlkit.model.predictor import plan_beside
-from ddlkit.run.jobs.launch import Loopback, launch
-from ddlkit.run.measure.slowdown import PHASES, SlowdownSettings, slowdown_job
 from strategies import random_workload
 
 SIZES, SLOWER, DRAG = (64_000, 4_000_000), (0.3, 0.9), (0.0, 0.5)

@@ -10,7 +10,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report.source import Source, default_recording, open_source
+from workbook.common.source import Source, default_recording, open_source
 
 
 def record(directory: Path, point: str, link: str, seconds: float) -> None:

@@ -26,8 +26,8 @@ from ddlkit.core.sparse import (
 )
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
-from ddlkit.papers import omgs
 from strategies import workloads
+from workbook.omgs import equations as omgs
 
 RULES: dict[str, Callable[[omgs.Instance], np.ndarray]] = {
     "omgs": omgs.find_merged_layers,

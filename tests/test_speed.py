@@ -13,9 +13,9 @@ import torch
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
-from ddlkit.run.clock import Budget
-from ddlkit.run.measure import speed
-from ddlkit.run.sessions import Partial
+from ddlkit.jobs.clock import Budget
+from ddlkit.measure.session import Partial
+from workbook.record import speed
 
 FEW = Budget(warmup=0, min_repeats=1, max_repeats=2, max_s=0.1)
 

@@ -22,10 +22,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddlkit import machine, store
+from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.formats import messages
+from ddlkit.store import machine
 from fuzzing import LOG
 from places import PATIENCE_S
 

@@ -13,8 +13,8 @@ import pytest
 
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.run.sessions import engine, grammar
-from ddlkit.run.sessions.engine import measure
+from ddlkit.measure.session import engine, grammar
+from ddlkit.measure.session.engine import measure
 from places import PATIENCE_S, wait_for
 
 BUDGET = {"warmup": 1, "min_repeats": 2, "max_repeats": 3, "max_s": 0.1}

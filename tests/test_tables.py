@@ -8,10 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.report.claims import paper_table
-from ddlkit.report.papers import dag, omgs, osf, sharing
 from ddlkit.store import network_named
 from test_networks import size
+from workbook.common.claims import paper_table
+from workbook.dag import claims as dag
+from workbook.omgs import claims as omgs
+from workbook.osf import claims as osf
+from workbook.sharing import claims as sharing
 
 TABLES = {
     **{("osf", 2): osf.table2, ("osf", 3): osf.table3, ("sharing", 1): sharing.table1},

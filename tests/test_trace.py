@@ -21,9 +21,9 @@ from ddlkit.formats.trace import (
     looks_like_one,
     parse_trace,
 )
-from ddlkit.papers.dag import STRATEGIES
-from ddlkit.papers.dag.graph import Gpus, s_sgd, schedule
 from ddlkit.store import DATA, files
+from workbook.dag.equations import STRATEGIES
+from workbook.dag.graph import Gpus, s_sgd, schedule
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
 

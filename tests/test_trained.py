@@ -16,14 +16,15 @@ from ddlkit import cli, store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import UserError
+from ddlkit.measure.session.engine import measure
 from ddlkit.model import Calibration, Communication, forecast, forecast_case, make_plan
 from ddlkit.model.contention import Contention
-from ddlkit.model.predictor import OURS, REAL_MODELS, real_times
-from ddlkit.report import accuracy, source
-from ddlkit.report.source import Source
-from ddlkit.run.sessions.campaigns import DIGITS
-from ddlkit.run.sessions.engine import measure
 from strategies import random_workload
+from workbook.common import source
+from workbook.common.source import Source
+from workbook.record.campaigns import DIGITS
+from workbook.validate import accuracy
+from workbook.validate.rivals import OURS, REAL_MODELS, real_times
 
 BUDGET = {"warmup": 1, "min_repeats": 2, "max_repeats": 3, "max_s": 0.1}
 NETWORKS: dict[str, Any] = {"networks": "lenet5:64", "ranks": 2}

@@ -10,10 +10,10 @@ import pytest
 
 from ddlkit.core.case import Case
 from ddlkit.core.timeline import Timeline
-from ddlkit.run.clock import Budget
-from ddlkit.run.jobs.launch import LOGS, Loopback, launch
-from ddlkit.run.measure.layers import profile_layers
-from ddlkit.run.measure.training import TrainingSettings, training_job
+from ddlkit.jobs.clock import Budget
+from ddlkit.jobs.launch import LOGS, Loopback, launch
+from ddlkit.measure.layers import profile_layers
+from ddlkit.measure.training import TrainingSettings, training_job
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.report import claims
 from ddlkit.store import readers
+from workbook.common import claims
 
 PAPERS = store.DATA / "papers"
 

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit import store
-from ddlkit.papers.dag import cluster as dag
-from ddlkit.papers.osf import cluster as osf
-from ddlkit.report import catalog, claims, papers, source
-from ddlkit.report.figures import osf_scaling
-from ddlkit.report.papers import omgs
-from ddlkit.report.papers import osf as of_osf
+from workbook.common import catalog, claims, source
+from workbook.dag import cluster as dag
+from workbook.omgs import claims as omgs
+from workbook.osf import claims as of_osf
+from workbook.osf import cluster as osf
+from workbook.osf import scaling as osf_scaling
+from workbook.site import verdicts as papers
 
 CLAIM = claims.Claim(
     "osf-x", "osf", "Section 1", "a number", "=", 2.0, "%", 0.1, "", "", ""

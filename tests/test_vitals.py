@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import smi
 from ddlkit import store
+from ddlkit.jobs import vitals
+from ddlkit.jobs.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
+from ddlkit.lab import tunnel
 from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
-from ddlkit.run import vitals
-from ddlkit.run.lab import tunnel
-from ddlkit.run.vitals import BUSY_LIMIT, LATE_LIMIT, Usage, processor_usage
 from places import wait_for
 
 # As printed by nvidia-smi 580 of the last two of four GPUs, the second one without a power sensor.

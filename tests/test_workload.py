@@ -15,8 +15,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import predict
 from ddlkit.core.link import Link
 from ddlkit.core.workload import LayerProfile, Workload
-from ddlkit.papers import osf
 from strategies import workloads
+from workbook.osf import equations as osf
 
 counts = st.lists(st.floats(1e3, 1e10), min_size=1, max_size=8)
 

@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     arg("--only", default="", help="notebooks by number: 20,40"),
 )
 def book(arguments: argparse.Namespace) -> None:
-    from ddlkit.report.book import build
+    from workbook.site.book import build
 
     chosen = {
         name: getattr(arguments, name) for name in ("recorded", "data", "reports")
@@ -185,7 +185,7 @@ def book(arguments: argparse.Namespace) -> None:
     arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
 )
 def figures(arguments: argparse.Namespace) -> int:
-    from ddlkit.report import catalog
+    from workbook.common import catalog
 
     return catalog.command(
         check=arguments.check, write=arguments.write, reports=arguments.reports

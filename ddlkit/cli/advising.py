@@ -51,7 +51,7 @@ def advise(arguments: argparse.Namespace) -> None:
         result["snippet"] = snippet(advice, result["advice"])
         show(result, True) if arguments.json else print("\n".join(screen(result)))
         if arguments.html:
-            from ddlkit.report import site
+            from workbook.site import pages as site
 
             site.advice_page(advice, screen(result), arguments.html)
 
@@ -84,15 +84,15 @@ def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return what to show, and the advice, once all is measured; None but on rank 0."""
     from ddlkit import store
-    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
-    from ddlkit.run.jobs.rank import joined
-    from ddlkit.run.measure.models import (
+    from ddlkit.jobs.rank import joined
+    from ddlkit.measure.advise import (
         LISTS,
         MEETING_S,
         AdviseSettings,
         advise_job,
         read_advice,
     )
+    from ddlkit.model.advice import DEFAULT, KEEP, WORTH, measured_gain
 
     seconds = [60 * arguments.minutes, 60 * arguments.confirm_minutes]
     if min(seconds) <= 0 or arguments.accumulate < 1:
@@ -158,9 +158,9 @@ def _launched(
     arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
 ) -> None:
     """Run the job in ranks of this machine, over its loopback or emulated links."""
-    from ddlkit.run.jobs.launch import Loopback
-    from ddlkit.run.measure.models import MEETING_S, advise_job
-    from ddlkit.run.sessions.kinds import Ranks, ranks_in_lab
+    from ddlkit.jobs.launch import Loopback
+    from ddlkit.measure.advise import MEETING_S, advise_job
+    from workbook.record.kinds import Ranks, ranks_in_lab
 
     members = Ranks(ranks, Loopback, {})
     if arguments.lab:

@@ -109,7 +109,7 @@ _SESSION = (
 
 
 def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
-    from ddlkit.run.sessions import engine
+    from ddlkit.measure.session import engine
 
     how["budget_s"] = math.inf if arguments.budget is None else arguments.budget
     how |= {
@@ -165,8 +165,8 @@ def _measured_model(arguments: argparse.Namespace) -> None:
             f"--{given[0].replace('_', '-')} does not go with --model: leave it out"
         )
     from ddlkit import store
-    from ddlkit.run.clock import Budget
-    from ddlkit.run.measure.models import measure_model
+    from ddlkit.jobs.clock import Budget
+    from ddlkit.measure.advise import measure_model
 
     budget = Budget(max_s=arguments.budget or 20.0)
     out = arguments.out or store.BUILD / "measured"
@@ -191,7 +191,7 @@ def _measured_model(arguments: argparse.Namespace) -> None:
 def record(arguments: argparse.Namespace) -> int | None:
     device = "cuda" if arguments.suite == "gpu" else "cpu"
     if arguments.preflight:
-        from ddlkit.run.sessions.preflight import preflight
+        from workbook.record.preflight import preflight
 
         return preflight(device)
     name = arguments.suite if arguments.profile == "standard" else arguments.profile
@@ -207,7 +207,7 @@ def record(arguments: argparse.Namespace) -> int | None:
 )
 def pack(arguments: argparse.Namespace) -> None:
     from ddlkit import store
-    from ddlkit.run.sessions.engine import with_tables
+    from ddlkit.measure.session.engine import with_tables
     from ddlkit.store.tables import pack as pack_tables
 
     folder = arguments.folder or store.RECORDED
@@ -221,7 +221,7 @@ def pack(arguments: argparse.Namespace) -> None:
 
 @command("what this machine is", JSON)
 def machine(arguments: argparse.Namespace) -> None:
-    from ddlkit.machine import describe, versions
+    from ddlkit.store.machine import describe, versions
 
     show({**describe(), **versions()}, arguments.json)
 
@@ -249,7 +249,7 @@ _ACTIONS = "make links, list labs, take a lab down, remove dead ones"
     arg("--label", default="", help="name of the lab [the first free ddlN]"),
 )
 def lab(arguments: argparse.Namespace) -> None:
-    from ddlkit.run.lab import network
+    from ddlkit.lab import network
 
     label = arguments.label
     if arguments.action == "up":
@@ -276,7 +276,7 @@ def lab(arguments: argparse.Namespace) -> None:
 
 def _lab_shape(arguments: argparse.Namespace) -> Any:
     """Return the lab that the arguments of ``lab up`` describe."""
-    from ddlkit.run.lab import LabShape, parse
+    from ddlkit.lab import LabShape, parse
 
     given = {
         name: value

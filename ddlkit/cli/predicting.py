@@ -57,7 +57,7 @@ def fit(arguments: argparse.Namespace) -> None:
 
     from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
-    from ddlkit.report import fits
+    from ddlkit.model import fits
 
     names = ("collective", "link", "ranks", "place", "table")
     wanted = {name: getattr(arguments, name) for name in names}
@@ -97,8 +97,9 @@ def _compare(
     note: dict[str, str],
 ) -> None:
     """Print how well each form does, and draw them."""
-    from ddlkit.report import fits, plots
+    from ddlkit.model import fits
     from ddlkit.store import own_output
+    from workbook import plots
 
     forms = [] if arguments.form == "auto" else [arguments.form]
     compared = fits.compare(sizes, seconds, *forms, **of)
@@ -223,8 +224,8 @@ def forecast_of(
     """Return the forecast under the plan ``spec``, what is doubtful (also warned of), profile, costs."""
     from ddlkit import formats
     from ddlkit.model import forecast
+    from ddlkit.model.fits import doubts
     from ddlkit.model.predictor import plan_beside
-    from ddlkit.report.fits import doubts
 
     profile = _profile(arguments)
     workload = (
@@ -337,7 +338,7 @@ def _given(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, Any]:
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
     from ddlkit.model import Communication
-    from ddlkit.report.fits import Measured
+    from ddlkit.model.fits import Measured
     from ddlkit.store.files import read_json
 
     advice = "write it by ddlkit fit FILE --json, or give FILE to --collectives"
@@ -370,7 +371,7 @@ def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, A
     from ddlkit import store
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
-    from ddlkit.report.fits import Measured
+    from ddlkit.model.fits import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
@@ -432,8 +433,8 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
 
 def sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
     """Return what sharded training takes by each way to make units, resharded after forward and not."""
+    from ddlkit.model.fits import doubts
     from ddlkit.model.sharded import SENT, Sharding, forecast
-    from ddlkit.report.fits import doubts
 
     said = (
         (name, usual, getattr(arguments, name, usual))
@@ -625,7 +626,7 @@ def export(arguments: argparse.Namespace) -> None:
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
-    from ddlkit.papers.dag.graph import changed, described, schedule
+    from workbook.dag.graph import changed, described, schedule
 
     for name, left_out in _NOT_IN_THE_GRAPH.items():
         if getattr(arguments, name) != left_out:
@@ -654,9 +655,9 @@ def what_if(arguments: argparse.Namespace) -> None:
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     """Return the tasks of ten iterations of training by these arguments."""
-    from ddlkit.papers import dag
-    from ddlkit.papers.dag.graph import Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
+    from workbook.dag import equations as dag
+    from workbook.dag.graph import Gpus, of_iteration
 
     read_s = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
     gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)

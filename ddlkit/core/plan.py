@@ -558,3 +558,88 @@ def make_plan(
     if text and not free_text and text not in chosen.variants:
         raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
     return chosen.make(workload, cost, text)
+
+
+# ---------------------------------------------------------------- planners by a rule
+
+
+JoinRule = Callable[[int, float, float], bool]
+"""(next tensor, bytes of the group so far, when that group could start [s]) -> whether it joins."""
+
+
+def merged(
+    name: str, workload: Workload, cost: MessageCost, joins: JoinRule
+) -> FusionPlan:
+    """Return the plan of a rule that decides, tensor by tensor, whether it joins the group."""
+    sizes = workload.bytes.tolist()
+    ready_s = workload.ready_s.tolist()
+    ends: list[int] = []
+    link_free_s = 0.0
+    group_bytes = float(sizes[0])
+    for tensor in range(1, workload.n):
+        start_s = max(link_free_s, ready_s[tensor - 1])
+        if joins(tensor, group_bytes, start_s):
+            group_bytes += sizes[tensor]
+        else:
+            ends.append(tensor)
+            link_free_s = start_s + cost(group_bytes)
+            group_bytes = float(sizes[tensor])
+    return FusionPlan(name, (*ends, workload.n))
+
+
+def fusing_pays(
+    update: Callable[[float], float], buffered: float, size: float, waited_s: float
+) -> bool:
+    """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
+
+    Symbols: B^(i+1) = buffered and D^(i) = size in bytes, t_wait = waited_s, t_update = update. Printed,
+    t_wait has the index i; the buffer waits for layer i's own backward, t_wait^(i+1).
+    """
+    return update(buffered + size) + waited_s < update(buffered) + update(size)
+
+
+@planner(
+    "adafusion",
+    label="adaFusion",
+    variants=("repaired",),
+    look=("#d55e00", "h", ":", "+++"),
+)
+def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
+    known = needed_cost(cost, "adafusion")
+    sizes = workload.bytes.astype(float).tolist()
+    backward_s = workload.backward_s.tolist()
+
+    def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
+        waited_s = backward_s[tensor] if text else 0.0
+        return fusing_pays(known, group_bytes, sizes[tensor], waited_s)
+
+    return merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
+
+
+@planner(
+    "mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\")
+)
+def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Merge while ready - tau_c < a: the next gradient is ready before this message's start-up would be over.
+
+    tau_c is the message's earliest start, a the start-up, or what merging saves (Shi, Chu and Li, INFOCOM
+    2019; TPDS 2021). "osf" (Section 4.2): while the next backward is shorter than the message and a start-up.
+    """
+    known = needed_cost(cost, "mg_wfbp")
+    ready_s = workload.ready_s.tolist()
+    sizes = workload.bytes.astype(float).tolist()
+    backward_s = workload.backward_s.tolist()
+
+    def published(tensor: int, group_bytes: float, start_s: float) -> bool:
+        until_ready_s = ready_s[tensor] - start_s
+        return fusing_pays(known, group_bytes, sizes[tensor], until_ready_s)
+
+    def described(tensor: int, group_bytes: float, start_s: float) -> bool:
+        size = sizes[tensor]
+        start_up_s = known(group_bytes) + known(size) - known(group_bytes + size)
+        return bool(backward_s[tensor] < known(group_bytes) + start_up_s)
+
+    if text:
+        return merged("mg_wfbp:osf", workload, known, described)
+    return merged("mg_wfbp", workload, known, published)

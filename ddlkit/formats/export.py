@@ -13,7 +13,7 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MIB
-from ddlkit.papers.pytorch import parts
+from workbook.pytorch.equations import parts
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
 """With which releases of torch each kind is known to work."""

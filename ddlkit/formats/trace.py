@@ -17,9 +17,9 @@ from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
-from ddlkit.papers.dag import IterationTimes
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from workbook.dag.equations import IterationTimes
 
 TIMES = ("forward_s", "backward_s", "communication_s")
 _FILE = Schema(

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ddlkit import machine
 from ddlkit.core.errors import UserError
+from ddlkit.store import machine
 
 ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
 DATA = ROOT / "data"

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ddlkit import machine as this_machine
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
+from ddlkit.store import machine as this_machine
 from ddlkit.store.files import ROOT, parse_json
 from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
 
@@ -71,7 +71,7 @@ def save_table(
 
     Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
     append : below the table that is there, whose stamps are kept under ``history``
-    machine : what ``ddlkit.machine.describe`` says, unless given
+    machine : what ``ddlkit.store.machine.describe`` says, unless given
     """
     path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
     described = this_machine.describe() if machine is None else machine

@@ -1,1 +1,0 @@
-"""Figures, catalog, verdicts and the book."""

@@ -1,1 +1,0 @@
-"""Everything that needs torch, a clock or root."""

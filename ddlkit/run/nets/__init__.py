@@ -1,1 +1,0 @@
-"""The networks that are measured, and the pictures that they are shown."""

@@ -1,0 +1,1 @@
+"""What all papers share: transcribed numbers, recordings, claims, the catalog."""

@@ -1,0 +1,1 @@
+"""What notebooks use: parameters and exercises."""

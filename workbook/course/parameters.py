@@ -1,0 +1,54 @@
+"""What a notebook's parameters may be: `validate` checks them before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ddlkit.core.errors import UserError
+from ddlkit.core.fit import AUTO, SIMPLE_FIRST
+from ddlkit.core.pieces import LINES
+from workbook.common import papers, source
+from workbook.dag.equations import STRATEGIES
+from workbook.osf import scaling as osf_scaling
+from workbook.plots.shown import show_tables
+from workbook.pytorch.figures import logs
+from workbook.validate.clusters import dense_tables, pollux
+
+
+def _messages(given: Mapping[str, Any]) -> Any:
+    rows = source.open_source(given["data"]).table("collectives")
+    return rows[rows["collective"] == "all_reduce"]
+
+
+CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
+    "network": lambda given: source.open_source(given["data"]).networks(),
+    "link": lambda given: sorted(_messages(given)["link"].unique()),
+    "workers": lambda given: (
+        _messages(given).query("link == @given['link']")["ranks"].unique()
+    ),
+    "form": lambda _: (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST, AUTO),
+    "formulas": lambda _: osf_scaling.FORMULAS,
+    "framework": lambda _: STRATEGIES,
+    "chosen": lambda _: pollux.NETWORKS,
+    "table": lambda _: dense_tables(),
+    "log": lambda _: logs(),
+    "papers": lambda _: papers.PAPERS,
+    "instances": lambda _: range(1, 100_001),
+    "layers": lambda _: range(1, 21),
+    "gpus": lambda _: range(1, 17),
+}
+"""By parameter, what it may be, which may depend on those before it; of a list, what each may be."""
+
+
+def validate(**given: Any) -> None:
+    """Check a notebook's parameters, and let tables show as ours from then on. Raises UserError."""
+    show_tables()
+    for name in filter(given.__contains__, CHOICES):
+        value, allowed = given[name], [*CHOICES[name](given)]
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(item in allowed for item in values):
+            listed = ", ".join(map(str, allowed[:50]))
+            raise UserError(
+                f"{name} is {' '.join(repr(value).split()):.60}: give one of {listed}"
+            )

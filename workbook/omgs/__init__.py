@@ -1,0 +1,1 @@
+"""Shi et al., INFOCOM 2020: merged gradient sparsification."""

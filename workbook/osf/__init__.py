@@ -1,0 +1,1 @@
+"""Liu et al., WWW 2022: the overlapping scaling factor (OSF)."""

@@ -1,0 +1,460 @@
+"""Plots: draw tables on given axes, in base units; the index has cases or sizes, a column is a series."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from ddlkit.core.fit import Fit
+from ddlkit.core.timeline import KINDS, Timeline
+from workbook.plots.shown import live_box as live_box
+from workbook.plots.shown import measured_here as measured_here
+from workbook.plots.shown import save_figure as save_figure
+from workbook.plots.shown import table as table
+from workbook.plots.shown import write_png as write_png
+from workbook.plots.style import (
+    FAINT,
+    INK,
+    SOFT,
+    WIDTH,
+    Style,
+    add_legend,
+    case_rows,
+    known,
+    looks,
+    name_bars,
+    plain_log_ticks,
+    set_log,
+    time_unit,
+)
+from workbook.plots.style import look as look
+
+
+def canvas(
+    columns: int = 1, rows: int = 1, height: float = 3.2, **options: Any
+) -> tuple[Figure, Any]:
+    """Return a themed figure so many inches high, and its axes as ``plt.subplots`` gives them."""
+    return plt.subplots(rows, columns, figsize=(WIDTH, height), **options)
+
+
+def heading(ax: Axes, text: str) -> None:
+    """Set the bold title of a panel, at its left."""
+    ax.set_title(text)
+
+
+def title(figure: Figure, text: str) -> None:
+    """Set what a figure of several panels shows, above them all, in lines as wide as it."""
+    lines = textwrap.fill(
+        text, int(figure.get_figwidth() / 0.082)
+    )  # inches of a letter
+    figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
+
+
+@contextmanager
+def sheet(said: str = "", **shape: Any) -> Iterator[tuple[Figure, Any]]:
+    """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
+    figure, axes = canvas(**shape)
+    yield figure, axes
+    _shared_legend(figure)
+    if said:
+        title(figure, said)
+
+
+def _shared_legend(figure: Figure) -> None:
+    named: dict[str, Any] = {}
+    for ax in figure.axes:
+        named |= dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(named.values(), named, loc="outside lower left", ncols=4)
+
+
+def bars(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    label: str,
+    stacked: bool = False,
+    legend: str = "above",
+    pairs: str = "",
+) -> None:
+    """Draw a group of bars per row, a bar per column, beside or upon each other.
+
+    pairs : where every two rows belong together and have one name, what the text below the axis says
+    """
+    step, (rows, columns) = 2 if pairs else 1, table.shape
+    middles = np.arange(rows) + (0.12 * (-1) ** np.arange(rows) if pairs else 0)
+    width = 0.72 if stacked else 0.84 / columns
+    heights = np.nan_to_num(table.to_numpy(dtype=float))
+    bottoms = (
+        np.cumsum(heights, axis=1) - heights if stacked else np.zeros_like(heights)
+    )
+    for k, style in enumerate(looks([str(name) for name in table.columns])):
+        at = middles if stacked else middles + width * (k - (columns - 1) / 2)
+        drawn = ax.bar(at, heights[:, k], width, bottoms[:, k], label=style.label)
+        filled = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": "white"}
+        plt.setp(drawn.patches, linewidth=0.3, **filled)
+    ax.set(xlabel=pairs, ylabel=label)
+    add_legend(ax, legend)
+    name_bars(
+        ax, np.arange(0, rows, step) + (step - 1) / 2, [*map(str, table.index[::step])]
+    )
+
+
+def paired_bars(
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
+) -> tuple[Figure, Axes]:
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
+    heights = [2.0] * len(panels) + [last]
+    figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
+    for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
+        factor, unit = time_unit(parts)
+        words: dict[str, Any] = {
+            "label": f"{label} [{unit}]",
+            "pairs": which,
+            "legend": "",
+        }
+        bars(ax, factor * parts, stacked=True, **words)
+        heading(ax, name)
+    _shared_legend(figure)
+    return figure, axes[-1]
+
+
+def points(
+    ax: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    role: str | Style,
+    *,
+    label: str = "",
+    size: float = 7,
+) -> None:
+    """Draw a role's markers at (n,) places."""
+    style = look(role) if isinstance(role, str) else role
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
+    line.set(markerfacecolor=style.face, label=label or style.label)
+
+
+def dots(
+    ax: Axes,
+    cases: Sequence[str],
+    values: Mapping[str, ArrayLike] | pd.DataFrame,
+    *,
+    label: str,
+    band: tuple[str, ArrayLike] | None = None,
+    legend: str = "above",
+) -> None:
+    """Draw a row per case, a marker per series, in ``label``'s unit; band : name and half width, in grey."""
+    rows = np.arange(len(cases))
+    case_rows(ax, cases, 0.0)
+    if band is not None:
+        half = np.abs(np.asarray(band[1], dtype=float))
+        ax.barh(rows, 2 * half, left=-half, height=0.62, color=FAINT, label=band[0])
+    for style, name in zip(looks([*map(str, values)]), values, strict=True):
+        points(ax, values[name], rows, style, size=4.5)
+    ax.set_xlabel(label)
+    add_legend(ax, legend)
+
+
+def dots_by_group(
+    ax: Axes,
+    groups: Sequence[str],
+    values: ArrayLike,
+    *,
+    label: str,
+    hollow: ArrayLike | None = None,
+) -> None:
+    """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median.
+
+    hollow : (n,) which are drawn hollow, and are not in the median
+    """
+    numbers, left_out = (
+        pd.Series(np.asarray(values, dtype=float)),
+        np.zeros(len(groups), bool),
+    )
+    if hollow is not None:
+        left_out |= np.asarray(hollow, bool)
+    names, style = [*map(str, groups)], look("model")
+    medians = numbers.mask(left_out).groupby(names, sort=False).median()
+    case_rows(ax, [*medians.index], 0.0)
+    rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
+    for which, face in ((~left_out, style.color), (left_out, "white"))[
+        : 1 + left_out.any()
+    ]:
+        look_of: dict[str, Any] = {
+            "color": style.color,
+            "markerfacecolor": face,
+            "alpha": 0.4,
+        }
+        ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
+    ax.plot(
+        medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2
+    )
+    ax.set_xlabel(label)
+
+
+def intervals(
+    ax: Axes,
+    cases: Sequence[str],
+    ranges: Mapping[str, tuple[ArrayLike, ...]],
+    *,
+    label: str,
+    printed: Mapping[str, tuple[float, float]] | None = None,
+    mirrored: bool = False,
+    reference: float = 0.0,
+) -> None:
+    """Draw a row per case, a thick line per series: (n,) lows and highs; markers at both, or at a third.
+
+    printed : by name a range, shaded over all rows; ``mirrored``: it is one of sizes, of either sign
+    """
+    case_rows(ax, cases, reference)
+    for (name, ends), hatch in zip(
+        (printed or {}).items(), ("...", "///"), strict=False
+    ):
+        for sign in (1, -1)[: 1 + mirrored]:
+            band = ax.axvspan(
+                sign * ends[0], sign * ends[1], zorder=0, alpha=0.16, linewidth=0
+            )
+            color = look(name if known(name) else "paper").color
+            band.set(color=color, hatch=hatch, label=f"paper: {name}")
+    step = 0.7 / len(ranges)
+    for k, (style, places) in enumerate(
+        zip(looks(list(ranges)), ranges.values(), strict=True)
+    ):
+        row = np.arange(len(cases)) + step * (k - (len(ranges) - 1) / 2)
+        ax.hlines(row, places[0], places[1], color=style.color, linewidth=3)
+        for place, named in zip(places[2:] or places, (style.label, "_"), strict=False):
+            points(ax, place, row, replace(style, label=named), size=4)
+    ax.set_xlabel(label)
+
+
+class Panel(NamedTuple):
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
+
+    grid: pd.DataFrame
+    low: pd.DataFrame
+    high: pd.DataFrame
+
+
+def heat_maps(
+    panels: Mapping[str, Panel],
+    *,
+    label: str,
+    form: str = "{:.2f}",
+    columns: int = 0,
+    height: float = 2.5,
+    log: bool = False,
+) -> Figure:
+    """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
+    columns = columns or len(panels)
+    lengths = [len(panel.grid) for panel in panels.values()]
+    ratios = [
+        max(lengths[first : first + columns])
+        for first in range(0, len(lengths), columns)
+    ]
+    shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
+    figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
+    numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
+    low, high = numbers.min(), numbers.max()
+    far = max(high, 1 / low) if log else max(abs(low), abs(high))
+    scale = LogNorm(1 / far, far) if log else Normalize(-far, far)
+    for ax, (name, panel) in zip(axes.flat, panels.items(), strict=False):
+        _heat_map(ax, panel, scale, form)
+        heading(ax, name)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    bar = figure.colorbar(
+        axes.flat[0].collections[0], ax=axes, label=label, shrink=0.9, aspect=30
+    )
+    bar.ax.set_ylim(low, high)
+    if log:
+        plain_log_ticks(bar.ax.yaxis)
+    return figure
+
+
+def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
+    import seaborn as sns  # takes longer to import than all else here
+
+    log = isinstance(scale, LogNorm)
+    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
+    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
+    text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
+    shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
+    colors = "RdBu_r" if log else "RdBu"
+    sns.heatmap(
+        grid,
+        ax=ax,
+        norm=scale,
+        cmap=colors,
+        xticklabels=True,
+        yticklabels=True,
+        **shape,
+    )
+    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    plt.setp(ax.get_yticklabels(), rotation=0)
+    ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+
+
+def lines(
+    ax: Axes,
+    table: pd.DataFrame,
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: str = "",
+    legend: str = "above",
+    ends: tuple[pd.DataFrame, pd.DataFrame] | None = None,
+) -> None:
+    """Draw a line per column against the index, NaN breaks it; ends : lows and highs of a ribbon behind."""
+    x = table.index.to_numpy(dtype=float)
+    for place, style in enumerate(looks([str(name) for name in table.columns])):
+        y = table.iloc[:, place].to_numpy(dtype=float)
+        marker = style.marker if len(x) <= 30 else ""
+        (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
+        line.set(color=style.color, markerfacecolor=style.face, label=style.label)
+        if ends is not None and place < ends[0].shape[1]:
+            low, high = (end.iloc[:, place].to_numpy(dtype=float) for end in ends)
+            ax.fill_between(
+                x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0
+            )
+    set_log(ax, log)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    add_legend(ax, legend)
+
+
+def samples(
+    ax: Axes,
+    frame: pd.DataFrame,
+    *,
+    x: str,
+    y: str = "seconds",
+    series: str,
+    center: str = "median",
+    percent: float = 95,
+) -> None:
+    """Draw `lines` through the ``center`` of the samples at each ``x``, in bands with ``percent`` of them."""
+    timed = y == "seconds"
+    factor, unit = time_unit(frame[y]) if timed else (1.0, "")
+    names, half = frame[series].unique(), percent / 200
+    by_place = (factor * frame[y]).groupby([frame[x], frame[series]])
+    low, high = (
+        by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half)
+    )
+    words = {"xlabel": x, "ylabel": y}
+    if timed:
+        words = {"xlabel": "message size", "ylabel": f"time [{unit}]", "log": "by"}
+    lines(
+        ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words
+    )
+
+
+def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
+    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals."""
+    first, *_ = fits.values()
+    sizes, seconds = first.sizes, first.seconds
+    medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
+    scale, unit = time_unit(medians)
+    points(
+        ax, medians.index, scale * medians, "measured", size=4, label="measured, median"
+    )
+    ax.plot(
+        sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
+    )
+    grid = np.geomspace(sizes.min(), sizes.max(), 200)
+    for fit, style in zip(fits.values(), looks([*fits]), strict=True):
+        shape = {"color": style.color, "linestyle": style.line, "label": style.label}
+        ax.plot(grid, scale * fit.cost(grid), **shape)
+        if fit.draws:
+            low, high = (scale * limit for limit in fit.interval(grid))
+            ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
+    collective = getattr(first.cost, "collective", "")
+    set_log(ax, "by" if collective else "xy")
+    what = collective.replace("_", "-") or "selection"
+    ax.set(
+        xlabel="message size" if collective else "elements",
+        ylabel=f"{what} time [{unit}]",
+    )
+    add_legend(ax, "inside")
+
+
+def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
+    """Draw times of forms fitted to the same messages."""
+    figure, ax = canvas(height=3.6)
+    cost_fit(ax, fits)
+    heading(ax, f"chosen: {look(chosen).label}")
+    return figure
+
+
+def timelines(
+    drawn: Mapping[str, Timeline], column: str, said: str = "", height: float = 1.5
+) -> tuple[Figure, pd.DataFrame]:
+    """Return a `gantt` of timelines, each so many inches high, and their spans, named in a column."""
+    figure, axes = canvas(rows=len(drawn), height=height * len(drawn))
+    gantt(axes, drawn)
+    if said:
+        title(figure, said)
+    spans = [
+        timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()
+    ]
+    return figure, pd.concat(spans)
+
+
+def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
+    """Draw rank 0's spans as bars, timelines (by heading) on one time axis; above each, how long it is."""
+    chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
+    longest_s = max(spans.duration_s for spans in chosen.values())
+    scale, unit = time_unit(longest_s)
+    panels = np.atleast_1d(np.asarray(axes, dtype=object))
+    for ax, (name, spans) in zip(panels, chosen.items(), strict=True):
+        _spans(ax, spans, scale)
+        ax.set_xlim(0, longest_s * scale * 1.005)
+        total, exposed = (
+            spans.duration_s * scale,
+            spans.exposed_communication_s() * scale,
+        )
+        text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
+        ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
+        heading(ax, name)
+        ax.tick_params(axis="x", labelbottom=ax is panels[-1])
+    panels[-1].set_xlabel(f"time [{unit}]")
+    drawn = {kind for spans in chosen.values() for kind in np.unique(spans.kind)}
+    for kind in filter(drawn.__contains__, KINDS):
+        style = look(kind)
+        shape = {"facecolor": style.color, "edgecolor": "white", "hatch": style.hatch}
+        panels[0].barh(0, 0, label=style.label, **shape)
+    add_legend(panels[0], "right")
+
+
+def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
+    """Draw spans from time zero, a row per stream."""
+    table = spans.to_frame()
+    table["left"] = (table["start_s"] - table["start_s"].min()) * scale
+    table["width"] = (table["end_s"] - table["start_s"]) * scale
+    streams = list(table["stream"].unique())
+    for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
+        style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
+        shape: dict[str, Any] = {
+            "facecolor": style.color,
+            "hatch": style.hatch,
+            "edgecolor": edge,
+        }
+        row = streams.index(stream) - 0.36, 0.72
+        ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
+    ax.set_yticks(range(len(streams)), streams)
+    ax.set_ylim(len(streams) - 0.5, -0.5)
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(True, axis="x")
+    ax.grid(False, axis="y")

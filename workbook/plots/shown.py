@@ -1,0 +1,224 @@
+"""The files of figures and typeset tables, and what a notebook and the site show of them."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import sys
+from base64 import b64encode
+from functools import cache, partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import PIL.Image
+from matplotlib.figure import Figure
+from pandas.io.formats.style import Styler
+
+from ddlkit.store.files import atomic_write, own_yaml
+from workbook.common import catalog, outputs
+from workbook.common.source import Source
+from workbook.plots.style import known
+
+_COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
+
+
+def save_figure(
+    figure: Figure,
+    name: str,
+    numbers: pd.DataFrame,
+    reports: Path | None = None,
+    **options: Any,
+) -> Path:
+    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG."""
+    outputs.write_numbers(name, numbers, reports)
+    path = write_png(figure, outputs.figure_files(name, reports)[0], **options)
+    plt.close(figure)
+    if not options:
+        show(figure_html(path, round(100 * figure.get_figwidth())))
+    return path
+
+
+def write_png(figure: Figure, path: Path, **options: Any) -> Path:
+    """Write a figure as a file whose bytes depend on nothing but the figure; return its path.
+
+    An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    try:
+        old, new = (
+            np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer)
+        )
+        alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
+    except OSError:  # none there, or damaged
+        alike = False
+    if alike:
+        path.touch()
+    else:
+        atomic_write(path, buffer.getvalue())
+    return path
+
+
+def _shell() -> Any:
+    """Return the notebook that runs this; None elsewhere."""
+    if "IPython" not in sys.modules:
+        return None
+    from IPython import get_ipython
+
+    return get_ipython()
+
+
+def show(page: str) -> None:
+    """Display HTML where a notebook runs; nothing elsewhere."""
+    if _shell() is not None:
+        from IPython.display import HTML, display
+
+        display(HTML(page))
+
+
+def show_tables() -> None:
+    """Show from now on what a cell of a notebook ends with as `table_html` has it, if it is a table."""
+    if (shell := _shell()) is not None:
+        for kind in (pd.DataFrame, Styler):
+            shell.display_formatter.formatters["text/html"].for_type(kind, table_html)
+
+
+def table(
+    frame: pd.DataFrame,
+    name: str,
+    reports: Path | None = None,
+    numbers: pd.DataFrame | None = None,
+) -> Figure:
+    """Typeset a table as PNG and CSV (``numbers``, if more than is shown), show it as text, and return it."""
+    heads, units = zip(*(column(str(label)) for label in frame), strict=True)
+    cells = [[*map(number, row, units)] for row in frame.to_numpy(object)]
+    figure, ax = plt.subplots(
+        figsize=(1.0, 0.3), layout="none"
+    )  # the table's extent is kept
+    ax.axis("off")
+    names = [head.replace(" [", "\n[") for head in heads]
+    drawn = ax.table([names, *cells], loc="center", edges="horizontal", cellLoc="left")
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(7.5)
+    drawn.auto_set_column_width(range(frame.shape[1]))
+    for place in range(frame.shape[1]):
+        drawn[0, place].set_text_props(weight="bold")
+        drawn[0, place].set_height(2 * drawn[1, place].get_height())
+    numbers = frame if numbers is None else numbers
+    path = save_figure(figure, name, numbers, reports, bbox_inches="tight")
+    show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
+    return figure
+
+
+@cache
+def _entry(name: str) -> catalog.Entry | None:
+    return next((entry for entry in catalog.load() if entry.id == name), None)
+
+
+def caption(name: str, numbers: Path) -> str:
+    """Return what stands under a figure: caption and grade by the catalog, a link to its numbers."""
+    entry = _entry(name)
+    words = (
+        f'{escape(entry.caption)} <span class="grade">{entry.grade}</span> '
+        if entry
+        else ""
+    )
+    link = escape(Path(os.path.relpath(numbers)).as_posix())
+    return f'{words}<a href="{link}">numbers</a>'
+
+
+def figure_html(image: Path, width: int) -> str:
+    """Return HTML of a figure so many pixels wide, from its PNG; its numbers lie beside it."""
+    entry = _entry(image.stem)
+    alt = escape(entry.caption if entry else f"figure {image.stem}")
+    data = b64encode(image.read_bytes()).decode()
+    return (
+        f'<figure style="margin: 0"><img alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'
+        f'<figcaption class="caption">{caption(image.stem, image.with_suffix(".csv"))}</figcaption></figure>'
+    )
+
+
+def column(name: str) -> tuple[str, str]:
+    """Return what the head of a table calls a column, and its unit; "share" of what is shown in per cent.
+
+    >>> column("iteration_s"), column("size_mb_computed"), column("size_mb_difference")
+    (('iteration [s]', 's'), ('size computed [MB]', 'MB'), ('size difference', 'share'))
+    >>> column("exposed [s]"), column("mean_gap"), column("gflop_per_s")
+    (('exposed [s]', 's'), ('mean gap', 'share'), ('rate [Gflop/s]', 'Gflop/s'))
+    """
+    if bracketed := re.search(r"\[(.+)\]", name):
+        return name.replace("_", " "), bracketed[1]
+    if known(name):
+        return name, ""
+    words, unit = _COLUMNS["names"].get(name, name).replace("_", " "), ""
+    pattern = "(.+?)(?: (computed|difference|least|most))?$"
+    ((plain, qualifier),) = re.findall(pattern, words)
+    of_share = {*plain.split(" ")} & {*_COLUMNS["shares"]}
+    for ending, spelled in _COLUMNS["units"].items():
+        if (" " + plain).endswith(" " + ending.replace("_", " ")):
+            plain, unit = plain[: -len(ending)].strip(), spelled
+            plain = plain or ("rate" if "_per_" in ending else ending)
+            break
+    head = f"{plain} {qualifier}".strip()
+    if qualifier == "difference" or (not unit and of_share):
+        return head, "share"
+    return (f"{head} [{unit}]" if unit and plain != "seconds" else head), unit
+
+
+def number(value: Any, unit: str = "") -> str:
+    """Return a cell's text: of a float up to four significant digits, in per cent where it is a share.
+
+    >>> number(0.0022349), number(0.0022349, "share"), number(45.512, "share"), number("a")
+    ('0.002235', '0.223%', '4551%', 'a')
+    """
+    if value is None or not isinstance(value, float):
+        return "" if value is None else str(value)
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if unit == "share" and value == value:
+        return f"{100 * value:.3g}%" if abs(value) < 10 else f"{100 * value:.0f}%"
+    return outputs.format_number(float(value))
+
+
+def table_html(
+    frame: pd.DataFrame | Styler, name: str = "", numbers: Path | None = None
+) -> str:
+    """Return HTML of a table, its head with units, folded if large, under a caption if it has ``numbers``."""
+    styler = frame if isinstance(frame, Styler) else frame.style
+    data, formed = styler.data, {place for _, place in styler._display_funcs}
+    outer = [column(str(level))[1] for level in data.columns.names if level]
+    for place, label in enumerate(data.columns):
+        levels = label if isinstance(label, tuple) else (label,)
+        units = [column(str(level))[1] for level in reversed(levels)]
+        unit = next(filter(None, [*units, *outer]), "")
+        if place not in formed:
+            styler.format(partial(number, unit=unit), subset=(slice(None), [label]))
+    styler.format_index(lambda label: column(str(label))[0], axis="columns")
+    styler.format_index(number, axis="index")
+    numeric = data.select_dtypes("number").columns
+    if len(numeric):
+        styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
+    page = (styler.set_caption(caption(name, numbers)) if numbers else styler).to_html()
+    rows, columns = data.shape
+    if rows <= 30 and columns <= 10:
+        return page
+    summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
+    return f"<details><summary>{summary}</summary>{page}</details>"
+
+
+def live_box(source: Source, kind: str, sentence: str) -> None:
+    """Show what this machine's own tables of ``kind`` say, in a marked box; of recorded ones nothing."""
+    if source.is_live(kind):
+        measured_here(sentence)
+
+
+def measured_here(sentence: str) -> None:
+    """Show what was measured on this machine, in a marked box."""
+    words = f"<b>Measured on this machine.</b> {escape(sentence)}"
+    show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')

@@ -1,0 +1,1 @@
+"""PyTorch's own cost models of collectives, put on trial."""

@@ -1,0 +1,1 @@
+"""Recordings: the suites of the papers, campaigns, replays, and the networks of the zoo."""

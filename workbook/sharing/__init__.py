@@ -1,0 +1,1 @@
+"""Zhong and Qu: resource sharing between computation and communication."""

@@ -1,0 +1,1 @@
+"""Running the book, and the pages that are made of it."""
