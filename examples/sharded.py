@@ -51,6 +51,7 @@ from ddlkit.model.sharded import (
     Sharding,
     Step,
 )
+from workbook.common import places
 from workbook.record.campaigns import table_cost
 from workbook.record.kinds import Ranks, ranks_in_lab
 from workbook.record.replay import HEAD_START_S
@@ -282,7 +283,7 @@ def layers_of(out: Path, network: str, batch: str) -> LayerProfile:
     """Return the profile in a folder, or the recorded one, whose modules are the same on any machine."""
     name = f"layers-{network}-b{batch}-r1.csv"
     every = (
-        store.list_tables(folder, name) for folder in (out, store.DATA / "sharded")
+        store.list_tables(folder, name) for folder in (out, places.DATA / "sharded")
     )
     return store.read_profile(next(path for paths in every for path in paths))
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlkit import cli, store
+from ddlkit import cli
+from workbook.common import places
 
 MOST_S = 10.0
 """Of processor time for an input: a thousand times what a good one takes."""
@@ -116,7 +117,7 @@ def asked(cost: Any, *options: str, **files: str) -> Input:
     return Input(words, {name: text.encode() for name, text in named.items()})
 
 
-PROFILED_TRAINING = store.ROOT / "examples" / "torch_profile_lenet5.json.gz"
+PROFILED_TRAINING = places.ROOT / "examples" / "torch_profile_lenet5.json.gz"
 COUNTS = ("--peak", "1e12", "--utilisation", "0.5", "--batch", "8")
 SPARSE = ("--density", "0.01", "--selection", "s.json")
 MEASURED = (

@@ -25,7 +25,7 @@ from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once
 from ddlkit.model.predictor import forecast_case, plan_of
 from strategies import random_workload
-from workbook.common import source
+from workbook.common import places, source
 from workbook.common.source import Source
 from workbook.dag import figures as dag
 from workbook.validate import accuracy, clusters
@@ -207,7 +207,7 @@ def test_what_a_calibration_takes_from_its_samples() -> None:
 def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> None:
     """The key of a recorded case, whose table lacks the columns that came later."""
     rows = store.load_table(
-        store.RECORDED / "cpu-2x-amd-epyc-suite" / "runs-resnet18-b4-p2.csv", "runs"
+        places.RECORDED / "cpu-2x-amd-epyc-suite" / "runs-resnet18-b4-p2.csv", "runs"
     )
     for row in (
         *rows.drop_duplicates("case").to_dict("records"),
@@ -217,7 +217,7 @@ def test_a_case_keeps_the_key_that_it_had_before_there_were_more_fields() -> Non
         assert replace(Case.from_row(row), straggler=1.5).key != row["case"]
 
 
-PREDICTED = store.list_tables(store.RECORDED, "*/*/predicted-cases.csv")
+PREDICTED = store.list_tables(places.RECORDED, "*/*/predicted-cases.csv")
 
 
 @pytest.mark.parametrize("path", PREDICTED, ids=lambda path: path.parent.name)
@@ -254,7 +254,7 @@ def test_a_run_that_something_else_predicted_is_refused(
 
 
 GOALS, COVERAGE = (
-    pd.read_csv(store.ROOT / "reports" / name, keep_default_na=False, dtype=str)
+    pd.read_csv(places.ROOT / "reports" / name, keep_default_na=False, dtype=str)
     for name in ("goals.csv", "coverage.csv")
 )
 FROZEN = {
@@ -267,7 +267,7 @@ FROZEN = {
 """Rows of v0.2-studies (docs/studies.md), and their hash without the column ``state``."""
 
 
-OF_FILE = yaml.safe_load((store.DATA / "goals.yml").read_text(encoding="utf-8"))
+OF_FILE = yaml.safe_load((places.DATA / "goals.yml").read_text(encoding="utf-8"))
 
 
 def digest(entry: dict[str, Any]) -> str:
@@ -297,9 +297,9 @@ def test_goals_and_predictions_are_those_that_were_frozen() -> None:
     assert confirms.nunique() == 2
     for row in GOALS[~of_file].itertuples():
         assert row.goal_sha256 == digest({"goal": row.goal, "wanted": row.wanted})
-    kept = (store.DATA / "predicted").glob("*.csv")
+    kept = (places.DATA / "predicted").glob("*.csv")
     there = {path.stem: store.sha256_file(path) for path in kept}
-    for path in store.list_tables(store.RECORDED, "*/*/predicted-*.csv"):
+    for path in store.list_tables(places.RECORDED, "*/*/predicted-*.csv"):
         there[path.parent.name] = store.load_stamp(path)["sha256"]
     predicted = GOALS[GOALS["prediction_sha256"] != ""]
     assert {*there} <= {*predicted["campaign"]}
@@ -410,7 +410,7 @@ def test_other_recordings_reach_what_was_frozen() -> None:
         tables["below_25_mib"].max(),
     )
     pictures = dag.predictions(
-        dag.parts(store.RECORDED / "cpu-2x-intel-xeon" / "input")
+        dag.parts(places.RECORDED / "cpu-2x-intel-xeon" / "input")
     )
     most = pictures["error"].abs().groupby(pictures["network"]).mean().max()
     kept = GOALS[
@@ -429,7 +429,7 @@ def test_the_model_says_of_the_confirming_cases_what_was_kept() -> None:
     runs = campaign.alone.table("runs")
     now = accuracy.validate(runs, campaign.workloads(), own, campaign.selections())
     then = pd.read_csv(
-        store.DATA / "predicted" / f"{source.REPEATS}.csv", index_col="case"
+        places.DATA / "predicted" / f"{source.REPEATS}.csv", index_col="case"
     )
     now = now.set_index("case").loc[then.index, then.columns]
     points = [name for name in then if name.startswith("model")]

@@ -25,6 +25,7 @@ from ddlkit.model import Communication
 from ddlkit.model.advice import DEFAULT, WORTH, Advice, measured_gain
 from ddlkit.model.contention import Contention
 from strategies import random_workload
+from workbook.common import places
 from workbook.validate import accuracy
 
 FILE = Path(__file__).with_name("given_models.py")
@@ -232,7 +233,7 @@ def test_a_model_or_tables_but_not_both_or_none(
         Advice.of(LATE, Communication(AlphaBeta(1e-3, 1e-9)))
 
 
-ADVISED = store.DATA / "advised"
+ADVISED = places.DATA / "advised"
 NAMED = {"mobilenet-1gbit", "resnet18-1gbit", "decoder-300mbit", "decoder-1gbit"}
 NAMED |= {"squeezenet-300mbit", "squeezenet-1gbit"}
 
@@ -275,12 +276,12 @@ def test_recorded_advice_reaches_what_was_frozen(
         for path in store.list_tables(ADVISED, "trials-*.csv")
     }
     table = pd.DataFrame([as_recorded(name) for name in sorted(names)])
-    frozen = store.DATA / "advised.csv"
+    frozen = places.DATA / "advised.csv"
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
     kept = pd.read_csv(frozen)
     pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
-    goals = pd.read_csv(store.ROOT / "reports" / "goals.csv", keep_default_na=False)
+    goals = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
     rows = goals[goals["campaign"] == "advised"].set_index("goal")
     for goal in accuracy.goals("advise"):
         now, row = goal.judged(kept), rows.loc[goal.goal]

@@ -18,11 +18,10 @@ import nbformat
 import psutil
 import pytest
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import scratch
 from places import alive, wait_for
-from workbook.common import catalog, claims, outputs
+from workbook.common import catalog, claims, outputs, places
 from workbook.site import book
 from workbook.site import pages as site
 from workbook.site import verdicts as verdicts
@@ -304,10 +303,8 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     """Only recordings write the published report."""
     folder, ran = played.folder, []
     monkeypatch.setattr(site, "bucket_page", lambda: "")
-    for name in ("DATA", "RECORDED"):
-        monkeypatch.setattr(store.files, name, folder / name.lower())
-    for name in ("NOTEBOOKS", "BUILD", "REPORTS"):
-        monkeypatch.setattr(store, name, folder / name.lower())
+    for name in ("DATA", "RECORDED", "NOTEBOOKS", "BUILD", "REPORTS"):
+        monkeypatch.setattr(places, name, folder / name.lower())
     played.add("10_a.ipynb", ("parameters", "data = ''"))
     with pytest.raises(UserError, match="holds no recording"):
         book.build(recorded=True)
@@ -323,8 +320,8 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     assert book.build(recorded=True) == folder / "build" / "site" / "index.html"
     book.build()
     book.build(recorded=True, reports=folder / "other")
-    places = [folder / "reports", folder / "build" / "reports", folder / "other"]
-    assert ran == [*zip(["cpu-here", "", "cpu-here"], places, strict=True)]
+    folders = [folder / "reports", folder / "build" / "reports", folder / "other"]
+    assert ran == [*zip(["cpu-here", "", "cpu-here"], folders, strict=True)]
     assert (folder / "reports" / "REPRODUCTION.md").is_file()
 
 

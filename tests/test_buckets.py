@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlkit import store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.workload import Workload
+from workbook.common import places
 from workbook.site import buckets
 from workbook.site import pages as site
 
@@ -43,7 +43,7 @@ def test_a_case_is_what_was_recorded() -> None:
 
 
 def test_the_answers_of_a_teachers_sheets() -> None:
-    sheets = (store.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
+    sheets = (places.ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
     toy = CASES["toy"]
     for ends, seconds in (
         ([1, 2, 3], (12.5, 3.5)),

@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from ddlkit import store
 from ddlkit.core import sparse
 from ddlkit.core.cost import FORMS
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import PLANNERS
-from workbook.common import catalog, claims, outputs
+from workbook.common import catalog, claims, outputs, places
 from workbook.site import pages as site
 
 GOOD: dict[str, Any] = {
@@ -78,7 +77,7 @@ def test_entries_are_as_the_head_of_their_file_says() -> None:
     for entry in catalog.load():
         assert {*entry.columns} <= {"paper", "model", "measured"} and entry.caption
         assert entry.grade in ("gpu", "lab", "loopback", "model", "transcribed")
-        assert (store.NOTEBOOKS / f"{entry.notebook}.ipynb").is_file()
+        assert (places.NOTEBOOKS / f"{entry.notebook}.ipynb").is_file()
 
 
 def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -128,10 +127,10 @@ def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> N
 
 
 def test_the_committed_page_is_current_and_its_links_lead_somewhere() -> None:
-    text = (store.REPORTS / "FIGURES.md").read_text(encoding="utf-8")
+    text = (places.REPORTS / "FIGURES.md").read_text(encoding="utf-8")
     assert text == catalog.document(catalog.load()), "run: ddlkit figures --write"
     links = re.findall(r"\]\(([^)\s]+)\)", text)
-    assert links and all((store.REPORTS / link).exists() for link in links)
+    assert links and all((places.REPORTS / link).exists() for link in links)
 
 
 def test_the_command_lists_checks_and_writes(
@@ -140,8 +139,8 @@ def test_the_command_lists_checks_and_writes(
     capsys: pytest.CaptureFixture[str],
     reports: Path,
 ) -> None:
-    monkeypatch.setattr(store, "DATA", tmp_path)
-    monkeypatch.setattr(store, "REPORTS", reports)
+    monkeypatch.setattr(places, "DATA", tmp_path)
+    monkeypatch.setattr(places, "REPORTS", reports)
     load(tmp_path, GOOD)
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out

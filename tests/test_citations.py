@@ -6,8 +6,7 @@ import html
 import re
 from pathlib import Path
 
-from ddlkit import store
-from workbook.common import catalog, outputs, source
+from workbook.common import catalog, outputs, places, source
 from workbook.site import pages as site
 from workbook.validate import accuracy
 
@@ -16,9 +15,9 @@ ANCHORS = {
     re.sub(", | ", "-", name): name for table in TABLES for name in table["campaign"]
 }
 PAGES = [
-    *store.ROOT.glob("*.md"),
-    *store.ROOT.glob("docs/*.md"),
-    *store.NOTEBOOKS.glob("*.ipynb"),
+    *places.ROOT.glob("*.md"),
+    *places.ROOT.glob("docs/*.md"),
+    *places.NOTEBOOKS.glob("*.ipynb"),
 ]
 
 
@@ -74,9 +73,10 @@ def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it
     None
 ):
     page, told = (
-        (store.REPORTS / f"{name}.md").read_text() for name in ("GOALS", "REPRODUCTION")
+        (places.REPORTS / f"{name}.md").read_text()
+        for name in ("GOALS", "REPRODUCTION")
     )
-    held = outputs.read_summaries(store.REPORTS)
+    held = outputs.read_summaries(places.REPORTS)
     assert page == site._render("goals.md", summaries=held), (
         "run: ddlkit book --recorded"
     )

@@ -19,6 +19,7 @@ import pytest
 from ddlkit import cli, store
 from ddlkit.core import fit
 from places import PATIENCE_S
+from workbook.common import places
 
 Capture = pytest.CaptureFixture[str]
 COST = {"form": "alpha_beta", "alpha_s": 1e-3, "beta_s_per_byte": 8e-9}
@@ -179,7 +180,7 @@ def test_a_mistake_is_one_line_that_says_what_and_where(
 )
 def test_an_unknown_option_and_a_closed_pipe_end_without_a_traceback() -> None:
     ddlkit = [sys.executable, "-m", "ddlkit"]
-    how: dict[str, Any] = {"cwd": store.ROOT, "stderr": subprocess.PIPE}
+    how: dict[str, Any] = {"cwd": places.ROOT, "stderr": subprocess.PIPE}
     wrong = subprocess.run([*ddlkit, "predict", "--plans", "x"], **how, check=False)
     assert wrong.returncode == 2 and b"Traceback" not in wrong.stderr
     with subprocess.Popen([*ddlkit, "machine"], stdout=subprocess.PIPE, **how) as piped:

@@ -22,8 +22,8 @@ from ddlkit.core.link import Link
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.formats.messages import read_bytes_seconds
-from ddlkit.store import readers
 from strategies import workloads
+from workbook.common import transcribed
 from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, abci, cs336, pollux, rows
 
@@ -43,7 +43,7 @@ def test_all_of_it_may_be_shipped_and_is_what_was_taken() -> None:
     for row in pd.read_csv(EXTERNAL / "sources.csv").itertuples():
         assert row.holder in clusters.read(EXTERNAL / row.source / "LICENSE")
         for path in (EXTERNAL / row.source).iterdir():
-            assert path.name == readers.SUMS or readers.read_transcribed(path)
+            assert path.name == transcribed.SUMS or transcribed.read_transcribed(path)
 
 
 def test_what_is_read_is_as_published_in_seconds_and_bytes() -> None:

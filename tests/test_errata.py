@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ddlkit import store
+from workbook.common import places
 
 ENTRY = re.compile(r"^(?:## )?(\d+)\. ", re.MULTILINE)
 VERDICT = re.compile(r"\*(proven|refuted|cannot\s+be\s+decided)", re.IGNORECASE)
-ERRATA = sorted((store.DATA / "papers").glob("*/errata.md"))
+ERRATA = sorted((places.DATA / "papers").glob("*/errata.md"))
 
 
 @pytest.mark.parametrize("path", ERRATA, ids=lambda path: str(path.parent.name))

@@ -12,9 +12,8 @@ import pytest
 import yaml
 from hypothesis import given
 
-from ddlkit import store
 from strategies import iterations, positive
-from workbook.common import networks
+from workbook.common import networks, places
 from workbook.common.claims import paper_table, prose
 from workbook.dag import equations as dag
 from workbook.dag import figures as figures
@@ -29,7 +28,7 @@ PROSE = prose("dag")
 CONVOLUTIONS = [f"conv{i}" for i in range(1, 6)]
 DENSE = ["fc6", "fc7", "fc8"]
 GPUS = int(PROSE["fig03-gpus-most"])
-SETTINGS = yaml.safe_load((store.DATA / "papers/dag/settings.yml").read_text())
+SETTINGS = yaml.safe_load((places.DATA / "papers/dag/settings.yml").read_text())
 
 
 def test_every_equation_has_its_own_number() -> None:

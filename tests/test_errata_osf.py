@@ -12,14 +12,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MB, MIB
 from ddlkit.core.workload import Workload
 from strategies import workloads
-from workbook.common import networks
+from workbook.common import networks, places
 from workbook.common.claims import paper_table, prose
 from workbook.osf import cluster
 from workbook.osf import equations as osf
@@ -28,7 +27,7 @@ from workbook.osf.cluster import CONSTANT, Grid, PaperSetting, gains
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
-SCANNED = yaml.safe_load((store.DATA / "papers/osf/settings.yml").read_text())[
+SCANNED = yaml.safe_load((places.DATA / "papers/osf/settings.yml").read_text())[
     "scanned"
 ]
 PROSE = prose("osf")

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 
 from ddlkit import store
+from workbook.common import places
 from workbook.validate import accuracy
 
-RECORDED, FROZEN = store.DATA / "estimated", store.DATA / "estimated.csv"
+RECORDED, FROZEN = places.DATA / "estimated", places.DATA / "estimated.csv"
 PLAN = ["network", "link", "who", "plan"]
 EXACT = "exact"  # the best plan by the measured cost, without contention
 

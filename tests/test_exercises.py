@@ -10,8 +10,8 @@ import nbformat
 import numpy as np
 import pytest
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
+from workbook.common import places
 from workbook.course import exercises
 from workbook.course.exercises import Judge, Key
 
@@ -123,7 +123,7 @@ def test_where_the_book_runs_a_wrong_solution_or_a_weak_checker_is_an_error(
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
 def test_solutions_are_of_a_notebook_that_asks_for_each(path: Path) -> None:
-    cells = json.loads((store.NOTEBOOKS / path.name).read_text(encoding="utf-8"))[
+    cells = json.loads((places.NOTEBOOKS / path.name).read_text(encoding="utf-8"))[
         "cells"
     ]
     tags = [tag for cell in cells for tag in cell["metadata"].get("tags", ())]

@@ -34,6 +34,7 @@ from ddlkit.core.pieces import LINES
 from ddlkit.core.sparse import SparseGather
 from ddlkit.formats import messages
 from ddlkit.model import fits
+from workbook.common import places
 from workbook.validate import clusters
 
 SIZES = np.geomspace(1024, 64 * 2**20, 17).round()
@@ -180,7 +181,7 @@ KEPT = pd.read_csv(Path(__file__).with_name("recorded_fits.csv"))
 
 def recorded(name: str) -> pd.DataFrame:
     """Rows of a recorded table that were sent one by one."""
-    frame = store.load_table(store.RECORDED / name, "collectives")
+    frame = store.load_table(places.RECORDED / name, "collectives")
     return frame[(frame["ranks"] > 1) & (frame["in_flight"] == 1)]
 
 
@@ -199,7 +200,7 @@ def test_recorded_calibrations_are_fitted_as_when_they_were_judged(table: str) -
             )
 
 
-LOGS = sorted((store.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
+LOGS = sorted((places.ROOT / "data/external/abci").glob("allreduce_*.log.gz"))
 COST = AlphaBeta(2e-5, 1e-10, workers=8, collective="all_gather")
 
 

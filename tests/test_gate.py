@@ -13,6 +13,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import PLANNERS
 from ddlkit.model import make_plan
+from workbook.common import places
 from workbook.site import verdicts as papers
 
 CLAIMS, PLANS = (
@@ -30,7 +31,7 @@ COSTS: dict[str, MessageCost] = {
 
 def planned(profile: str) -> pd.DataFrame:
     """Plan and iteration of every registered planner's examples, at every cost that it takes."""
-    workload = store.read_profile(store.RECORDED / profile).workload()
+    workload = store.read_profile(places.RECORDED / profile).workload()
     rows = []
     for planner in PLANNERS.values():
         for spec in planner.examples:

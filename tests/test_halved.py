@@ -14,8 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit import store
-from workbook.common import claims
+from workbook.common import claims, places
 from workbook.dag import cluster as dag
 from workbook.osf import cluster as osf
 
@@ -76,5 +75,5 @@ def test_half_the_step_of_a_grid_changes_what_the_table_says(
         rows += [(name, axis, base[paper][name], now[name]) for name in now]
     table = pd.DataFrame(rows, columns=["claim", "axis", "outcome", "halved"])
     if request.config.getoption("--write"):
-        table.to_csv(store.DATA / "halved.csv", index=False)
+        table.to_csv(places.DATA / "halved.csv", index=False)
     pd.testing.assert_frame_equal(table, claims.halved())

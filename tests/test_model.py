@@ -17,11 +17,12 @@ from ddlkit.core.iteration import predict
 from ddlkit.model import Calibration, Communication, forecast, make_plan, predictor
 from ddlkit.model.calibration import PRIOR_DRIFT, Noise
 from strategies import random_workload
+from workbook.common import places
 from workbook.common.source import Source
 from workbook.validate.accuracy import validate
 
 RECORDINGS = sorted(
-    {path.parent for path in store.list_tables(store.RECORDED, "**/runs-*.csv")}
+    {path.parent for path in store.list_tables(places.RECORDED, "**/runs-*.csv")}
 )
 WORKLOAD = random_workload(np.random.default_rng(3), 30)
 

@@ -26,6 +26,7 @@ from ddlkit.measure.layers import profile_layers, profile_training
 from places import PATIENCE_S, ROOT, free_port
 from test_clock import Simulated
 from test_layers import ONCE, Slow, clock
+from workbook.common import places
 from workbook.record import zoo as registry
 
 assert clock  # a fixture: what is timed takes no time but what is added
@@ -101,7 +102,7 @@ def test_what_ddp_could_not_train_is_said() -> None:
 
 def test_profiles_of_known_networks_are_as_recorded() -> None:
     paths = store.list_tables(
-        store.RECORDED / "cpu-2x-amd-epyc-suite", "layers-*resnet18-b4-fp32*"
+        places.RECORDED / "cpu-2x-amd-epyc-suite", "layers-*resnet18-b4-fp32*"
     )
     recorded = store.read_profile(paths[0])
     profile, _ = profile_layers("resnet18", 4, budget=ONCE, threads=1)

@@ -15,10 +15,10 @@ from torch import nn
 from ddlkit.core.errors import UserError
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure.layers import profile_layers
-from ddlkit.store import readers
+from workbook.common import specs
 from workbook.record import zoo as registry
 
-PUBLISHED = readers.specs("networks").set_index("name")
+PUBLISHED = specs.specs("networks").set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 
 

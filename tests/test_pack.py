@@ -17,10 +17,11 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store import files, tables
+from workbook.common import places
 
 MACHINE = {"name": "cpu-made-up", "cpu": {"cores": 2}}
 MOST_FILES, MOST_FILES_A_FOLDER = 200, 13
-PARTS = store.list_tables(store.RECORDED, "**/*.csv*")
+PARTS = store.list_tables(places.RECORDED, "**/*.csv*")
 FOLDERS = sorted({path.parent for path in PARTS})
 
 
@@ -97,7 +98,7 @@ def test_every_recorded_part_is_cut_out_with_its_original_hash_and_read() -> Non
 def test_recordings_are_few_files() -> None:
     there = [
         path
-        for path in store.RECORDED.rglob("*")
+        for path in places.RECORDED.rglob("*")
         if path.is_file() and path.name != ".lock"
     ]
     assert len(there) <= MOST_FILES

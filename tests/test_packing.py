@@ -21,6 +21,7 @@ from ddlkit.measure import session as sessions
 from ddlkit.measure.session import Origin, engine
 from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
+from workbook.common import places
 
 SCRIPT = """
 import signal, sys
@@ -208,7 +209,7 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
-    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
     pair = faulty_points.pair
     for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
         engine.run_session(pair, out)

@@ -25,7 +25,6 @@ from matplotlib.container import BarContainer
 from numpy.typing import NDArray
 from PIL import Image
 
-from ddlkit import store
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
@@ -34,7 +33,7 @@ from ddlkit.core.plan import make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
 from workbook import plots
-from workbook.common import outputs
+from workbook.common import outputs, places
 from workbook.plots import style as looks
 
 WORKLOAD = Workload.from_arrays(
@@ -293,7 +292,7 @@ def test_what_is_published_does_not_depend_on_the_processor(tmp_path: Path) -> N
             outputs.REPORTS_VARIABLE: str(tmp_path / name),
         }
         subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, cwd=store.ROOT, check=True
+            [sys.executable, "-c", SCRIPT], env=environment, cwd=places.ROOT, check=True
         )
         written.append((tmp_path / name / "figures" / "wb-x.csv").read_bytes())
     assert written[0] == written[1]

@@ -33,13 +33,14 @@ from ddlkit.model.sharded import (
 )
 from order_job import OrderSettings
 from order_job import order_job as ordered
+from workbook.common import places
 from workbook.validate import accuracy
 
 STARTS = {
-    "together": store.DATA / "sharded",
-    "apart": store.DATA / "sharded_apart",
-    "again": store.DATA / "sharded_again",
-    "last": store.DATA / "sharded_last",
+    "together": places.DATA / "sharded",
+    "apart": places.DATA / "sharded_apart",
+    "again": places.DATA / "sharded_again",
+    "last": places.DATA / "sharded_last",
 }
 RECORDED = STARTS["together"]
 
@@ -417,7 +418,7 @@ def as_recorded() -> pd.DataFrame:
         [store.load_table(path).assign(start=start) for start, path in paths]
     )
     cases, key = [], ["start", *CASE]
-    for case in pd.read_csv(store.DATA / "sharded.csv")[key].to_dict("records"):
+    for case in pd.read_csv(places.DATA / "sharded.csv")[key].to_dict("records"):
         whole = {**case, **said(*case.values())}
         of_case = rows[(rows[key] == pd.Series(case)).all(axis=1)]
         cases.append({**whole, **came(whole, of_case)})
@@ -429,12 +430,12 @@ def as_recorded() -> pd.DataFrame:
 
 def test_recorded_cases_reach_what_was_frozen(request: pytest.FixtureRequest) -> None:
     """All cases: data/sharded.csv by the recorded tables, reports/goals.csv by it."""
-    table, frozen = as_recorded(), store.DATA / "sharded.csv"
+    table, frozen = as_recorded(), places.DATA / "sharded.csv"
     if request.config.getoption("--write"):
         table.to_csv(frozen, index=False, lineterminator="\n")
     kept = pd.read_csv(frozen)
     pd.testing.assert_frame_equal(table, kept, rtol=1e-3, atol=1e-4)
-    goals = pd.read_csv(store.ROOT / "reports" / "goals.csv", keep_default_na=False)
+    goals = pd.read_csv(places.ROOT / "reports" / "goals.csv", keep_default_na=False)
     origins = {"replayed": "replayed", "measured": "trained"}
     for (start, origin), of in kept.groupby(["start", "origin"]):
         campaign = f"{STARTS[start].name}_{origins[origin]}"

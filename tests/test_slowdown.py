@@ -27,6 +27,7 @@ from ddlkit.model import Calibration, Communication, forecast, make_plan
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Contention
 from ddlkit.model.predictor import plan_beside
 from strategies import random_workload
+from workbook.common import places
 
 SIZES, SLOWER, DRAG = (64_000, 4_000_000), (0.3, 0.9), (0.0, 0.5)
 COPY_S, BUCKET_S, GRADIENTS, BYTES = 2e-10, 3e-5, 62, 46_000_000
@@ -239,7 +240,8 @@ def test_the_command_says_what_it_takes_compute_for(
 ) -> None:
     """Without a table it predicts as ever, and says so; with one it names what differs."""
     (profile,) = [
-        path for path in store.list_tables(store.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")
+        path
+        for path in store.list_tables(places.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")
     ]
     cost, table = tmp_path / "cost.json", tmp_path / "slowdown-net.csv"
     cost.write_text(json.dumps(COST.to_dict()))

@@ -10,6 +10,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from workbook.common import places
 from workbook.common.source import Source, default_recording, open_source
 
 
@@ -35,7 +36,7 @@ def record(directory: Path, point: str, link: str, seconds: float) -> None:
 @pytest.fixture
 def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """A live directory over a recording; both measured the same link, under different file names."""
-    monkeypatch.setattr(store, "RECORDED", tmp_path / "recorded")
+    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
     live, recorded = tmp_path / "live", tmp_path / "recorded" / "cpu-other"
     record(live, "p4-1gbit", "lab:1gbit", 0.1)
     record(recorded, "lab-p4-1gbit", "lab:1gbit", 0.5)
@@ -83,7 +84,7 @@ def test_a_profile_of_ones_own_comes_before_a_recorded_one(tmp_path: Path) -> No
 def test_a_recording_is_read_alone_and_a_directory_is_completed_from_it(
     tmp_path: Path,
 ) -> None:
-    first = store.list_recorded()[0]
+    first = places.list_recorded()[0]
     assert open_source(first.name).directories == (first,)
     assert "recorded on" in open_source(first.name).label("collectives")
     record(tmp_path, "loopback-p2", "loopback", 0.1)

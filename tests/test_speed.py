@@ -15,6 +15,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure.session import Partial
+from workbook.common import specs
 from workbook.record import speed
 
 FEW = Budget(warmup=0, min_repeats=1, max_repeats=2, max_s=0.1)
@@ -40,8 +41,8 @@ def test_peaks_and_drift_are_the_same_work_at_a_rate_that_is_possible(
 
 
 def test_datasheets_are_read_by_the_name_that_the_driver_gives() -> None:
-    assert store.datasheet("NVIDIA H200", "bf16_flops_per_s") == pytest.approx(989.5e12)
-    assert store.datasheet("Tesla V100-SXM2-32GB", "memory_bytes_per_s") == 900e9
+    assert specs.datasheet("NVIDIA H200", "bf16_flops_per_s") == pytest.approx(989.5e12)
+    assert specs.datasheet("Tesla V100-SXM2-32GB", "memory_bytes_per_s") == 900e9
 
 
 @pytest.mark.parametrize("size", [5, 64])

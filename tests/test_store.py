@@ -29,6 +29,7 @@ from ddlkit.formats import messages
 from ddlkit.store import machine
 from fuzzing import LOG
 from places import PATIENCE_S
+from workbook.common import places, specs
 
 COMMAND = ["ddlkit", "measure", "collectives"]
 
@@ -150,12 +151,12 @@ def test_the_stamp_says_where_the_rows_come_from(tmp_path: Path) -> None:
 
 
 def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
-    words = ["/opt/env/bin/ddlkit", "64KiB", "a/b", f'{{"out": "{store.ROOT}/data"}}']
+    words = ["/opt/env/bin/ddlkit", "64KiB", "a/b", f'{{"out": "{places.ROOT}/data"}}']
     words += [
         "--out=/tmp/me/gpu",
-        f"--out={store.DATA}/x",
+        f"--out={places.DATA}/x",
         "../me/gpu/",
-        f"{store.ROOT}/x.py",
+        f"{places.ROOT}/x.py",
     ]
     told = [
         "ddlkit",
@@ -174,7 +175,7 @@ def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
 
 
 def test_every_recorded_case_keeps_its_key() -> None:
-    paths = store.list_tables(store.RECORDED, "**/runs*.csv*")
+    paths = store.list_tables(places.RECORDED, "**/runs*.csv*")
     rows = pd.concat(
         [store.load_table(path, "runs") for path in paths]
     ).drop_duplicates("case")
@@ -323,7 +324,7 @@ def test_a_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
         "with lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=store.ROOT
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, cwd=places.ROOT
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
@@ -601,16 +602,16 @@ def test_message_times_that_cannot_be_are_named_by_row_and_column(
 
 
 def test_every_spelling_stands_for_one_network_and_its_name_for_itself() -> None:
-    names = pd.read_csv(store.DATA / "specs" / "networks.csv").set_index("name")[
+    names = pd.read_csv(places.DATA / "specs" / "networks.csv").set_index("name")[
         "aliases"
     ]
     for name, aliases in names.items():
         for text in (name, *aliases.split(";")):
             for written in (text, text.upper(), text.replace("-", "")):
-                assert store.network_named(written) == name
+                assert specs.network_named(written) == name
 
 
 def test_a_recorded_directory_is_named_by_its_machine() -> None:
-    assert store.recorded_dir("cpu-2x") == store.RECORDED / "cpu-2x"
+    assert places.recorded_dir("cpu-2x") == places.RECORDED / "cpu-2x"
     for bad in ("../elsewhere", "", "/etc", "Two Words", ".."):
-        assert "machine name" in refusal(functools.partial(store.recorded_dir, bad))
+        assert "machine name" in refusal(functools.partial(places.recorded_dir, bad))

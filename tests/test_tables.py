@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from ddlkit.store import network_named
 from test_networks import size
 from workbook.common.claims import paper_table
+from workbook.common.specs import network_named
 from workbook.dag import claims as dag
 from workbook.omgs import claims as omgs
 from workbook.osf import claims as osf

@@ -21,7 +21,8 @@ from ddlkit.formats.trace import (
     looks_like_one,
     parse_trace,
 )
-from ddlkit.store import DATA, files
+from ddlkit.store import files
+from workbook.common.places import DATA
 from workbook.dag.equations import STRATEGIES
 from workbook.dag.graph import Gpus, s_sgd, schedule
 

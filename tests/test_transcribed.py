@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.store import readers
-from workbook.common import claims
+from workbook.common import claims, places, transcribed
 
-PAPERS = store.DATA / "papers"
+PAPERS = places.DATA / "papers"
 
 
 def seal(folder: Path) -> Path:
@@ -24,7 +23,7 @@ def seal(folder: Path) -> Path:
         f"{store.sha256_file(path)}  {path.name}\n"
         for path in sorted(folder.glob("*.csv"))
     )
-    sums = folder / readers.SUMS
+    sums = folder / transcribed.SUMS
     sums.write_text("".join(lines))
     return sums
 
@@ -32,7 +31,7 @@ def seal(folder: Path) -> Path:
 @pytest.mark.parametrize("paper", claims.PAPERS)
 def test_every_transcription_is_sealed_as_it_is(paper: str, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(PAPERS / paper, tmp_path / paper))
-    assert seal(copy).read_text() == (PAPERS / paper / readers.SUMS).read_text()
+    assert seal(copy).read_text() == (PAPERS / paper / transcribed.SUMS).read_text()
 
 
 @given(data=st.data())
@@ -41,7 +40,7 @@ def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) 
         path = Path(name, "tab.csv")
         path.write_bytes(data.draw(st.binary(min_size=1, max_size=50)))
         seal(path.parent)
-        changed = bytearray(readers.read_transcribed(path))
+        changed = bytearray(transcribed.read_transcribed(path))
         changed[data.draw(st.integers(0, len(changed) - 1))] ^= data.draw(
             st.integers(1, 255)
         )
@@ -49,4 +48,4 @@ def test_one_changed_byte_is_one_error_that_names_the_file(data: st.DataObject) 
         with pytest.raises(
             UserError, match=r"tab\.csv differs from what was transcribed: restore"
         ):
-            readers.read_transcribed(path)
+            transcribed.read_transcribed(path)

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import cli, store
+from ddlkit import cli
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.counts import Decoder, read_shapes
 from ddlkit.store.sheet import read_sheet
+from workbook.common import places
 
-SPECS = store.DATA / "specs" / "transformers.csv"
+SPECS = places.DATA / "specs" / "transformers.csv"
 SHAPES = read_shapes(read_sheet(SPECS.read_text(), str(SPECS)))
 # Of a stack with biases and two tensors a norm, as Hugging Face's gpt2 has; llama has nine a block and three.
 TENSORS = {

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddlkit import store
-from workbook.common import catalog, claims, source
+from workbook.common import catalog, claims, places, source, specs
 from workbook.dag import cluster as dag
 from workbook.omgs import claims as omgs
 from workbook.osf import claims as of_osf
@@ -47,7 +46,7 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
 
 def errata_of(paper: str) -> dict[str, str]:
     """Number -> verdict, in lower case or "", of each entry of a paper's errata."""
-    text = (store.DATA / "papers" / paper / "errata.md").read_text(encoding="utf-8")
+    text = (places.DATA / "papers" / paper / "errata.md").read_text(encoding="utf-8")
     parts = re.split(r"^(?:## )?(\d+)\. ", text, flags=re.MULTILINE)[1:]
     verdict = re.compile(r"\*(proven|refuted|cannot\s+be\s+decided)", re.IGNORECASE)
     matches = [verdict.search(body) for body in parts[1::2]]
@@ -188,7 +187,7 @@ def test_a_claim_that_cannot_be_judged_says_so_and_the_others_are_judged(
     unknown = partial(claims._result, hearsay, 528.0, "by word of mouth")
     monkeypatch.setitem(claims.CHECKS, "osf-tab2-vgg16-size", unknown)
     monkeypatch.setitem(
-        claims.CHECKS, "dag-storage", lambda: store.network_named("no such")
+        claims.CHECKS, "dag-storage", lambda: specs.network_named("no such")
     )
     monkeypatch.setattr(source, "recordings", lambda _: {})
     papers._cells.cache_clear()

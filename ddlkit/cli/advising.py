@@ -109,7 +109,7 @@ def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         arguments.lab,
     )
     named = re.sub(r"[^\w-]", "-", "-".join(filter(None, words)))
-    out = arguments.out or store.BUILD / "advised" / named
+    out = arguments.out or Path("advised") / named
     try:
         if outside == 1:
             _launched(arguments, settings, ranks, out)

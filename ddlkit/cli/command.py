@@ -164,12 +164,11 @@ def _measured_model(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--{given[0].replace('_', '-')} does not go with --model: leave it out"
         )
-    from ddlkit import store
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
     budget = Budget(max_s=arguments.budget or 20.0)
-    out = arguments.out or store.BUILD / "measured"
+    out = arguments.out or Path("measured")
     if result := measure_model(arguments.model, arguments.accumulate, out, budget):
         show(result, as_json=False)
 
@@ -210,7 +209,7 @@ def pack(arguments: argparse.Namespace) -> None:
     from ddlkit.measure.session.engine import with_tables
     from ddlkit.store.tables import pack as pack_tables
 
-    folder = arguments.folder or store.RECORDED
+    folder = arguments.folder or Path("data/recorded")
     if not folder.is_dir():
         raise UserError(f"{folder}: no such directory")
     for directory in with_tables(folder):

@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import tempfile
@@ -26,33 +25,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddlkit.core.errors import UserError
-from ddlkit.store import machine
-
-ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
-DATA = ROOT / "data"
-RECORDED = DATA / "recorded"
-BUILD = ROOT / "build"
-REPORTS = ROOT / "reports"
-NOTEBOOKS = ROOT / "notebooks"
 
 MOST_BYTES = 128 * 1024**2
 """Of a file, and of its text once unpacked: profiles of training have some 50 MB."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-def recorded_dir(machine_name: str | None = None) -> Path:
-    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist."""
-    name = machine.name() if machine_name is None else machine_name
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-        raise UserError(
-            f"machine name {name!r}: use lower-case letters, digits, dots and dashes"
-        )
-    return RECORDED / name
-
-
-def list_recorded() -> list[Path]:
-    """Return the directories under data/recorded that hold at least one recorded table, by name."""
-    return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
 
 
 @contextlib.contextmanager

@@ -1,16 +1,11 @@
-"""Layer profiles, timelines and selection times, recorded or a user's own; what makers and authors print.
+"""Layer profiles, timelines and selection times, recorded or a user's own.
 
-The latter: data/specs, each value with its source, and data/papers as transcribed. A wrong file, and one in
-which several things remain to choose from, raises a UserError.
+A wrong file, and one in which several things remain to choose from, raises a UserError.
 """
 
 from __future__ import annotations
 
-import difflib
-import functools
-import hashlib
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +21,7 @@ from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
-from ddlkit.store.files import DATA, read_json
+from ddlkit.store.files import read_json
 from ddlkit.store.sheet import SCHEMAS, read_sheet
 from ddlkit.store.tables import expand_tables, is_stamped, load_table
 
@@ -244,89 +239,3 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     return {
         name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s
     }
-
-
-@functools.cache
-def specs(name: str) -> DataFrame:
-    """Return a table of data/specs: devices or networks; 0 where a number is not known."""
-    path = DATA / "specs" / f"{name}.csv"
-    return SCHEMAS[name].read(files.read_text(path), str(path))
-
-
-def datasheet(device: str, quantity: str) -> float:
-    """Return the maker's value, in the unit that the quantity is named by; 0 where none is known.
-
-    device : as nvidia-smi names it; quantity : {fp32,tf32,bf16,fp16}_flops_per_s (dense, on tensor cores
-        where the precision has them) or memory_bytes_per_s
-    """
-    rows = specs("devices")
-    named = rows["device"].str.split("|").map(lambda names: device in names)
-    return float(rows["value"][named & (rows["quantity"] == quantity)].sum())
-
-
-@functools.cache
-def _spellings() -> dict[str, tuple[str, str]]:
-    """Return the name and the title of the network by every plain spelling, its names and aliases."""
-    spellings: dict[str, tuple[str, str]] = {}
-    for row in specs("networks").itertuples():
-        aliases = row.aliases.split(";")
-        spellings |= {
-            _plain(text): (row.name, aliases[0]) for text in (row.name, *aliases)
-        }
-    return spellings
-
-
-def _plain(text: str) -> str:
-    return re.sub("[^a-z0-9]", "", text.lower())
-
-
-def network_named(text: str) -> str:
-    """Return the name under which a network is measured, however a user or a paper writes it.
-
-    >>> network_named("ResNet-101"), network_named("ViT-Base/16")
-    ('resnet101', 'vit_b_16')
-    """
-    spellings, plain = _spellings(), _plain(text)
-    if plain in spellings:
-        return spellings[plain][0]
-    names = sorted({name for name, _ in spellings.values()})
-    near = difflib.get_close_matches(text.lower(), names, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
-    raise UserError(f"unknown network {text!r}: {advice}")
-
-
-def network_title(name: str) -> str:
-    """Return how a network is spelled where it is shown; an unknown name as it is.
-
-    >>> network_title("ViT-Base/16"), network_title("googlenet_64"), network_title("tiny_net")
-    ('ViT-B/16', 'GoogLeNet, 64 px', 'tiny_net')
-    """
-    spellings, (whole, _, side) = _spellings(), name.rpartition("_")
-    if _plain(name) in spellings:
-        return spellings[_plain(name)][1]
-    smaller = side.isdigit() and _plain(whole) in spellings
-    return f"{spellings[_plain(whole)][1]}, {side} px" if smaller else name
-
-
-def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """Return FLOP/s of the fastest product, which nothing slowed, in ``peaks`` by (device, precision)."""
-    rate = 2.0 * peaks["side"].astype(float) ** 3 / peaks["seconds"]
-    return dict(rate.groupby([peaks["device"], peaks["precision"]]).max())
-
-
-SUMS = "SHA256SUMS"
-
-
-def read_transcribed(path: Path) -> bytes:
-    """Return the content of a transcribed file, compared with the SHA256SUMS beside it, if there is one."""
-    data, sums = files.read(path), path.with_name(SUMS)
-    listed = files.read_text(sums).splitlines() if sums.is_file() else None
-    if (
-        listed is not None
-        and f"{hashlib.sha256(data).hexdigest()}  {path.name}" not in listed
-    ):
-        advice = (
-            f"restore it, or check it against its source and write {SUMS} there anew"
-        )
-        raise UserError(f"{path} differs from what was transcribed: {advice}")
-    return data

@@ -27,7 +27,7 @@ import numpy as np
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
 from ddlkit.store import machine as this_machine
-from ddlkit.store.files import ROOT, parse_json
+from ddlkit.store.files import parse_json
 from ddlkit.store.sheet import SCHEMAS, Column, schema_named, write_sheet
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ _commit = functools.cache(
 
 def _portable(word: str) -> str:
     """Return a word of a command without what is only true here: where the project and its tools lie."""
-    word = word.replace(f"{ROOT}/", "")  # a path may stand inside other text
+    word = word.replace(f"{Path.cwd()}/", "")  # a path may stand inside other text
     outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
     return f"{outside[1] or ''}{Path(outside[2]).name}" if outside else word
 

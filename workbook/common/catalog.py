@@ -15,7 +15,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import own_yaml
-from workbook.common import outputs
+from workbook.common import outputs, places
 
 _HEAD = Path(__file__).with_name("figures.head.md").read_text(encoding="utf-8")
 MOST_OWN = 18
@@ -50,7 +50,7 @@ class Entry:
 
 def load(path: Path | None = None) -> tuple[Entry, ...]:
     """Return the entries of data/figures.yml (or ``path``). Raises UserError for a wrong field or id."""
-    path, entries = path or store.DATA / "figures.yml", dict[str, Entry]()
+    path, entries = path or places.DATA / "figures.yml", dict[str, Entry]()
     for item in own_yaml(store.files.read_text(path)):
         lists = {
             name: tuple(value)
@@ -79,7 +79,7 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
 
 
 def _missing(entry: Entry, reports: Path) -> list[str]:
-    inputs = [name for name in entry.inputs if not store.list_tables(store.ROOT, name)]
+    inputs = [name for name in entry.inputs if not store.list_tables(places.ROOT, name)]
     lines = [f"input {name} matches no file" for name in inputs]
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file() or not image.read_bytes().startswith(b"\x89PNG\r\n\x1a\n"):
@@ -213,7 +213,7 @@ def command(
     *, check: bool = False, write: bool = False, reports: Path | None = None
 ) -> int:
     """List, check or write reports/FIGURES.md; return the status, 1 for problems (a line each on stderr)."""
-    entries, page = load(), store.REPORTS / "FIGURES.md"
+    entries, page = load(), places.REPORTS / "FIGURES.md"
     if write:
         store.atomic_write_text(page, document(entries))
         print(page)
@@ -232,11 +232,11 @@ def command(
                 pd.DataFrame(entries)[columns].to_string(index=False, max_colwidth=40)
             )
         return 0
-    problems = find_problems(reports or store.REPORTS, entries)
+    problems = find_problems(reports or places.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append("FIGURES.md is not current: run ddlkit figures --write")
     executed = {
-        store.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries
+        places.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries
     }
     unknown, missing = "", sum(not path.is_file() for path in executed)
     if missing:

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Floats
-from ddlkit.store import readers
-from workbook.common import papers
+from workbook.common import papers, places, transcribed
 from workbook.common.settings import SettingSearch
 
 PAPERS = tuple(papers.PAPERS)
@@ -276,8 +274,8 @@ def load_claims() -> tuple[Claim, ...]:
 
 def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
     """Return data/papers/<paper>/<name>.csv. Raises UserError if it is missing, or edited since."""
-    path = store.DATA / "papers" / paper / f"{name}.csv"
-    return pd.read_csv(io.BytesIO(readers.read_transcribed(path)), **options)
+    path = places.DATA / "papers" / paper / f"{name}.csv"
+    return pd.read_csv(io.BytesIO(transcribed.read_transcribed(path)), **options)
 
 
 def waiting() -> pd.DataFrame:
@@ -292,7 +290,7 @@ def waiting() -> pd.DataFrame:
 @cache
 def halved() -> pd.DataFrame:
     """Return the outcomes of modelled claims on a grid, and with half its step along each ``axis``."""
-    return pd.read_csv(store.DATA / "halved.csv")
+    return pd.read_csv(places.DATA / "halved.csv")
 
 
 def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:

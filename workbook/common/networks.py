@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlkit.core.errors import UserError
-from ddlkit.store import network_named
+from workbook.common.specs import network_named
 
 VGG_CONVOLUTIONS = {"VGG16": (2, 2, 3, 3, 3), "VGG19": (2, 2, 4, 4, 4)}
 RESNET_BLOCKS = {

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ddlkit import store
+from workbook.common import places
 
 REPORTS_VARIABLE = "DDLKIT_REPORTS"
 DIGITS = 6
@@ -26,7 +27,7 @@ Number = int | float | str | bool
 
 def reports_dir() -> Path:
     """Return where to write: ``$DDLKIT_REPORTS`` (the book sets it), else build/reports."""
-    return Path(os.environ.get(REPORTS_VARIABLE) or store.BUILD / "reports")
+    return Path(os.environ.get(REPORTS_VARIABLE) or places.BUILD / "reports")
 
 
 def figure_files(figure: str, reports: Path | None = None) -> tuple[Path, Path]:

@@ -7,8 +7,7 @@ import io
 from dataclasses import dataclass
 from functools import cache
 
-from ddlkit import store
-from ddlkit.store import readers
+from workbook.common import places, transcribed
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ PAPERS = {
 @cache
 def published_code(paper: str) -> dict[str, float]:
     """Return what a paper's published code states (data/papers/<paper>/code.csv), by id, in its unit."""
-    table = readers.read_transcribed(
-        store.DATA / "papers" / paper / "code.csv"
+    table = transcribed.read_transcribed(
+        places.DATA / "papers" / paper / "code.csv"
     ).decode()
     return {
         row["id"]: float(row["value"]) for row in csv.DictReader(io.StringIO(table))

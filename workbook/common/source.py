@@ -14,6 +14,7 @@ from ddlkit.core.sparse import SelectionTimes
 from ddlkit.core.timeline import COLUMNS, Timeline
 from ddlkit.core.workload import Floats, LayerProfile, Workload
 from ddlkit.model.predictor import scatter_of
+from workbook.common import places
 
 # Directories of campaigns beside a machine's other recordings.
 CAMPAIGN, BEST, REPEATS = "campaign", "campaign-best", "campaign-repeats"
@@ -34,13 +35,13 @@ HERE = "here"  # the machine of tables that are not under data/recorded
 def machine_of(directory: Path) -> str:
     """Return whose tables a directory holds: a machine's name under data/recorded, else "here".
 
-    >>> machine_of(store.RECORDED / "gpu-h100" / "campaign"), machine_of(Path("build/measured"))
+    >>> machine_of(places.RECORDED / "gpu-h100" / "campaign"), machine_of(Path("build/measured"))
     ('gpu-h100', 'here')
     """
     directory = directory.resolve()
-    if store.RECORDED not in directory.parents:
+    if places.RECORDED not in directory.parents:
         return HERE
-    return directory.relative_to(store.RECORDED).parts[0]
+    return directory.relative_to(places.RECORDED).parts[0]
 
 
 @dataclass(frozen=True)
@@ -179,23 +180,23 @@ class Source:
 def default_recording() -> Path:
     """Return this machine's recording of the lab, else the first one. Raises UserError when there is none."""
     recorded = [
-        path for path in store.list_recorded() if Source((path,)).has("runs-replay")
+        path for path in places.list_recorded() if Source((path,)).has("runs-replay")
     ]
     if not recorded:
         raise UserError(
-            f"{store.RECORDED} holds no recording of the lab: run ddlkit measure all"
+            f"{places.RECORDED} holds no recording of the lab: run ddlkit measure all"
         )
-    mine = store.recorded_dir()
+    mine = places.recorded_dir()
     return mine if mine in recorded else recorded[0]
 
 
 def open_source(data: str = "") -> Source:
     """Return the tables in ``data``, a recorded machine or a directory, else those of here."""
-    if data in {path.name for path in store.list_recorded()}:
-        return Source((store.RECORDED / data,))
+    if data in {path.name for path in places.list_recorded()}:
+        return Source((places.RECORDED / data,))
     if not data:
-        return Source((store.BUILD / "measured", default_recording()))
-    for directory in (Path(data), store.ROOT / data):
+        return Source((places.BUILD / "measured", default_recording()))
+    for directory in (Path(data), places.ROOT / data):
         if directory.is_dir():
             return Source((directory, default_recording()))
     raise UserError(
@@ -205,12 +206,12 @@ def open_source(data: str = "") -> Source:
 
 def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
-    recorded = [default_recording() / name, *sorted(store.RECORDED.glob(f"*/{name}"))]
+    recorded = [default_recording() / name, *sorted(places.RECORDED.glob(f"*/{name}"))]
     for place in [Path(data)] if data else recorded:
         if any(map(Source((place,)).has, kinds)):
             return place
     raise UserError(
-        f"no {name} in {data or store.RECORDED}: measure it as examples/*.yml say"
+        f"no {name} in {data or places.RECORDED}: measure it as examples/*.yml say"
     )
 
 
@@ -228,8 +229,8 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
 
 def open_sharing(data: str = "") -> Source | None:
     """Return training beside its messages on one machine: in ``data``, else the first recorded, or None."""
-    named = store.RECORDED / data if data and "/" not in data else Path(data)
-    recorded = sorted(store.RECORDED.glob("*/"))
+    named = places.RECORDED / data if data and "/" not in data else Path(data)
+    recorded = sorted(places.RECORDED.glob("*/"))
     roots = [*([named / "sharing", named] if data else []), *recorded]
     sources = [Source((at,)) for at in [*roots, *(at / "sharing" for at in recorded)]]
     return next(
@@ -239,24 +240,24 @@ def open_sharing(data: str = "") -> Source | None:
 
 def live_campaign(data: str = "") -> Source | None:
     """Return the quick campaign measured here, in ``data`` or build/measured; None without one."""
-    place = (Path(data) if data else store.BUILD / "measured") / "campaign-quick"
+    place = (Path(data) if data else places.BUILD / "measured") / "campaign-quick"
     return open_campaign(str(place)) if Source((place,)).has("runs") else None
 
 
 def recordings(kind: str) -> dict[str, Source]:
     """Return the recording of each machine that has tables of ``kind``, by name: nothing measured since."""
-    return Source(tuple(store.list_recorded())).apart(kind)
+    return Source(tuple(places.list_recorded())).apart(kind)
 
 
 def everywhere(kind: str) -> pd.DataFrame:
     """Return all recorded rows of ``kind``, of campaigns too, with their directory as ``place``."""
-    at = {str(path): Source((path,)) for path in sorted(store.RECORDED.glob("**/"))}
+    at = {str(path): Source((path,)) for path in sorted(places.RECORDED.glob("**/"))}
     return pd.concat([at[p].table(kind).assign(place=p) for p in at if at[p].has(kind)])
 
 
 def machines(kind: str, data: str = "") -> dict[str, Source]:
     """Return all that is there of ``kind``: "here" for what is live in ``data``, then recordings by name."""
-    recorded = store.list_recorded()
+    recorded = places.list_recorded()
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)
     if not sources:

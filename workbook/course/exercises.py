@@ -23,11 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import read_text
+from workbook.common import places
 
-SOLUTIONS = store.ROOT / "solutions"
+SOLUTIONS = places.ROOT / "solutions"
 SOLVED_VARIABLE = "DDLKIT_EXERCISES_SOLVED"
 """Set where exercises are answered by their own solutions."""
 WRONG = 3

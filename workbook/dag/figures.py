@@ -27,6 +27,7 @@ from ddlkit.core.link import ranks_per_node, read_link
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Floats
 from workbook import plots
+from workbook.common import places
 from workbook.common.claims import claimed, load_claims
 from workbook.common.settings import SettingSearch, Stated, settle
 from workbook.dag.cluster import (
@@ -206,12 +207,12 @@ class Parts:
 def parts(place: Path | None = None) -> dict[str, Parts]:
     """Return all that was measured of training with pictures in a folder, else the first recorded one."""
     machines = sorted(
-        store.RECORDED.glob("*"), key=lambda at: (at != store.recorded_dir(), at)
+        places.RECORDED.glob("*"), key=lambda at: (at != places.recorded_dir(), at)
     )
     for folder in [place] if place else [machine / "input" for machine in machines]:
         if tables := store.list_tables(folder, "pipelines-*.csv"):
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
-    where = place or store.RECORDED
+    where = place or places.RECORDED
     raise UserError(
         f"no training with pictures in {where}: run ddlkit measure input --out mine"
     )

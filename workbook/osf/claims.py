@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from ddlkit.core.units import GB, MB, MIB, parse_bytes
-from ddlkit.store import network_named
 from workbook.common import claims, networks, source
 from workbook.common.claims import (
     CHECKS,
@@ -24,6 +23,7 @@ from workbook.common.claims import (
     modelled,
     own,
 )
+from workbook.common.specs import network_named
 from workbook.osf import cluster
 from workbook.osf import equations as osf
 from workbook.osf import lab as osf_lab

@@ -21,8 +21,8 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan, buffer, make_plan, none
 from ddlkit.core.units import GB, KB, MB
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.store import network_named
 from workbook.common import networks
+from workbook.common.specs import network_named
 from workbook.osf.equations import merged, update_s
 
 if TYPE_CHECKING:

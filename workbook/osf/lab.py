@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, unseen_errors
@@ -25,7 +24,7 @@ from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration, undisturbed
 from ddlkit.model.predictor import plan_of
-from workbook.common import networks
+from workbook.common import networks, places
 from workbook.common.claims import claimed, prose
 from workbook.common.source import (
     REGIMES,
@@ -76,7 +75,7 @@ class Lab:
     @lru_cache(maxsize=6)  # fitting its costs takes longer than whatever asks for it
     def load(cls, campaign: str = LAB) -> Lab:
         """Return a campaign, or what a machine's suite replayed, read once. Raises UserError for none."""
-        whole = (store.RECORDED / campaign).is_dir()
+        whole = (places.RECORDED / campaign).is_dir()
         opened = open_source(campaign) if whole else open_campaign(name=campaign)
         alone = opened.alone
         calibration = Calibration.of(

@@ -14,10 +14,10 @@ from ddlkit.core.cost import MessageCost
 from ddlkit.core.fit import Fit
 from ddlkit.core.units import KB, MB
 from ddlkit.core.workload import Workload
-from ddlkit.store import network_title
 from workbook import plots
 from workbook.common.claims import claimed, paper_table, prose
 from workbook.common.source import Source
+from workbook.common.specs import network_title
 from workbook.osf import lab as osf_lab
 from workbook.osf import scaling as osf_scaling
 from workbook.osf.cluster import FIVE, REPLACED, WORKERS

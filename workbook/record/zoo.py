@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ddlkit.core.errors import UserError
-from ddlkit.store import network_named
+from workbook.common.specs import network_named
 
 Batch = tuple[Tensor, Tensor]
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank

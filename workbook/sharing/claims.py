@@ -9,9 +9,8 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
-from ddlkit import store
 from ddlkit.core.workload import Floats
-from workbook.common import claims, source
+from workbook.common import claims, places, source, specs
 from workbook.common.claims import CHECKS, Evidence, Result, check, counted, own
 from workbook.sharing import equations as sharing
 from workbook.validate import compare
@@ -76,7 +75,7 @@ def table2() -> pd.DataFrame:
 @check("sharing-backward-flop")
 def _backward_flop() -> Result:
     """Each layer's two gradients cost as much as its forward, but the first layer needs only one."""
-    names = [store.network_named(name) for name in throughput().index.levels[0]]
+    names = [specs.network_named(name) for name in throughput().index.levels[0]]
     tables = (each.table("layers") for each in source.recordings("layers").values())
     rows = pd.concat(tables).query("ranks == 1 and flops > 0")
     rows = rows[rows["network"].isin(names)]
@@ -94,7 +93,7 @@ def _slower_kernels() -> Result:
             "communication == 'gloo'"
         )
         beside[machine] = rows["slowdown"]
-    for place in sorted(store.RECORDED.glob("*/sharing*")):
+    for place in sorted(places.RECORDED.glob("*/sharing*")):
         if (grid := source.Source((place,))).has("sharing_kernels"):
             rows = grid.table("sharing_kernels").eval(
                 "ratio = kernel_beside_s / kernel_alone_s"

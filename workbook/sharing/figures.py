@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ddlkit import store
 from ddlkit.core.fit import median_interval
 from ddlkit.core.timeline import COLUMNS, Timeline
+from workbook.common import places, specs
 from workbook.common.claims import paper_table
 from workbook.common.source import Source, open_sharing
 from workbook.plots import Panel
@@ -397,7 +397,7 @@ def shown(name: Any) -> Any:
     if re.match(r"t\d-|free-|own-|one-", name):
         return re.sub("-free|^free-", "", name).replace("-", " ").replace("+", " + ")
     first, comma, rest = name.removeprefix("here, ").partition(", ")
-    return f"{store.network_title(first).replace('_', ' ')}{comma}{rest}"
+    return f"{specs.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
 def largest(table: pd.DataFrame) -> str:
@@ -463,8 +463,8 @@ def timelines(group: Mapping[str, Timeline]) -> dict[str, Timeline]:
 
 def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
     """Return iterations and kernels of a recording, by name or directory, else the first that has such."""
-    named = Path(data) if "/" in data else store.RECORDED / data
-    for path in [*([named] if data else []), *store.list_recorded()]:
+    named = Path(data) if "/" in data else places.RECORDED / data
+    for path in [*([named] if data else []), *places.list_recorded()]:
         source = Source((path,))
         if source.has("sharing") and "cuda" in set(source.table("sharing")["device"]):
             tables = {"iterations": _iterations(source.table("sharing"))}

@@ -15,14 +15,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit import store
 from ddlkit.core import plan
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link, one_by_one
 from ddlkit.core.timeline import COMPUTE
 from ddlkit.core.workload import LayerProfile, Workload
-from workbook.common import source
+from workbook.common import source, specs
 from workbook.common.claims import paper_table, prose
 from workbook.sharing.claims import BATCHES, DEFAULT, throughput
 
@@ -51,7 +50,7 @@ def configurations(grid: pd.DataFrame) -> list[str]:
 def layers(network: str) -> Workload:
     """Return a network whose layers compute as long as their FLOP say, counted in the recorded profiles."""
     wanted = (
-        f"network == {store.network_named(network).lower()!r} and precision == 'fp32'"
+        f"network == {specs.network_named(network).lower()!r} and precision == 'fp32'"
     )
     tables = (each.table("layers") for each in source.recordings("layers").values())
     chosen = (rows.query(f"{wanted} and ranks == 1") for rows in tables)

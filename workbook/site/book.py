@@ -30,7 +30,7 @@ from ddlkit import store
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import atomic_write, scratch
-from workbook.common import outputs
+from workbook.common import outputs, places
 from workbook.common.source import default_recording
 from workbook.course import exercises
 
@@ -63,14 +63,14 @@ def build(
     machine's if it has one. ``reports`` is reports/, the published record, only with ``recorded``, else
     build/reports. ``only`` selects notebooks by number. Raises UserError.
     """
-    published = store.REPORTS if recorded else store.BUILD / "reports"
+    published = places.REPORTS if recorded else places.BUILD / "reports"
     reports = (reports or published).resolve()
     tables = (
         default_recording().name if recorded else str(data.resolve()) if data else ""
     )
     executed, inputs = (
-        store.BUILD / "executed",
-        (store.DATA, data or store.BUILD / "measured"),
+        places.BUILD / "executed",
+        (places.DATA, data or places.BUILD / "measured"),
     )
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
@@ -93,13 +93,13 @@ def build(
     )
 
     return site.write(
-        [copy for copy in copies if copy.is_file()], store.BUILD / "site", reports
+        [copy for copy in copies if copy.is_file()], places.BUILD / "site", reports
     )
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
     """Return the notebooks in reading order, or those whose number is in ``only``. Raises UserError."""
-    folder = folder or store.NOTEBOOKS
+    folder = folder or places.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
     for number in only:
         if number not in paths:
@@ -115,7 +115,7 @@ def run(
     *,
     executed: Path,
     reports: Path,
-    inputs: Sequence[Path] = (store.DATA,),
+    inputs: Sequence[Path] = (places.DATA,),
     timeout_s: float = TIMEOUT_S,
     at_once: int = 1,
 ) -> list[bool]:

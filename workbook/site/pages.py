@@ -25,7 +25,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.model.advice import DEFAULT, Advice
 from ddlkit.store.files import atomic_write, scratch
 from workbook import plots
-from workbook.common import catalog, outputs
+from workbook.common import catalog, outputs, places
 from workbook.course import exercises
 from workbook.plots.style import look
 from workbook.site import buckets
@@ -35,7 +35,7 @@ from workbook.validate import accuracy
 TEMPLATES = jinja2.FileSystemLoader(Path(__file__).parent)
 
 GLOSSARY, EQUATIONS = (
-    store.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS")
+    places.ROOT / "docs" / f"{name}.md" for name in ("GLOSSARY", "EQUATIONS")
 )
 _LINKED = re.compile(r"\(\.\./(?:docs|reports)/(GLOSSARY|GOALS)\.md")
 """How a notebook links to the glossary and to the goals, which works in JupyterLab too."""
@@ -53,7 +53,7 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
     for entry in figures:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
-    citation = (store.ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     evaluated = papers.evaluate()
     outcomes = {"verdicts": papers.shown(evaluated), "counts": papers.counts(evaluated)}
     outcomes["summaries"] = outputs.read_summaries(reports)

@@ -25,6 +25,7 @@ from ddlkit.model import predictor
 from ddlkit.model.calibration import TRAINING, Calibration
 from ddlkit.model.predictor import forecast_case
 from ddlkit.store.files import own_yaml
+from workbook.common import places
 from workbook.common.outputs import format_number
 from workbook.common.source import Source
 from workbook.validate import rivals
@@ -182,7 +183,7 @@ def judge(
         runs, workloads, calibration, beside.selections(), beside.compute_scatter()
     )
     if form == "table":
-        ends = pd.read_csv(store.DATA / "intervals.csv", index_col="case")
+        ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
         cases = cases.set_index("case")
         cases.update(ends)
         cases = cases.reset_index()
@@ -235,7 +236,7 @@ def trained(campaign: Source) -> pd.DataFrame:
 
 def live() -> pd.DataFrame:
     """Return all such rows that were recorded, by ``run`` and ``condition``, with error and ``inside``."""
-    cases = pd.read_csv(store.DATA / "live.csv")
+    cases = pd.read_csv(places.DATA / "live.csv")
     cases["model_iteration_s"] = cases["predicted_s"]
     cases["model_error"] = cases["predicted_s"] / cases["measured_s"] - 1
     return cases.assign(
@@ -375,7 +376,7 @@ class Goal(NamedTuple):
 
 def goals(of: str) -> list[Goal]:
     """Return the goals that data/goals.yml has under a name."""
-    text = (store.DATA / "goals.yml").read_text(encoding="utf-8")
+    text = (places.DATA / "goals.yml").read_text(encoding="utf-8")
     return [Goal(**entry) for entry in own_yaml(text)[of]]
 
 
@@ -388,7 +389,7 @@ SIZES = ("cases", "links", "cases with exposed communication of at least a fifth
 
 def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     """Return the rows of "goals" or "coverage", all or those of a campaign; "" where nothing is given."""
-    rows = pd.read_csv(store.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
+    rows = pd.read_csv(places.ROOT / "reports" / f"{name}.csv", keep_default_na=False)
     return rows[rows["campaign"] == campaign] if campaign else rows
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from ddlkit import store
 from ddlkit.core.fit import interval
 from ddlkit.core.units import format_bytes
+from workbook.common import specs
 from workbook.common.source import Source
 
 DRAWS = 2000
@@ -28,7 +28,7 @@ def steps(source: Source) -> pd.DataFrame:
     rates = (
         sums.eval("3 * flops / (forward_s + backward_s)").rename("rate").reset_index()
     )
-    peaks = store.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
+    peaks = specs.measured_peaks(source.table("peaks")) if source.has("peaks") else {}
     where = zip(rates["device"], rates["precision"], strict=True)
     return rates.assign(c=rates["rate"] / [peaks.get(key, np.nan) for key in where])
 
@@ -51,7 +51,7 @@ def kernel_shares(
         timed = pd.concat([products, _copies(source)]).assign(machine=machine)
         fastest = timed.groupby(place)["rate"].max().rename("peak").reset_index()
         run = steps(source).query("ranks == 1 and network in @networks")
-        titles = "step of " + run["network"].map(store.network_title)
+        titles = "step of " + run["network"].map(specs.network_title)
         run = run.assign(machine=machine, unit="FLOP/s", kernel=titles)
         run = run.sort_values("network", key=lambda names: names.map([*networks].index))
         rates = (

@@ -39,6 +39,7 @@ from ddlkit.measure.session.grammar import Suite, points, read
 from ddlkit.store import files, machine
 from ddlkit.store.tables import is_stamped, machines_in
 from ddlkit.store.tables import pack as pack_tables
+from workbook.common import places
 
 PARTS = (
     *(
@@ -123,11 +124,11 @@ def measure(
 def _default_out(suite: Suite, device: str) -> Path:
     """Return where a suite measures: a recording has its GPU's name or, of processors, one of its own."""
     if suite.is_campaign and not suite.out:
-        return store.recorded_dir() / suite.folder
+        return places.recorded_dir() / suite.folder
     name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
     if suite.out == "recorded":
-        return store.recorded_dir(name)
-    return store.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
+        return places.recorded_dir(name)
+    return places.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
 
 
 def run_session(
@@ -170,7 +171,7 @@ def run_session(
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
                 raise UserError(f"{theirs}, this is {name}: choose another directory")
             _Session(_Here(make, out, origin), deadline_s, isolate, gpu, keep).run()
-            if out.is_relative_to(store.RECORDED.resolve()):
+            if out.is_relative_to(places.RECORDED.resolve()):
                 for directory in with_tables(out):
                     pack_tables(directory)
     return out

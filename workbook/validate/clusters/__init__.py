@@ -17,14 +17,15 @@ import pandas as pd
 from ddlkit.core.fit import AUTO, fit
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats, Workload
-from ddlkit.store import files, readers
+from ddlkit.store import files
+from workbook.common import places, transcribed
 
-EXTERNAL = files.DATA / "external"
+EXTERNAL = places.DATA / "external"
 
 
 def read(path: Path) -> str:
     """Return the text of a file of others, unpacked. Raises UserError where it is not what was taken."""
-    return files.text_of(readers.read_transcribed(path), path)
+    return files.text_of(transcribed.read_transcribed(path), path)
 
 
 def table(path: Path, **kinds: type) -> pd.DataFrame:

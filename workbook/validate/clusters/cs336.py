@@ -23,7 +23,8 @@ from ddlkit.core.link import Link
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
-from ddlkit.store import DATA, datasheet
+from workbook.common.places import DATA
+from workbook.common.specs import datasheet
 from workbook.dag.equations import IterationTimes, wait_free_iteration_s
 from workbook.osf.equations import predict_osf
 from workbook.validate import clusters

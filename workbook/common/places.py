@@ -1,0 +1,32 @@
+"""Where everything of the workbook lies: papers' numbers, recordings, what is built, what is published."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ddlkit.core.errors import UserError
+from ddlkit.store import machine
+
+ROOT = Path(os.environ.get("DDLKIT_ROOT") or Path(__file__).parents[2]).resolve()
+DATA = ROOT / "data"
+RECORDED = DATA / "recorded"
+BUILD = ROOT / "build"
+REPORTS = ROOT / "reports"
+NOTEBOOKS = ROOT / "notebooks"
+
+
+def recorded_dir(machine_name: str | None = None) -> Path:
+    """Return the directory of a machine's recorded tables, this machine's by default; it need not exist."""
+    name = machine.name() if machine_name is None else machine_name
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
+        raise UserError(
+            f"machine name {name!r}: use lower-case letters, digits, dots and dashes"
+        )
+    return RECORDED / name
+
+
+def list_recorded() -> list[Path]:
+    """Return the directories under data/recorded that hold at least one recorded table, by name."""
+    return sorted({path.parent for path in RECORDED.glob("*/*.csv*")})
