@@ -242,7 +242,7 @@ take_lock() {  # PYTHON: one run at a time; the kernel frees the lock however th
 }
 
 main() {
-  local command=report profile=quick data=build/measured book=(book) base long=()
+  local command=report profile=quick data=build/measured book=(build) base long=()
   local recorded="" full="" only=""
   while (($#)); do
     case $1 in
@@ -282,11 +282,11 @@ main() {
     if [[ -n $recorded ]]; then
       book+=(--recorded)
     else
-      stage 02-measure ddlkit measure all --profile "$profile" --out "$data"
+      stage 02-measure python -m workbook record all --profile "$profile" --out "$data"
       book+=(--data "$data" --reports build/reports)
     fi
     if [[ -n $only ]]; then book+=(--only "$only"); fi
-    stage 03-book ddlkit "${book[@]}"
+    stage 03-book python -m workbook "${book[@]}"
   fi
   printf '%-10s %12s\n' total "$(duration "$SECONDS")"
 }

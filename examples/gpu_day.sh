@@ -6,7 +6,7 @@
 #     examples/gpu_day.sh 3 590 8m50s ~/day    # goes on; so does any further call
 # LIMIT_S: seconds after which the call ends itself; BUDGET: after which it measures nothing new.
 # OUT: what to bring home: logs, and archives, which are whole at any time. Put it back, and the next call
-# goes on from there, on another machine with the same GPU, too; another GPU needs another OUT. FLAG: of ddlkit record, such as --ignore-load.
+# goes on from there, on another machine with the same GPU, too; another GPU needs another OUT. FLAG: of python -m workbook record, such as --ignore-load.
 # In a tree without .git, export DDLKIT_COMMIT. PYTHON is the interpreter [python3].
 set -uo pipefail
 
@@ -28,7 +28,7 @@ exec > >(exec tee -p -a "$out/stage$stage.log") 2>&1
   kill -TERM $$ && sleep 10 && kill -KILL $$
 ) <&- >/dev/null 2>&1 &
 
-record=(-m ddlkit record --suite gpu --budget "$budget")
+record=(-m workbook record gpu --budget "$budget")
 if ((stage > 1)); then # the very process that may be killed: none is left behind
   exec "$python" "${record[@]}" --pack "$out/recording.tgz" "$@"
 fi
@@ -44,7 +44,7 @@ die_with_parent(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])' "$
 }
 failed=0
 step "${record[@]}" --preflight "$@" || (($? != 2)) || exit 2 # there is no GPU at all
-step "${record[@]}" --profile smoke --pack "$out/smoke.tgz" "$@"
+step -m workbook record smoke --device cuda --budget "$budget" --pack "$out/smoke.tgz" "$@"
 mapfile -t tests < <(grep -l 'pytest\.mark\.gpu' tests/test_*.py) # the others are not even imported
 step -m pytest -v -m gpu "${tests[@]}"
 exit $failed

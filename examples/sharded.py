@@ -1,6 +1,6 @@
 """Sharded training, replayed and real, after its layers and messages: what data/sharded holds, anew.
 
-    ddlkit measure examples/campaign_sharded.yml --out DIR
+    python -m workbook campaign examples/campaign_sharded.yml --out DIR
     python examples/sharded.py DIR
 
 Replays play the program of an iteration with real collectives in labs and wait out its compute, dilated to
@@ -41,6 +41,8 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.rank import Rank, Tables, job
 from ddlkit.jobs.vitals import TRIES, Retries, Usage, Watch
 from ddlkit.measure.given import known
+from ddlkit.measure.parts import Ranks, ranks_in_lab
+from ddlkit.model.fits import table_cost
 from ddlkit.model.sharded import (
     COMPUTE,
     ELEMENT_BYTES,
@@ -52,8 +54,6 @@ from ddlkit.model.sharded import (
     Step,
 )
 from workbook.common import places
-from workbook.record.campaigns import table_cost
-from workbook.record.kinds import Ranks, ranks_in_lab
 from workbook.record.replay import HEAD_START_S
 
 WARMUP, LIMIT_S = 2, 900.0

@@ -128,7 +128,9 @@ def test_a_done_entry_needs_its_inputs(reports: Path, entry: catalog.Entry) -> N
 
 def test_the_committed_page_is_current_and_its_links_lead_somewhere() -> None:
     text = (places.REPORTS / "FIGURES.md").read_text(encoding="utf-8")
-    assert text == catalog.document(catalog.load()), "run: ddlkit figures --write"
+    assert text == catalog.document(catalog.load()), (
+        "run: python -m workbook figures --write"
+    )
     links = re.findall(r"\]\(([^)\s]+)\)", text)
     assert links and all((places.REPORTS / link).exists() for link in links)
 

@@ -78,7 +78,7 @@ def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it
     )
     held = outputs.read_summaries(places.REPORTS)
     assert page == site._render("goals.md", summaries=held), (
-        "run: ddlkit book --recorded"
+        "run: python -m workbook build --recorded"
     )
     rows = re.findall(r"^\| (?!goal \||campaign \| replayed or)", page, re.MULTILINE)
     assert len(rows) == sum(map(len, TABLES))

@@ -15,10 +15,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget
+from ddlkit.measure.parts import Here
 from ddlkit.measure.session import Partial, Unavailable, all_or_partial
 from workbook.record import contention, standin
 from workbook.record.contention import COPIES, CopyEngine, flow
-from workbook.record.kinds import Here, kernels_beside_messages
+from workbook.record.kinds import kernels_beside_messages
 from workbook.record.standin import Compute, Footprint, GpuStandIn, Passage, Traffic
 
 times = st.floats(0, 10)

@@ -20,13 +20,13 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.lab import network
-from ddlkit.measure.session import Point, grammar
-from ddlkit.measure.session.engine import measure
-from ddlkit.measure.session.grammar import read
+from ddlkit.measure.session import Point
 from places import ROOT, alive, ranks_below, wait_for
 from workbook.common.source import Source
-from workbook.record import campaigns
+from workbook.record import campaigns, grammar
 from workbook.record.campaigns import AFTER, BEFORE, DIGITS, LabPoints
+from workbook.record.grammar import read
+from workbook.record.recording import record
 from workbook.validate import accuracy
 
 WHOLE: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_a_wrong_value_is_one_line_before_anything_is_measured(
 ) -> None:
     file = written(tmp_path, {**WHOLE, **change})
     with pytest.raises(UserError, match=told) as caught:
-        measure(str(file), out=tmp_path / "out", dry_run=True)
+        record(str(file), out=tmp_path / "out", dry_run=True)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
 
@@ -194,15 +194,23 @@ class TestLab:
             pytest.raises(KeyboardInterrupt),
             interrupted_when(lambda: rows_so_far(out) > 8),
         ):
-            measure(str(file), out=out)
+            record(str(file), out=out)
         mine = f"process {os.getpid()}"
         assert not ranks_below(os.getpid())
         assert mine not in [row["owner"] for row in network.status()]
         kept = rows_so_far(out)
         assert kept >= 8
         with pytest.raises(UserError, match="a prediction comes before its runs"):
-            measure(str(file), out=out, predict=True)
-        argv = [sys.executable, "-m", "ddlkit", "measure", str(file), "--out", str(out)]
+            record(str(file), out=out, predict=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "workbook",
+            "campaign",
+            str(file),
+            "--out",
+            str(out),
+        ]
         killed = subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert wait_for(lambda: rows_so_far(out) > kept + 8)
         ranks = ranks_below(killed.pid)
@@ -221,7 +229,7 @@ class TestLab:
             tuple(row[name] for name in key) for row, _ in map(json.loads, lines)
         }
         assert len(finished) > kept + 7
-        assert measure(str(file), out=out) == out
+        assert record(str(file), out=out) == out
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
         assert (
             len(runs)
@@ -233,20 +241,20 @@ class TestLab:
         assert set(spans["case"]) == set(runs["case"])
         assert not spans.duplicated(["case", "repeat", "rank", "task"]).any()
         before = {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")}
-        measure(str(file), out=out)
+        record(str(file), out=out)
         assert {path: path.stat().st_mtime_ns for path in out.glob("*.csv*")} == before
 
     def test_predictions_come_before_their_runs_and_runs_say_which(
         self, tmp_path: Path
     ) -> None:
         file, out = written(tmp_path, {**WHOLE, "rounds": 1}), tmp_path / "out"
-        measure(str(file), out=out, predict=True)
+        record(str(file), out=out, predict=True)
         said = store.load_table(out / "predicted-cases.csv", "predicted")
         assert not [*out.glob("runs-*")]
         calibrated = {path: path.read_bytes() for path in out.glob("collectives-*.csv")}
         sessions = pd.concat(map(store.load_table, calibrated))["session"]
         assert set(sessions) == {BEFORE, AFTER}
-        measure(str(file), out=out)
+        record(str(file), out=out)
         runs = store.load_table(out / "runs-p2-1gbit.csv", "runs")
         digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
         assert set(runs["predicted"]) == {digest[:DIGITS]}
@@ -262,5 +270,5 @@ class TestLab:
         with pytest.raises(
             UserError, match="buffer:64KB.*: name another file, and predict before"
         ):
-            measure(str(more), out=out)
+            record(str(more), out=out)
         assert len(store.load_table(out / "runs-p2-1gbit.csv")) == len(runs)

@@ -18,12 +18,12 @@ from ddlkit.core.errors import UserError
 from ddlkit.jobs import clock as clocks
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.launch import Loopback, launch
-from ddlkit.measure import layers
+from ddlkit.measure import layers, networks
 from ddlkit.measure.given import known
 from ddlkit.measure.layers import LayersSettings, layers_job, profile_layers
 from places import PATIENCE_S
 from test_clock import Simulated
-from workbook.record import zoo as networks
+from workbook.record import zoo as zoo
 
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
 FEW = Budget(warmup=1, min_repeats=5, max_repeats=15, max_s=1.0)

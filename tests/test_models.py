@@ -21,13 +21,13 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.rank import joined
 from ddlkit.measure import advise as models
+from ddlkit.measure import networks as registry
 from ddlkit.measure.given import Training, known, load
 from ddlkit.measure.layers import profile_layers, profile_training
 from places import PATIENCE_S, ROOT, free_port
 from test_clock import Simulated
 from test_layers import ONCE, Slow, clock
 from workbook.common import places
-from workbook.record import zoo as registry
 
 assert clock  # a fixture: what is timed takes no time but what is added
 FILE, CPU = Path(__file__).with_name("given_models.py"), torch.device("cpu")

@@ -14,9 +14,10 @@ from torch import nn
 
 from ddlkit.core.errors import UserError
 from ddlkit.jobs.clock import Budget
+from ddlkit.measure import networks as registry
 from ddlkit.measure.layers import profile_layers
 from workbook.common import specs
-from workbook.record import zoo as registry
+from workbook.record import zoo
 
 PUBLISHED = specs.specs("networks").set_index("name")
 ONCE = Budget(warmup=0, min_repeats=1, max_repeats=1)
@@ -37,9 +38,9 @@ OWN = {"gpt_small", "lstm_small"}
 
 
 def test_own_networks_have_the_parameters_that_their_shapes_say() -> None:
-    words, width, units = registry.TEXT, 256, 320
+    words, width, units = zoo.TEXT, 256, 320
     block = 4 * (width * width + width) + 2 * 4 * width * width + 5 * width + 4 * width
-    gpt = 2 * words * width + registry.STEPS * width + 4 * block + 2 * width
+    gpt = 2 * words * width + zoo.STEPS * width + 4 * block + 2 * width
     lstm = words * units + 2 * (8 * units * units + 8 * units) + units * words + words
     assert size("gpt_small")[:2] == (gpt, 53) and size("lstm_small")[:2] == (lstm, 11)
 
@@ -73,7 +74,7 @@ def test_a_profile_holds_every_tensor_and_all_flops(
     """A batch of 2: the LSTM's fused tensors, a shared one and the stacked heads lose nothing."""
 
     def language_model() -> nn.Module:  # as built, it takes seconds
-        model = registry.LanguageModel(units=8)
+        model = zoo.LanguageModel(units=8)
         if name == "tied":
             model.decoder.weight = model.encoder.weight
         return model

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 import faulty_points
-from ddlkit import cli, store
+from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import Origin, engine
 from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
+from workbook import cli as workbook_cli
 from workbook.common import places
 
 SCRIPT = """
@@ -216,7 +217,7 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
         packed = out.parent.name == "recorded"
         assert len([*out.glob("*.csv")]) == (0 if packed else 2)
         if not packed:
-            assert cli.main(["pack", str(out.parent)]) == 0
+            assert workbook_cli.main(["pack", str(out.parent)]) == 0
         assert (out / "drift.csv.gz").exists() and not [*out.glob("*.csv")]
         assert [len(store.load_table(path)) for path in store.list_tables(out)] == [
             1,
@@ -225,4 +226,4 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
         capsys.readouterr()
         engine.run_session(pair, out)
         assert "already measured: test/a, test/b" in capsys.readouterr().err
-    assert cli.main(["pack", str(tmp_path / "nowhere")]) == 2
+    assert workbook_cli.main(["pack", str(tmp_path / "nowhere")]) == 2

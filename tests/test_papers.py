@@ -17,12 +17,13 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Scan
 from ddlkit.core.workload import Workload
+from ddlkit.measure import networks
 from strategies import costs, workloads
 from workbook.common import networks as published
 from workbook.dag import equations as dag
 from workbook.omgs import equations as omgs
 from workbook.osf import equations as osf
-from workbook.record import zoo as networks
+from workbook.record import zoo as zoo
 
 
 @given(workloads(), st.integers(1, 10**9), st.floats(0, 1), st.floats(0, 1e-6))

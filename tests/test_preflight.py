@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import smi
-from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import vitals
 from ddlkit.measure import session as sessions
+from workbook import cli
 from workbook.record import preflight
 
 
@@ -40,10 +40,10 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     for name in preflight.HARMFUL:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DDLKIT_COMMIT", "0123abc+dirty")
-    assert cli.main(["record", "--suite", "cpu", "--preflight"]) == 0
+    assert cli.main(["record", "cpu", "--preflight"]) == 0
     assert capfd.readouterr().out.startswith("preflight: all is well, after ")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    assert cli.main(["record", "--suite", "cpu", "--preflight"]) == 1
+    assert cli.main(["record", "cpu", "--preflight"]) == 1
     assert capfd.readouterr().out.startswith("preflight: FAILED: environment, after ")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(

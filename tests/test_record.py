@@ -18,10 +18,12 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import vitals
 from ddlkit.measure import session as sessions
-from ddlkit.measure.session import Point, PointList, Tables, engine, grammar
-from ddlkit.measure.session.engine import measure, run_session
+from ddlkit.measure.session import Point, PointList, Tables, engine
+from ddlkit.measure.session.engine import run_session
 from ddlkit.store import machine
 from faulty_points import FAULTS, fine, point
+from workbook.record import grammar, recording
+from workbook.record.recording import record
 
 
 def valid_tables(out: Path) -> dict[str, str]:
@@ -220,9 +222,9 @@ def test_a_process_that_dies_or_hangs_costs_one_point(
     stamps = [store.load_stamp(tmp_path / name) for name in valid_tables(tmp_path)]
     names = {stamp["machine"]["name"] for stamp in stamps}
     assert names == {machine.name("cpu")} and names != {machine.name()}
-    default = engine._default_out(grammar.read("cpu"), "cpu").name
+    default = recording._default_out(grammar.read("cpu"), "cpu").name
     assert re.fullmatch(r"cpu-\d+x-.*-suite", default)
-    assert engine._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
+    assert recording._default_out(grammar.read("gpu"), "cuda").name == "nvidia-h200"
 
 
 def test_an_ignored_load_is_in_stamps(
@@ -256,9 +258,9 @@ def test_another_machines_recording_and_another_writer_are_refused(
     with pytest.raises(
         UserError, match="holds a recording of other, this is .*: choose another"
     ):
-        measure("cpu", out=tmp_path)
+        record("cpu", out=tmp_path)
     with (
         store.lock(tmp_path / ".lock"),
         pytest.raises(UserError, match=f"is held by process {os.getpid()}"),
     ):
-        measure("cpu", out=tmp_path)
+        record("cpu", out=tmp_path)

@@ -30,8 +30,8 @@ PLAYED_GPU = {"name": "Played GPU", "memory.total": "8192", "compute_cap": "9.0"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 100)]
 
 
-def record(out: Path, library: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status of `ddlkit record` on a played GPU, and the end of what it printed."""
+def record(name: str, out: Path, library: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status of `python -m workbook record` on a played GPU, and the end of what it printed."""
     around = {
         name: text for name, text in os.environ.items() if name not in preflight.HARMFUL
     }
@@ -47,10 +47,11 @@ def record(out: Path, library: Path, *arguments: str) -> tuple[int, str]:
     command = [
         sys.executable,
         "-m",
-        "ddlkit",
+        "workbook",
         "record",
-        "--suite",
-        "gpu",
+        name,
+        "--device",
+        "cuda",
         "--out",
         str(out),
     ]
@@ -83,7 +84,7 @@ def library(tmp_path_factory: pytest.TempPathFactory, require_compiler: None) ->
 def rehearsed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the smoke suite left on a played GPU."""
     out = tmp_path_factory.mktemp("rehearsal") / "gpu"
-    status, printed = record(out, library, "--profile", "smoke")
+    status, printed = record("smoke", out, library)
     assert status == 0, printed
     return out
 
@@ -126,7 +127,7 @@ def test_figures_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
 def test_the_preflight_finds_all_well_on_a_played_gpu(
     library: Path, tmp_path: Path
 ) -> None:
-    status, printed = record(tmp_path, library, "--preflight")
+    status, printed = record("gpu", tmp_path, library, "--preflight")
     assert status == 0 and "preflight: all is well" in printed, printed
     for check in (*preflight.CHECKS, *preflight.GPU_CHECKS):
         assert f"check/{check}: measured" in printed

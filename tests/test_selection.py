@@ -13,8 +13,9 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import MIB
 from ddlkit.jobs import clock
+from ddlkit.measure.parts import Here
 from workbook.record import selection
-from workbook.record.kinds import Here, selections
+from workbook.record.kinds import selections
 
 GPU = pytest.param(
     "cuda",

@@ -22,16 +22,17 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
 from ddlkit.jobs.clock import Budget
+from ddlkit.measure import networks
 from ddlkit.measure import training as training_module
 from ddlkit.measure.given import known
-from ddlkit.measure.training import (
+from workbook.record import standin
+from workbook.record import zoo as zoo
+from workbook.record.sharing_training import (
     SendingTraining,
     Setting,
     chunks_of_messages,
     measure_sending,
 )
-from workbook.record import standin
-from workbook.record import zoo as networks
 from workbook.record.standin import Footprint, read_message
 
 TWICE = Budget(warmup=1, min_repeats=2, max_repeats=2)

@@ -14,6 +14,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, MIB
 from ddlkit.jobs.clock import Budget
+from ddlkit.measure import copies
 from ddlkit.measure.session import Partial
 from workbook.common import specs
 from workbook.record import speed
@@ -50,7 +51,7 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
     source = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(64, dtype=torch.uint8)
     every = Budget(warmup=0, min_repeats=64, max_repeats=64, max_s=9.0)
-    per_sample, seconds = speed._copy_s(target, source, size, every)
+    per_sample, seconds = copies._copy_s(target, source, size, every)
     slots = 64 // size
     assert per_sample == min(32, slots) and len(seconds) == 64
     expected = torch.cat([source[at * size :][:size] for at in reversed(range(slots))])
@@ -66,7 +67,7 @@ def test_sizes_that_do_not_fit_into_memory_are_named(
     with pytest.raises(
         Partial, match="no copies of 128 KiB: .* free memory is 64 KiB"
     ) as part:
-        speed.measure_copies("cpu", (4 * KIB, 64 * KIB, 128 * KIB), FEW)
+        copies.measure_copies("cpu", (4 * KIB, 64 * KIB, 128 * KIB), FEW)
     table = part.value.tables["copies"]
     store.save_table(table, tmp_path, "copies", schema="copies", command=[])
     assert set(table["copy"]) == {"memcpy"} and set(table["bytes"]) == {
@@ -80,8 +81,8 @@ def test_sizes_that_do_not_fit_into_memory_are_named(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_gpu_copies_arrive() -> None:
     every = Budget(warmup=0, min_repeats=16, max_repeats=16, max_s=9.0)
-    for target, source in speed._pools(torch.device("cuda"), MIB).values():
-        speed._copy_s(target, source, MIB // 16, every)
+    for target, source in copies._pools(torch.device("cuda"), MIB).values():
+        copies._copy_s(target, source, MIB // 16, every)
         torch.cuda.synchronize()
         # The pools are walked in opposite directions.
         assert torch.equal(target.cpu(), source.cpu().view(16, -1).flip(0).reshape(-1))

@@ -13,9 +13,9 @@ import pytest
 
 from ddlkit import cli, store
 from ddlkit.core.errors import UserError
-from ddlkit.measure.session import engine, grammar
-from ddlkit.measure.session.engine import measure
 from places import PATIENCE_S, wait_for
+from workbook.record import grammar, recording
+from workbook.record.recording import record
 
 BUDGET = {"warmup": 1, "min_repeats": 2, "max_repeats": 3, "max_s": 0.1}
 TINY = {"measure": "layers", "networks": "lenet5:4", "ranks": 1, "budget": BUDGET}
@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def measured(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(measure(tiny, out=tmp_path_factory.mktemp("measured")))
+    return Path(record(tiny, out=tmp_path_factory.mktemp("measured")))
 
 
 def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
@@ -45,13 +45,13 @@ def test_a_second_run_measures_nothing_again_and_a_dry_run_nothing_at_all(
         for path in measured.iterdir()
         if path.suffix == ".csv"
     }
-    measure(tiny, out=measured)
+    record(tiny, out=measured)
     assert "already measured: layers/lenet5-b4-r1" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert str(measure(tiny, out=measured, dry_run=True)).startswith(
+    assert str(record(tiny, out=measured, dry_run=True)).startswith(
         "1 of 1 points are there"
     )
-    lines = str(measure(tiny, out=tmp_path, dry_run=True)).splitlines()
+    lines = str(record(tiny, out=tmp_path, dry_run=True)).splitlines()
     assert lines[0].split()[0] == "layers/lenet5-b4-r1"
     assert lines[1].startswith("0 of 1 points are there; the rest takes about")
     assert not [*tmp_path.iterdir()]
@@ -70,7 +70,7 @@ def test_a_damaged_table_is_told_not_measured_over(
     damaged = tmp_path / "layers-lenet5-b4-r1.csv"
     damaged.write_text(damaged.read_text().replace("conv1", "conv9"))
     with pytest.raises(UserError, match="differs from its stamp"):
-        measure(tiny, out=tmp_path)
+        record(tiny, out=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_damaged_table_is_told_not_measured_over(
     [
         ([], "points: []: an empty list"),
         ([{"measure": "selections", "more": 1}], "points[0]: more: unknown key"),
-        ([{"measure": "training_by_share"}], "must be campaign or drift"),
+        ([{"measure": "training_by_share"}], "must be campaign or layers"),
         ([{"measure": "selections", "device": "tpu"}], "points[0]: device: 'tpu'"),
         (
             [{"measure": "memory_copies", "budget": {"max": 1}}],
@@ -95,7 +95,7 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
 ) -> None:
     file = written(tmp_path, *points)
     with pytest.raises(UserError) as caught:
-        measure(file, out=tmp_path)
+        record(file, out=tmp_path)
     assert str(caught.value).startswith(f"{file}: points")
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
@@ -114,7 +114,7 @@ def test_being_ended_is_one_line_and_leaves_no_half_table(
     endless = {**BUDGET, "max_s": 60, "max_repeats": 10**6}
     longer = {**TINY, "networks": "lenet5:8", "budget": endless}
     file, out = written(tmp_path, TINY, longer), tmp_path / "out"
-    argv = [sys.executable, "-m", "ddlkit", "measure", file, "--out", str(out)]
+    argv = [sys.executable, "-m", "workbook", "record", file, "--out", str(out)]
     how: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
     process = subprocess.Popen(argv, start_new_session=True, **how)
     signal.signal(signal.SIGHUP, before)
@@ -135,9 +135,9 @@ def test_tables_of_the_quick_profile_are_not_taken_for_those_of_full(
     with pytest.raises(
         UserError, match="profile full did not measure, as layers-lenet5"
     ):
-        measure("all", profile="full", out=measured, dry_run=True)
+        record("all", profile="full", out=measured, dry_run=True)
     full, quick = (
-        engine._default_out(grammar.read(name), "") for name in ("full", "quick")
+        recording._default_out(grammar.read(name), "") for name in ("full", "quick")
     )
     assert full != quick
 
@@ -153,7 +153,7 @@ def test_a_table_that_lacks_sizes_or_collectives_gets_what_it_lacks(
         "collectives": ["all_reduce", "reduce_scatter"],
     }
     for wanted in (few, few, more):
-        measure(written(tmp_path, {**point, **wanted}), out=out)
+        record(written(tmp_path, {**point, **wanted}), out=out)
         rows = store.load_table(out / "collectives-loopback-p2.csv")
         counts.append(rows.groupby(["collective", "bytes"]).size().to_dict())
     assert counts[0] == counts[1] == {("all_reduce", size): 3 for size in (4096, 16384)}
@@ -174,7 +174,7 @@ def test_networks_that_are_chosen_take_the_place_of_the_suites_own(
     tmp_path: Path,
 ) -> None:
     listed = str(
-        measure("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True)
+        record("layers", networks=["lenet5:2", "vgg16"], out=tmp_path, dry_run=True)
     )
     keys = [line.split()[0] for line in listed.splitlines()[:-1]]
     assert keys == ["layers/lenet5-b2-r1", "layers/vgg16-b4-r1"]

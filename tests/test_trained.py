@@ -16,13 +16,13 @@ from ddlkit import cli, store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, Table
 from ddlkit.core.errors import UserError
-from ddlkit.measure.session.engine import measure
 from ddlkit.model import Calibration, Communication, forecast, forecast_case, make_plan
 from ddlkit.model.contention import Contention
 from strategies import random_workload
 from workbook.common import source
 from workbook.common.source import Source
 from workbook.record.campaigns import DIGITS
+from workbook.record.recording import record
 from workbook.validate import accuracy
 from workbook.validate.rivals import OURS, REAL_MODELS, real_times
 
@@ -42,11 +42,11 @@ POINTS = [
 def test_predictions_come_before_their_runs_and_runs_say_which(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.json", tmp_path / "out"
     file.write_text(json.dumps({"device": "cpu", "points": POINTS}))
-    measure(str(file), out=out, predict=True)
+    record(str(file), out=out, predict=True)
     said = store.load_table(out / "predicted-cases.csv", "predicted")
     assert not [*out.glob("runs-*")]
     assert set(said["model"]) <= set(REAL_MODELS)
-    measure(str(file), out=out)
+    record(str(file), out=out)
     runs = store.load_table(out / "runs-training-lenet5-p2-loopback.csv", "runs")
     digest = store.load_stamp(out / "predicted-cases.csv")["sha256"]
     assert set(runs["predicted"]) == {digest[:DIGITS]} and set(runs["accumulate"]) == {
@@ -64,7 +64,7 @@ def test_predictions_come_before_their_runs_and_runs_say_which(tmp_path: Path) -
     assert (cases["runs"] == 4).all() and cases["covered"].between(0, 4).all()
     (out / "predicted-cases.csv").unlink()
     with pytest.raises(UserError, match="a prediction comes before its runs"):
-        measure(str(file), out=out)
+        record(str(file), out=out)
 
 
 def test_what_form_and_term_bring_is_told_apart() -> None:

@@ -12,13 +12,13 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ddlkit import __version__
 from ddlkit.cli import advising, predicting
-from ddlkit.cli.command import COMMANDS, arg, command, flag
+from ddlkit.cli.command import COMMANDS, Command
 from ddlkit.core.errors import UserError, one_line
 
 assert advising and predicting  # whose imports register their commands
@@ -39,7 +39,30 @@ LIMITS = {
 """What a machine may be short of, wherever that shows, and what to do."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Program:
+    """What `main` runs: a program by its name, its commands, and where commands went that it had once."""
+
+    name: str
+    about: str
+    commands: Mapping[str, Command]
+    moved: Mapping[str, str] = field(default_factory=dict)
+
+
+DDLKIT = Program(
+    "ddlkit",
+    "measure, fit, predict and plan what communication costs in distributed deep learning",
+    COMMANDS,
+    {
+        "book": "python -m workbook build",
+        "figures": "python -m workbook figures",
+        "record": "python -m workbook record NAME",
+        "pack": "python -m workbook pack",
+    },
+)
+
+
+def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
     """Run one command; a user's mistake, or a machine's limit, is one line on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(
@@ -57,17 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 f"{bare[0]}: -- is no value"
             )  # argparse would take it for none
-        arguments = _parser().parse_args(argv)
+        if given and given[0] in program.moved:
+            place = program.moved[given[0]]
+            raise UserError(f"{given[0]} is now: {place}, in a clone of the project")
+        arguments = _parser(program).parse_args(argv)
         return arguments.run(arguments) or 0
     except UserError as error:
-        return _refused(error)
+        return _refused(program, error)
     except KeyboardInterrupt as interrupt:
         # Who measured says so: elsewhere there is nothing that could be kept.
         with contextlib.suppress(OSError):
-            print(
-                "; ".join(["ddlkit: interrupted", *map(str, interrupt.args)]),
-                file=sys.stderr,
-            )
+            interrupted = [f"{program.name}: interrupted", *map(str, interrupt.args)]
+            print("; ".join(interrupted), file=sys.stderr)
         # An extension may have left word for Python that it end by SIGINT, whatever it was.
         exec("")
         number = (_ended_by or [signal.SIGINT])[0]
@@ -77,20 +101,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except MemoryError:
-        return _refused(f"memory is used up: {LIMITS[errno.ENOMEM]}")
+        return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
     except OSError as error:
         if error.errno not in LIMITS:
             raise
         words = (error.strerror, error.filename, LIMITS[error.errno])
-        return _refused(": ".join(str(word) for word in words if word))
+        return _refused(program, ": ".join(str(word) for word in words if word))
     finally:
         _ended_by.clear()
         while _reminders:
             _reminders.pop().cancel()
 
 
-def _refused(line: object) -> int:
-    print(f"ddlkit: error: {line}", file=sys.stderr)
+def _refused(program: Program, line: object) -> int:
+    print(f"{program.name}: error: {line}", file=sys.stderr)
     return 2
 
 
@@ -146,47 +170,13 @@ class _Parser(argparse.ArgumentParser):
         super().error(one_line(message))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ddlkit", description=__doc__)
+def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program.name, description=program.about)
     parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for name, told in COMMANDS.items():
+    for name, told in program.commands.items():
         added = commands.add_parser(name, help=told.text, description=told.text)
         added.set_defaults(run=told.run)
         for names, options in told.arguments:
             added.add_argument(*names, **options)
     return parser
-
-
-@command(
-    "run the notebooks and build the report",
-    flag("--recorded", "only from data/recorded"),
-    arg("--data", type=Path, help="measured tables [build/measured]"),
-    arg(
-        "--reports",
-        type=Path,
-        help="for figures [reports with --recorded, else build/reports]",
-    ),
-    arg("--only", default="", help="notebooks by number: 20,40"),
-)
-def book(arguments: argparse.Namespace) -> None:
-    from workbook.site.book import build
-
-    chosen = {
-        name: getattr(arguments, name) for name in ("recorded", "data", "reports")
-    }
-    print(build(**chosen, only=[n for n in arguments.only.split(",") if n]))
-
-
-@command(
-    "list or check the catalog of figures and tables",
-    flag("--check", "fail on a missing image, CSV or tolerance"),
-    flag("--write", "write reports/FIGURES.md"),
-    arg("--reports", type=Path, help="directory that holds figures/ [reports]"),
-)
-def figures(arguments: argparse.Namespace) -> int:
-    from workbook.common import catalog
-
-    return catalog.command(
-        check=arguments.check, write=arguments.write, reports=arguments.reports
-    )

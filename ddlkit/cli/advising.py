@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, show
+from ddlkit.cli.command import JSON, arg, command, lab_rate, show
 from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, is_sharded, sharded
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -33,7 +33,7 @@ torchvision:resnet50:32; under torchrun or srun in each of their ranks, else in 
     arg(
         "--lab", metavar="RATE[,DELAY]", help="over emulated links, as 1gbit [loopback]"
     ),
-    arg("--out", type=Path, help="directory for what is measured [build/advised/...]"),
+    arg("--out", type=Path, help="directory for what is measured [advised/...]"),
     arg("--html", type=Path, metavar="FILE", help="a page that needs no network, too"),
     *OPTIONAL,
     *STRATEGY,
@@ -160,13 +160,11 @@ def _launched(
     """Run the job in ranks of this machine, over its loopback or emulated links."""
     from ddlkit.jobs.launch import Loopback
     from ddlkit.measure.advise import MEETING_S, advise_job
-    from workbook.record.kinds import Ranks, ranks_in_lab
+    from ddlkit.measure.parts import Ranks, ranks_in_lab
 
     members = Ranks(ranks, Loopback, {})
     if arguments.lab:
-        rate, _, delay = arguments.lab.partition(",")
-        delay_s = units.parse_seconds(delay) if delay else 0.0
-        members, _ = ranks_in_lab(ranks, units.parse_bits_per_s(rate), delay_s)
+        members, _ = ranks_in_lab(ranks, *lab_rate(arguments.lab))
     members = replace(members, join={**members.join, "timeout_s": MEETING_S})
     members.run(
         advise_job, settings, MEETING_S + settings.measure_s + settings.confirm_s, out

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,11 +42,13 @@ def flag(name: str, text: str) -> Argument:
 JSON = flag("--json", "print JSON")
 
 
-def command(text: str, *arguments: Argument) -> Callable[[Run], Run]:
-    """Return what registers a function as the command of its own name."""
+def command(
+    text: str, *arguments: Argument, register_in: dict[str, Command] = COMMANDS
+) -> Callable[[Run], Run]:
+    """Return what registers a function as the command of its own name, here of ddlkit."""
 
     def register(run: Run) -> Run:
-        COMMANDS[run.__name__.rstrip("_").replace("_", "-")] = Command(
+        register_in[run.__name__.rstrip("_").replace("_", "-")] = Command(
             run, text, arguments
         )
         return run
@@ -87,51 +91,43 @@ def is_numbers(value: Any) -> bool:
     )
 
 
-_MEASURE = """a suite (quick, full, cpu, gpu, smoke), a file of one, or a part of the suite quick:
-layers, collectives, slowdown, copies, training, replay, campaign, convergence, input, estimators (what
-PyTorch's own cost models say), all (without the last four)"""
 _MODEL = """for layers, your own: the function gives (model, loss) or (model, loss, optimizer), where loss()
 does one forward pass and returns the scalar; or torchvision:resnet50:32; also under torchrun or srun"""
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
-the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz -C data/recorded"""
+the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
-_SESSION = (
+SESSION = (
     arg("--budget", type=units.parse_seconds, help=_BUDGET),
     flag("--dry-run", "only say what and how long"),
-    arg(
-        "--out",
-        type=Path,
-        help="directory for the tables [build/measured, or data/recorded/...]",
-    ),
+    arg("--out", type=Path, help="directory for the tables [measured]"),
     arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
     flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
 )
+"""Options of every command that measures."""
+PARTS = ("quick", "layers", "collectives", "slowdown", "copies", "training")
+IN_THE_WORKBOOK = (
+    *("full", "cpu", "gpu", "smoke", "all"),
+    *("replay", "campaign", "convergence", "input", "estimators"),
+)
+"""What `python -m workbook record` measures."""
 
 
-def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
-    from ddlkit.measure.session import engine
-
-    how["budget_s"] = math.inf if arguments.budget is None else arguments.budget
-    how |= {
-        name: getattr(arguments, name)
-        for name in ("out", "dry_run", "pack", "ignore_load")
-    }
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """Say of an interrupt that what was measured is kept."""
     try:
-        print(engine.measure(what, **how))
+        yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was measured is kept") from None
 
 
 @command(
-    "measure this machine and record what it shows; goes on where it stopped",
-    arg("what", metavar="NAME|FILE", help=_MEASURE),
+    "measure what predictions need of this machine; goes on where it stopped",
+    arg("part", metavar="PART", help=f"{', '.join(PARTS)}; quick is all of them"),
     arg(
-        "--profile",
-        choices=("quick", "full"),
-        default="quick",
-        help="whose part it is [quick]",
+        "--networks",
+        help="for layers, slowdown, training: resnet50:32,vgg16 [resnet50:4]",
     ),
-    arg("--networks", help="for layers, with batch sizes: resnet50:32,vgg16:16"),
     arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
     arg(
         "--accumulate",
@@ -139,24 +135,86 @@ def _measured(arguments: argparse.Namespace, what: str, **how: Any) -> None:
         default=1,
         help="of a model: losses in an iteration [1]",
     ),
-    flag(
-        "--predict",
-        "of a campaign: calibrate its labs, write down what models say; no runs",
+    arg("--ranks", type=int, help="how many exchange messages [2, or one a GPU]"),
+    arg(
+        "--lab",
+        metavar="RATE[,DELAY]",
+        help="over rate-limited links of this machine (root, Linux), as 1gbit [none]",
     ),
-    *_SESSION,
+    *SESSION,
 )
 def measure(arguments: argparse.Namespace) -> None:
+    part = arguments.part
+    if part in IN_THE_WORKBOOK or part.endswith((".yml", ".yaml", ".json")):
+        raise UserError(f"{part} is now: python -m workbook record {part}, in a clone")
+    if part not in PARTS:
+        raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
     if arguments.model or arguments.accumulate != 1:
         return _measured_model(arguments)
-    networks = arguments.networks.split(",") if arguments.networks else ()
-    chosen = {"networks": networks, "predict": arguments.predict}
-    _measured(arguments, arguments.what, profile=arguments.profile, **chosen)
+    ranks = arguments.ranks
+    if ranks is not None and ranks < 2:
+        raise UserError(
+            f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
+        )
+    rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+    _named_networks(arguments.networks)  # refused before torch is loaded
+    from ddlkit.measure import parts
+    from ddlkit.measure.session import engine
+    from ddlkit.store import machine
+
+    networks = _named_networks(arguments.networks) or parts.DEFAULT_NETWORKS
+    make = functools.partial(
+        parts.points,
+        part=part,
+        networks=networks,
+        ranks=ranks or 0,
+        rate_bits_per_s=rate_bits_per_s,
+        delay_s=delay_s,
+    )
+    out = arguments.out or Path("measured")
+    if arguments.dry_run:
+        print(engine.estimate(make, out))
+        return
+    with keeping():
+        made = engine.run_session(
+            make,
+            out,
+            gpu=bool(machine.describe()["gpus"]),
+            budget_s=session_budget_s(arguments),
+            pack=arguments.pack,
+            ignore_load=arguments.ignore_load,
+        )
+    print(made)
+
+
+def session_budget_s(arguments: argparse.Namespace) -> float:
+    """Return the seconds after which a session starts nothing new."""
+    return math.inf if arguments.budget is None else float(arguments.budget)
+
+
+def lab_rate(text: str | None) -> tuple[float, float]:
+    """Return the rate in bit/s and the delay in s of "1gbit" or "1gbit,2ms"; zeros for no lab."""
+    if not text:
+        return 0.0, 0.0
+    rate, _, delay = text.partition(",")
+    delay_s = units.parse_seconds(delay) if delay else 0.0
+    return units.parse_bits_per_s(rate), delay_s
+
+
+def _named_networks(text: str | None) -> list[tuple[str, int]]:
+    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16."""
+    from ddlkit.measure.named import network_of
+
+    try:
+        return [network_of(name) for name in text.split(",")] if text else []
+    except ValueError as error:
+        raise UserError(f"--networks {text}: {error}") from None
 
 
 def _measured_model(arguments: argparse.Namespace) -> None:
     """Measure the layers of a user's own model. Raises UserError for what does not go with that."""
-    others = ("networks", "predict", "dry_run", "pack", "ignore_load")
-    if not arguments.model or arguments.what != "layers" or arguments.accumulate < 1:
+    others = ("networks", "ranks", "lab", "dry_run", "pack", "ignore_load")
+    if not arguments.model or arguments.part != "layers" or arguments.accumulate < 1:
         raise UserError(
             "--accumulate, at least 1, needs --model, and that goes with layers alone"
         )
@@ -171,51 +229,6 @@ def _measured_model(arguments: argparse.Namespace) -> None:
     out = arguments.out or Path("measured")
     if result := measure_model(arguments.model, arguments.accumulate, out, budget):
         show(result, as_json=False)
-
-
-@command(
-    "record all that this machine can show: ddlkit measure cpu, gpu or smoke",
-    arg("--suite", choices=("gpu", "cpu"), required=True, help="on which device"),
-    arg(
-        "--profile",
-        choices=("standard", "smoke"),
-        default="standard",
-        help="how much [standard]",
-    ),
-    flag(
-        "--preflight", "measure nothing: check in half a minute that all it needs works"
-    ),
-    *_SESSION,
-)
-def record(arguments: argparse.Namespace) -> int | None:
-    device = "cuda" if arguments.suite == "gpu" else "cpu"
-    if arguments.preflight:
-        from workbook.record.preflight import preflight
-
-        return preflight(device)
-    name = arguments.suite if arguments.profile == "standard" else arguments.profile
-    _measured(arguments, name, device=device)
-    return None
-
-
-@command(
-    "pack recorded tables: one file of each kind, each table's own hash kept and verified",
-    arg(
-        "folder", type=Path, nargs="?", help="of recorded tables [all of data/recorded]"
-    ),
-)
-def pack(arguments: argparse.Namespace) -> None:
-    from ddlkit import store
-    from ddlkit.measure.session.engine import with_tables
-    from ddlkit.store.tables import pack as pack_tables
-
-    folder = arguments.folder or Path("data/recorded")
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such directory")
-    for directory in with_tables(folder):
-        with store.lock(directory / ".lock"):
-            pack_tables(directory)
-    print(folder)
 
 
 @command("what this machine is", JSON)

@@ -621,7 +621,7 @@ def export(arguments: argparse.Namespace) -> None:
     arg(
         "--inputs",
         type=Path,
-        help="table of ddlkit measure input: reading, decoding [nothing]",
+        help="table of python -m workbook record input: reading, decoding [nothing]",
     ),
 )
 def what_if(arguments: argparse.Namespace) -> None:

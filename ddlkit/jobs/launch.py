@@ -48,6 +48,8 @@ SOCKETS = (
     "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
 )
 # What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
+IMPORTED: list[str] = []
+"""Modules that every rank imports before its job, such as those that register networks by name."""
 POLL_S = 0.05
 SETTLE_S = 0.3  # ranks that die of one cause do so within this time
 MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
@@ -131,6 +133,7 @@ def launch(
         config = {
             "out": str(directory),
             "join": dict(join or {}),
+            "imports": IMPORTED,
             **link,
             **asdict(settings),
         }
@@ -423,6 +426,8 @@ def _do(name: str, path: Path) -> None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         needed = 'needs a JSON object with "out", a directory'
         raise UserError(f"job settings {path}: {needed}: {error}") from error
+    for module in config.get("imports", ()):
+        importlib.import_module(module)
     job = find(name)
     settings = job.read(config)
     named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}

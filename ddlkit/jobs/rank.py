@@ -32,7 +32,8 @@ S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
-FRAME = ("out", "join", "link", "link_bits_per_s")  # what CONFIG.json says to any job
+FRAME = ("out", "join", "link", "link_bits_per_s", "imports")
+"""What CONFIG.json says to any job."""
 _torchs: Any = dist  # with what is not in the type stubs
 # The later names of two calls: the earlier ones warn where both exist.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)

@@ -210,3 +210,11 @@ class CheckedCollective:
             raise UserError(
                 f"{what} came out wrong: mend the network or the library first"
             )
+
+
+def lacking(
+    rows: pd.DataFrame, collective: str, sizes: Sequence[int], workers: int
+) -> tuple[int, ...]:
+    """Return those of the sizes that rows of a table ``collectives`` do not have of a collective."""
+    there = set(rows["bytes"][rows["collective"] == collective]) if len(rows) else set()
+    return tuple(size for size in sizes if whole_size(size, workers) not in there)

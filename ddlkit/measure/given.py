@@ -1,4 +1,4 @@
-"""A model in training, whoever made it: a network of the registry, or what a user's file gives."""
+"""A model in training, whoever made it: a network that is known by name, or what a user's file gives."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError, one_line, shown
+from ddlkit.measure import networks
 from ddlkit.measure.session import ran_out_of_memory
-from workbook.record import zoo as registry
 
 DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
 SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
@@ -219,12 +219,12 @@ def known(
     model: nn.Module | None = None,
     rank: int = 0,
 ) -> Training:
-    """Return a network of the registry, or a model in its place, in training on one batch.
+    """Return a network that is known by name, or a model in its place, in training on one batch.
 
-    rank : whose data are other ones. Raises UserError as `registry.sample_batch`.
+    rank : whose data are other ones. Raises UserError as `networks.sample_batch`.
     """
-    made = model or registry.build(network).to(device)
-    inputs, labels = registry.sample_batch(network, batch, device)
+    made = model or networks.build(network).to(device)
+    inputs, labels = networks.sample_batch(network, batch, device)
     inputs = inputs.roll(rank, dims=-1)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 

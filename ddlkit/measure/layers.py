@@ -31,10 +31,10 @@ from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.rank import Floats, Rank, Tables, job
 from ddlkit.jobs.vitals import Retries, Watch
+from ddlkit.measure import networks
 from ddlkit.measure.given import Training, known
 from ddlkit.measure.session import ran_out_of_memory, say
 from ddlkit.model.predictor import HOST_BOUND, issue_share
-from workbook.record import zoo as networks
 
 GRAPH = Budget(
     warmup=1, min_repeats=3, max_repeats=10, max_s=0.2
@@ -173,7 +173,7 @@ def profile_layers(
     threads: int | None = None,
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
-    """Return `profile_training` of a network of the registry, on a GPU with the times of `_graph`, too."""
+    """Return `profile_training` of a network known by name; on a GPU also the times of `_graph`."""
     with compute_on(
         f"{network} at batch {batch} on {device}", device, precision, threads
     ) as place:

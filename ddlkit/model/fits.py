@@ -135,3 +135,11 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
             f"{outside.size} of {sizes.size} messages ({sent}) are outside the sizes that were "
             f"measured ({fitted}): their time is extrapolated, measure such sizes too"
         )
+
+
+def table_cost(rows: DataFrame, workers: int) -> MessageCost:
+    """Return the cost of one collective, by its rows of a table ``collectives``."""
+    labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
+    return fit(
+        "table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels
+    ).cost

@@ -234,17 +234,22 @@ def command(
         return 0
     problems = find_problems(reports or places.REPORTS, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
-        problems.append("FIGURES.md is not current: run ddlkit figures --write")
+        problems.append(
+            "FIGURES.md is not current: run python -m workbook figures --write"
+        )
     executed = {
         places.BUILD / "executed" / f"{entry.notebook}.ipynb" for entry in entries
     }
     unknown, missing = "", sum(not path.is_file() for path in executed)
     if missing:
-        unknown = f"; minutes not checked, {missing} notebooks are not executed: run ddlkit book --recorded"
+        advice = "run python -m workbook build --recorded"
+        unknown = (
+            f"; minutes not checked, {missing} notebooks are not executed: {advice}"
+        )
     else:
         problems += find_long(sorted(executed))
     for line in problems:
-        print(f"ddlkit figures: {line}", file=sys.stderr)
+        print(f"python -m workbook figures: {line}", file=sys.stderr)
     done = sum(entry.status == "done" for entry in entries)
     print(f"{len(entries)} entries, {done} done, {len(problems)} problems{unknown}")
     return int(bool(problems))

@@ -184,7 +184,7 @@ def default_recording() -> Path:
     ]
     if not recorded:
         raise UserError(
-            f"{places.RECORDED} holds no recording of the lab: run ddlkit measure all"
+            f"{places.RECORDED} holds no recording of the lab: run python -m workbook record all"
         )
     mine = places.recorded_dir()
     return mine if mine in recorded else recorded[0]
@@ -261,5 +261,5 @@ def machines(kind: str, data: str = "") -> dict[str, Source]:
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)
     if not sources:
-        raise UserError(f"no table of {kind} anywhere: run ddlkit record")
+        raise UserError(f"no table of {kind} anywhere: run python -m workbook record")
     return sources

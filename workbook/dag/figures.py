@@ -214,7 +214,7 @@ def parts(place: Path | None = None) -> dict[str, Parts]:
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
     where = place or places.RECORDED
     raise UserError(
-        f"no training with pictures in {where}: run ddlkit measure input --out mine"
+        f"no training with pictures in {where}: run python -m workbook record input --out mine"
     )
 
 

@@ -334,7 +334,9 @@ def fig03(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     )
     rows = rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
     if rows.empty:
-        raise UserError("no sparsified training: run ddlkit measure convergence")
+        raise UserError(
+            "no sparsified training: run python -m workbook record convergence"
+        )
     constant, text = rows["schedule"] == "constant", rows["network"] == TEXT
     names, steps = (
         rows["method"].map(TITLES),

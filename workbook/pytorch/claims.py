@@ -26,7 +26,7 @@ def recorded(version: str = VERSION) -> pd.Series:
                 "estimate"
             ]
     raise UserError(
-        f"no estimators of torch {version} are recorded: run ddlkit measure estimators"
+        f"no estimators of torch {version} are recorded: run python -m workbook record estimators"
     )
 
 

@@ -24,7 +24,6 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.fit import fit
 from ddlkit.core.link import way_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
@@ -32,10 +31,10 @@ from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget
 from ddlkit.lab import ENGINES, Conditions
 from ddlkit.lab.network import Lab, LabShape
-from ddlkit.measure.collectives import CollectivesSettings, messages_at, whole_size
+from ddlkit.measure import networks as known_networks
+from ddlkit.measure.collectives import CollectivesSettings, lacking, messages_at
 from ddlkit.measure.layers import layer_tables
 from ddlkit.measure.session import (
-    CAMPAIGN,
     Origin,
     Point,
     Tables,
@@ -43,9 +42,10 @@ from ddlkit.measure.session import (
     table_path,
 )
 from ddlkit.model import Calibration, forecast_case
+from ddlkit.model.fits import table_cost
 from ddlkit.model.predictor import Forecast
 from ddlkit.store import machine
-from workbook.record import zoo as registry
+from workbook.record import zoo as zoo
 from workbook.record.replay import (
     MESSAGES_PER_SAMPLE,
     PlannedCase,
@@ -56,6 +56,7 @@ from workbook.record.replay import (
 from workbook.record.selection import measure_selection
 from workbook.validate import rivals
 
+CAMPAIGN = "campaign"
 MOST_ITERATIONS = 20_000  # each takes seconds: more are a slip in a grid
 BEFORE, AFTER = 0, 1
 MOMENTS = ("before", "after")  # the replays: sessions of a lab's calibration
@@ -126,7 +127,7 @@ class Grid:
                 f"{asked}: at most {MOST_ITERATIONS} iterations: shorten a list"
             )
         for name, _ in self.networks:
-            registry.find(name)
+            known_networks.find(name)
         list(self.shapes())  # each can be
 
     def shapes(self) -> Iterator[LabShape]:
@@ -227,22 +228,6 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
     return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
 
-def lacking(
-    rows: pd.DataFrame, collective: str, sizes: Sequence[int], workers: int
-) -> tuple[int, ...]:
-    """Return those of the sizes that rows of a table ``collectives`` do not have of a collective."""
-    there = set(rows["bytes"][rows["collective"] == collective]) if len(rows) else set()
-    return tuple(size for size in sizes if whole_size(size, workers) not in there)
-
-
-def table_cost(rows: pd.DataFrame, workers: int) -> MessageCost:
-    """Return the cost of one collective, by its rows of a table ``collectives``."""
-    labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
-    return fit(
-        "table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels
-    ).cost
-
-
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return the wire at its rate, and a start-up that grows with the workers."""
     beta = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
@@ -256,7 +241,9 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
 def gradient_bytes(network: str) -> int:
     """Return bytes of all of a network's gradients."""
     with torch.device("meta"):  # sizes alone: weights would take seconds to draw
-        elements = (tensor.numel() for tensor in registry.build(network).parameters())
+        elements = (
+            tensor.numel() for tensor in known_networks.build(network).parameters()
+        )
         return ELEMENT_BYTES * sum(elements)
 
 

@@ -82,7 +82,7 @@ def environment(device: str) -> str:
 
 def packages(device: str) -> str:
     """Return the versions of the packages that measure. Raises UserError for one that is missing."""
-    importlib.import_module("workbook.record.zoo").import_torchvision()
+    importlib.import_module("ddlkit.measure.networks").import_torchvision()
     names = ("numpy", "pandas", "scipy", "torch", "torchvision")
     return ", ".join(f"{name} {machine.installed(name)}" for name in names)
 

@@ -1,4 +1,4 @@
-"""How fast a device multiplies matrices, copies bytes, reads and decodes pictures, and whether it drifts."""
+"""How fast a device multiplies matrices, reads and decodes pictures, and whether it drifts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
-from torch import Tensor
 
-from ddlkit.core.units import KIB, MIB, format_bytes
+from ddlkit.core.units import MIB
 from ddlkit.jobs import clock
 from ddlkit.jobs.clock import Budget, Floats
 from ddlkit.measure.layers import compute_on
@@ -24,18 +22,11 @@ from ddlkit.measure.session import Tables, Unavailable, all_or_partial
 from ddlkit.store.files import scratch
 from workbook.record import drawn
 
-SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))  # 4 KiB .. 1 GiB
 CACHE_BYTES = (
     256 * MIB
 )  # more than the caches of a device hold: operands in turn come from memory
 MOST_SETS = 16
 DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
-_AT_ONCE_BYTES, _MOST_IN_A_ROW = 64 * MIB, 32
-_MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
-
-Pool = (
-    Tensor  # (bytes,) uint8: copies go from places in one to places in another, in turn
-)
 
 
 def measure_peaks(
@@ -86,80 +77,6 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
         ),
     }
     return clock.rows_by("work", work, {"moment": moment, "device": place.type})
-
-
-def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
-    """Return table ``copies``: seconds of one copy by kind and size, of several in a row, past all caches."""
-    most = psutil.virtual_memory().available // _MEMORY_SHARE
-    fitting = [size for size in sizes if size <= most]
-    large = ", ".join(format_bytes(size) for size in sizes if size > most)
-    reason = f"no copies of {large}: an eighth of the host's free memory is {format_bytes(most)}"
-    if not fitting:
-        raise Unavailable(reason)
-
-    def frames() -> Iterator[pd.DataFrame]:
-        pools = _pools(place, max(fitting))
-        for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
-            count, seconds = _copy_s(target, source, size, budget)
-            labels = {
-                "copy": kind,
-                "device": place.type,
-                "bytes": size,
-                "copies_per_sample": count,
-            }
-            yield clock.sample_rows(labels, seconds)
-        if large:
-            raise Unavailable(reason)
-
-    with compute_on(
-        f"pools of {format_bytes(max(fitting))} to copy between", device
-    ) as place:
-        return all_or_partial("copies", frames())
-
-
-def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return kind of copy -> (target, source) of random bytes."""
-
-    def random(*, pinned: bool = False) -> Pool:
-        words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
-        return words.random_().view(torch.uint8)
-
-    if device.type == "cpu":
-        return {"memcpy": (random(), random())}
-    pageable, pinned = random(), random(pinned=True)
-    near, far = pinned.to(device), pageable.to(device)
-    return {
-        "h2d_pinned": (near, pinned),
-        "h2d_pageable": (near, pageable),
-        "d2h_pinned": (pinned, far),
-        "d2h_pageable": (pageable, far),
-        "d2d": (near, far),
-    }
-
-
-def _copy_s(
-    target: Pool, source: Pool, size: int, budget: Budget
-) -> tuple[int, Floats]:
-    """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
-    slots = source.numel() // size
-    copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
-    place = itertools.cycle(range(slots))
-    pairs: list[tuple[Pool, Pool]] = []
-
-    def move_on() -> None:
-        pairs.clear()
-        for at in itertools.islice(place, copies_per_sample):
-            # A target elsewhere than its source: the two pools are walked in opposite directions.
-            into = target[(slots - 1 - at) * size :][:size]
-            pairs.append((into, source[at * size :][:size]))
-
-    def copy() -> None:
-        for into, out_of in pairs:
-            into.copy_(out_of, non_blocking=True)
-
-    device = (target if target.is_cuda else source).device
-    seconds = clock.measure_on(device, copy, budget, setup=move_on)
-    return copies_per_sample, seconds / copies_per_sample
 
 
 # -- a batch of pictures, before training sees it -----------------------------------------------

@@ -17,7 +17,8 @@ from ddlkit.core.workload import LayerProfile
 from ddlkit.measure.session import table_path
 from ddlkit.model import Calibration, forecast_case, make_plan, predictor
 from ddlkit.model.calibration import TRAINING
-from workbook.record.campaigns import predicted_by, said, table_cost
+from ddlkit.model.fits import table_cost
+from workbook.record.campaigns import predicted_by, said
 from workbook.validate import rivals
 
 COLLECTIVE = "all_reduce"

@@ -1,25 +1,24 @@
-"""The networks that are measured: by name, with random weights and random data, nothing downloaded."""
+"""The networks of the four papers and small ones of our own; importing this registers them."""
 
 from __future__ import annotations
 
-import importlib
-import math
-import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ddlkit.core.errors import UserError
-from workbook.common.specs import network_named
+from ddlkit.measure.networks import (
+    IMAGENET,
+    Batch,
+    Network,
+    images,
+    register,
+    torchvision_network,
+)
 
-Batch = tuple[Tensor, Tensor]
 STEPS, VOCABULARY = 35, 10_000  # of a training sequence of the Penn Treebank
 TEXT = 2_000  # words that a small network of our own knows
 _VGG16 = (
@@ -206,55 +205,6 @@ class SmallGpt(nn.Module):
         return logits.flatten(end_dim=1)
 
 
-@dataclass(frozen=True)
-class Network:
-    """How to make a network, and a batch of ``n`` inputs with a label for each row that it puts out."""
-
-    build: Callable[[], nn.Module]
-    sample: Callable[[int, torch.Generator], Batch]
-
-
-def import_torchvision() -> ModuleType:
-    """Return torchvision, also where its CUDA wheel stands beside a CPU torch. Raises UserError."""
-    try:
-        return importlib.import_module("torchvision")
-    except ImportError as error:
-        advice = "install it with: pip install --no-deps torchvision"
-        raise UserError(f"torchvision cannot be imported ({error}); {advice}") from None
-    except (
-        RuntimeError
-    ) as error:  # describing operators without a kernel, which no network needs
-        if "operator torchvision::nms does not exist" not in str(error):
-            raise
-        absent = "torchvision._meta_registrations"
-        sys.modules[absent] = ModuleType(absent)
-        return importlib.import_module("torchvision")
-
-
-def _images(
-    channels: int, side: int, classes: int
-) -> Callable[[int, torch.Generator], Batch]:
-    def sample(batch: int, generator: torch.Generator) -> Batch:
-        images = torch.randn(batch, channels, side, side, generator=generator)
-        return images, torch.randint(classes, (batch,), generator=generator)
-
-    return sample
-
-
-_IMAGENET = _images(channels=3, side=224, classes=1000)
-
-
-def _torchvision(name: str, **options: Any) -> Network:
-    def build() -> nn.Module:
-        models = import_torchvision().models
-        if name not in models.list_models():
-            raise UserError(f"torchvision has no network {name!r}")
-        network: nn.Module = models.get_model(name, weights=None, **options)
-        return network
-
-    return Network(build, _IMAGENET)
-
-
 def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
     """Return what draws (batch, steps) words, and the word after each, as (batch x steps) labels."""
 
@@ -266,93 +216,24 @@ def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
-    images, labels = _IMAGENET(batch, generator)
+    images, labels = IMAGENET(batch, generator)
     return images, labels.repeat(3)
 
 
-_GOOGLENET_AUX = _torchvision("googlenet", aux_logits=True, init_weights=False)
-NETWORKS: dict[str, Network] = {
-    "lenet5": Network(lenet5, _images(channels=1, side=28, classes=10)),
-    # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
-    "googlenet": _torchvision("googlenet", aux_logits=False, init_weights=False),
-    # With both, as in the published training: twice the bytes to exchange.
-    "googlenet_aux": Network(lambda: AllHeads(_GOOGLENET_AUX.build()), _for_each_head),
-    "lstm_ptb": Network(LanguageModel, _words(VOCABULARY)),
-    "lstm_small": Network(lambda: LanguageModel(320, TEXT), _words(TEXT)),
-    "gpt_small": Network(SmallGpt, _words(TEXT)),
-    "vgg16_cifar": Network(vgg16_cifar, _images(channels=3, side=32, classes=10)),
-    "vgg16_replaced": Network(vgg16_replaced, _IMAGENET),
-    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
-    **{name: _torchvision(name, init_weights=False) for name in ("vgg16", "vgg19")},
-    **{
-        name: _torchvision(name)
-        for name in ("alexnet", "vit_b_16", "squeezenet1_1", "mobilenet_v3_small")
+_GOOGLENET_AUX = torchvision_network("googlenet", aux_logits=True, init_weights=False)
+
+register(
+    __name__,
+    {
+        "lenet5": Network(lenet5, images(channels=1, side=28, classes=10)),
+        # With both auxiliary heads, as in the published training: twice the bytes to exchange.
+        "googlenet_aux": Network(
+            lambda: AllHeads(_GOOGLENET_AUX.build()), _for_each_head
+        ),
+        "lstm_ptb": Network(LanguageModel, _words(VOCABULARY)),
+        "lstm_small": Network(lambda: LanguageModel(320, TEXT), _words(TEXT)),
+        "gpt_small": Network(SmallGpt, _words(TEXT)),
+        "vgg16_cifar": Network(vgg16_cifar, images(channels=3, side=32, classes=10)),
+        "vgg16_replaced": Network(vgg16_replaced, IMAGENET),
     },
-    **{
-        name: _torchvision(name)
-        for name in ("resnet18", "resnet50", "resnet101", "resnet152")
-    },
-}
-
-
-def find(name: str) -> Network:
-    """Return the network of that name, or any by torchvision:NAME.
-
-    Raises UserError for an unknown one, with what it may stand for.
-    """
-    if name.startswith("torchvision:"):
-        plain = name.partition(":")[2]
-        return NETWORKS.get(plain) or _torchvision(plain)
-    if name in NETWORKS:
-        return NETWORKS[name]
-    near = network_named(name)
-    if near in NETWORKS:
-        raise UserError(f"unknown network {name!r}: did you mean {near!r}?")
-    raise UserError(
-        f"{name} is not built here: its profiles were measured with v0.2-studies"
-    )
-
-
-def build(name: str) -> nn.Module:
-    """Return the network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
-    return find(name).build().train()
-
-
-def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> Batch:
-    """Return random inputs and labels for ``batch`` samples, the same at every call. Raises UserError."""
-    network = find(name)
-    if batch < 1:
-        raise UserError(f"batch {batch} of {name}: must be at least 1")
-    inputs, labels = network.sample(batch, torch.Generator().manual_seed(0))
-    return inputs.to(device), labels.to(device)
-
-
-# -- FLOP of a forward pass, 2 per multiply-add, alike on every device ---------------------------
-
-Shape = tuple[int, ...]
-
-
-def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
-    """Return FLOP of weight matrices that are applied once to every sample of every time step."""
-    return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
-
-
-# torch has no formula for these kernels, and counts 0: the same work must count alike everywhere.
-_FORMULAS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
-    ),
-    torch.ops.aten.mkldnn_rnn_layer: (
-        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(
-            inputs, (w_inputs, w_states)
-        )
-    ),
-    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(
-        inputs, weights
-    ),
-}
-
-
-def flop_counter() -> Any:
-    """Return a context in which the FLOP of every operation add up."""
-    return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+)

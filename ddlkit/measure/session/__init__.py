@@ -35,7 +35,6 @@ FAULTS = (
     UNAVAILABLE,
     STARTED,
 )  # what comes last when tried again
-CAMPAIGN = "campaign"
 PACKED = ("contention", "selection", "timeline", "sharing_spans")
 """Schemas whose tables are written as .csv.gz."""
 

@@ -18,9 +18,8 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,30 +31,10 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import format_seconds
 from ddlkit.jobs import child_environment, die_with_parent, ending, trap, vitals
 from ddlkit.jobs.launch import end
-from ddlkit.lab import network
 from ddlkit.measure import session as sessions
 from ddlkit.measure.session import THERE, MakePoints, Origin, Point, Row, say
-from ddlkit.measure.session.grammar import Suite, points, read
-from ddlkit.store import files, machine
-from ddlkit.store.tables import is_stamped, machines_in
-from ddlkit.store.tables import pack as pack_tables
-from workbook.common import places
-
-PARTS = (
-    *(
-        "layers",
-        "collectives",
-        "slowdown",
-        "copies",
-        "training",
-        "replay",
-        sessions.CAMPAIGN,
-    ),
-    *("convergence", "input", "estimators", "all"),
-)
-"""What can be asked for by itself, of the suites quick and full."""
-LONG = "profile full"
-"""Remark of tables of the suite full: they may stand for those of quick, but not the other way round."""
+from ddlkit.store import files, machine, tables
+from ddlkit.store.tables import machines_in
 
 OVERTIME_S = 20.0  # what points may run over the budget
 RESERVE = (
@@ -71,66 +50,6 @@ POLL_S = 0.2
 EVERY_S = 20.0  # between two packs
 
 
-def measure(
-    what: str,
-    *,
-    profile: str = "quick",
-    device: str = "",
-    out: Path | None = None,
-    dry_run: bool = False,
-    networks: Sequence[str] = (),
-    predict: bool = False,
-    **how: Any,
-) -> Path | str:
-    """Measure a suite, or one of PARTS of ``profile``; returns where, or of a dry run what is missing.
-
-    networks, predict : as `grammar.points` takes them; how : as `run_session`, such as its budget
-
-    Raises UserError as `run_session` does, for a wrong file, and where a lab or GPU is needed and lacking.
-    """
-    name, part = (profile, what) if what in PARTS else (what, "all")
-    suite, gpus = read(name), bool(machine.describe()["gpus"])
-    if suite.isolate:
-        device = device or suite.device or ("cuda" if gpus else "cpu")
-    if device == "cuda" and not gpus:
-        raise UserError("no GPU here: nvidia-smi lists none; use --suite cpu")
-    out = out or _default_out(suite, device)
-    wanted: dict[str, Any] = {"name": str(suite.file), "part": part, "device": device}
-    make = partial(points, **wanted, networks=networks, predict=predict)
-    if suite.file == read("full").file:
-        how["remark"] = LONG
-        stamped = filter(is_stamped, store.list_tables(out))
-        stamps = {path: store.load_stamp(path) for path in stamped}
-        if short := [
-            path.name
-            for path, stamp in stamps.items()
-            if LONG not in stamp.get("remark", "")
-        ]:
-            theirs = (
-                f"{out} holds tables that profile full did not measure, as {short[0]}"
-            )
-            raise UserError(
-                f"{theirs}: choose another directory by --out, or remove them"
-            )
-    if dry_run:
-        return estimate(make, out)
-    if (suite.is_campaign or part == sessions.CAMPAIGN) and (
-        reason := network.available()
-    ):
-        raise UserError(f"no campaign here: {reason}")
-    return run_session(make, out, isolate=suite.isolate, gpu=device == "cuda", **how)
-
-
-def _default_out(suite: Suite, device: str) -> Path:
-    """Return where a suite measures: a recording has its GPU's name or, of processors, one of its own."""
-    if suite.is_campaign and not suite.out:
-        return places.recorded_dir() / suite.folder
-    name = machine.name() if device == "cuda" else f"{machine.name('cpu')}-suite"
-    if suite.out == "recorded":
-        return places.recorded_dir(name)
-    return places.BUILD / (suite.out or "measured") / (name if suite.isolate else "")
-
-
 def run_session(
     make: MakePoints,
     out: Path,
@@ -141,6 +60,7 @@ def run_session(
     ignore_load: bool = False,
     pack: Path | None = None,
     remark: str = "",
+    pack_tables: bool = False,
 ) -> Path:
     """Measure what of the points is not in ``out`` yet; returns the directory. What was measured stays.
 
@@ -148,6 +68,7 @@ def run_session(
         ``outcomes.csv`` keeps what becomes of each; otherwise the first that fails ends the session
     gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
     pack : file that holds the whole recording at any time, and from which it goes on; remark : of all stamps
+    pack_tables : whether all tables of one kind are put into one file at the end
 
     Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
     could be measured, and when the directory holds another machine's tables or is written elsewhere.
@@ -171,9 +92,9 @@ def run_session(
                 theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
                 raise UserError(f"{theirs}, this is {name}: choose another directory")
             _Session(_Here(make, out, origin), deadline_s, isolate, gpu, keep).run()
-            if out.is_relative_to(places.RECORDED.resolve()):
+            if pack_tables:
                 for directory in with_tables(out):
-                    pack_tables(directory)
+                    tables.pack(directory)
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +14,14 @@ from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.plan import PLANNERS
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.lab import ENGINES, parse_share
-from ddlkit.measure.session import CAMPAIGN, Point, PointList, say
+from ddlkit.measure.named import network_of
+from ddlkit.measure.session import Point, PointList, say
 from ddlkit.store import files
 
 SUITES = Path(__file__).parent / "suites"
 PRECISIONS = ("fp32", "tf32", "bf16")
 EXTENTS = ("quick", "dense", "full")  # how long a campaign calibrates its labs
-DEFAULT_BATCH = 4
+CAMPAIGN = "campaign"  # the kind of point that is a grid of replays in labs
 MOST = 10**12  # of what is counted: bytes, samples of a batch, seeds, elements
 
 Check = Callable[[Any], Any]
@@ -93,20 +93,6 @@ def _checked(value: Any, check: Check | Many) -> Any:
         return check(value)
     except (ValueError, UserError) as error:
         raise UserError(f"{shown(value)}: {error}") from None
-
-
-def network_of(value: Any) -> tuple[str, int]:
-    """Return name and batch size of a network, the batch size being optional.
-
-    >>> network_of("resnet50:8"), network_of("resnet50")
-    (('resnet50', 8), ('resnet50', 4))
-    """
-    name, separator, batch = str(value).partition(":")
-    if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
-        raise ValueError(
-            "must be a network, with its batch size as in resnet50:4 or without"
-        )
-    return name, whole(1)(int(batch or DEFAULT_BATCH))
 
 
 def sizes(value: Any) -> tuple[int, ...]:
@@ -283,8 +269,8 @@ def points(
     import torch
 
     from ddlkit.lab import network as lab
+    from ddlkit.measure.parts import Here
     from workbook.record.campaigns import Grid, campaign, labs_of
-    from workbook.record.kinds import Here
 
     suite = read(name)
     if networks and part != "layers":

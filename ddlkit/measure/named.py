@@ -1,0 +1,26 @@
+"""Networks and batch sizes as a user writes them; without torch, so that commands can check them at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+DEFAULT_BATCH = 4
+MOST_BATCH = 10**9
+
+
+def network_of(value: Any) -> tuple[str, int]:
+    """Return name and batch size of a network, the batch size being optional.
+
+    >>> network_of("resnet50:8"), network_of("resnet50")
+    (('resnet50', 8), ('resnet50', 4))
+    """
+    name, separator, batch = str(value).partition(":")
+    if not name or (separator and not re.fullmatch("[0-9]{1,9}", batch)):
+        raise ValueError(
+            "must be a network, with its batch size as in resnet50:4 or without"
+        )
+    samples = int(batch or DEFAULT_BATCH)
+    if not 1 <= samples <= MOST_BATCH:
+        raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
+    return name, samples
