@@ -67,7 +67,7 @@ def network_flops(network: str) -> float:
 
 @lru_cache(maxsize=1024)
 def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
-    """Return a network of osf Table 2 that computes for ``compute_s`` = T_comp (Eqs 4 to 6).
+    """Return a network of osf Table 2 that computes for ``compute_s`` = T_comp (Eqs 4-6).
 
     A third of it is the forward pass.
     """

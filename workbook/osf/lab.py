@@ -1,4 +1,4 @@
-"""The lab that is limited in its rate: what a campaign recorded, as the figures need it.
+"""The rate-limited lab: what a campaign recorded there, as several figures need it.
 
 In the *regime* start-ups and bytes weigh against compute as in the setting that an earlier
 search found best.
@@ -28,10 +28,11 @@ STRETCHED = (
     "1 Gbit/s, layer times stretched to an earlier best setting's "
     "(ResNet-101 4.7, VGG-16 2.7 times)"
 )
-"""What a note says of that campaign."""
+"""How notes describe that campaign."""
 EQ7 = "alpha_beta:ends"
 """osf Eq 7: a line, its delta measured on the smallest message."""
 OTHER_LINES = "alpha_beta:medians", "alpha_beta", "alpha_beta:least_squares"
+"""Lines through the medians, by relative error, and by least squares."""
 LABS = {"measured": "1 Gbit/s", "regime": "expensive start-ups"}
 """The labs' links, by the look of their points."""
 PLACES = {
