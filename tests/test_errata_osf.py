@@ -20,10 +20,10 @@ from ddlkit.core.workload import Workload
 from strategies import workloads
 from workbook.common import networks, places
 from workbook.common.claims import paper_table, prose
-from workbook.osf import cluster
+from workbook.osf import cluster, fig11
 from workbook.osf import equations as osf
-from workbook.osf import scaling as osf_scaling
-from workbook.osf.cluster import CONSTANT, Grid, PaperSetting, gains
+from workbook.osf.cluster import PaperSetting
+from workbook.osf.settings import Grid, setting_search
 
 TABLE_2 = paper_table("osf", "tab02").set_index("network")
 TABLE_3 = paper_table("osf", "tab03").set_index("layer")["size_mb"]
@@ -106,10 +106,10 @@ def test_two_scaling_factors_for_one_replacement() -> None:
     kept = TABLE_2["size_mb"]["VGG16"] - TABLE_3.iloc[:3].sum() + TABLE_3.iloc[3:].sum()
     communication = (1 / PROSE["fig08-before"] - 1) * kept / TABLE_2["size_mb"]["VGG16"]
     assert osf.csf(1, communication) == pytest.approx(0.748, abs=5e-4)
-    overlapped = osf_scaling.setting_search().without("VGG-16 replaced: scaling factor")
+    overlapped = setting_search().without("VGG-16 replaced: scaling factor")
     assert overlapped.ends == pytest.approx((0.754, 0.975), abs=5e-4)
     assert overlapped.counted == pytest.approx(0.375, abs=5e-4)
-    fused = osf_scaling.setting_search(cluster.WORKERS, (0, 100 * MB))
+    fused = setting_search(cluster.WORKERS, (0, 100 * MB))
     ends = fused.range_of("VGG-16 replaced: scaling factor")
     assert ends == pytest.approx((0.69, 0.694), abs=5e-4)
 
@@ -270,7 +270,10 @@ def test_forty_per_cent_is_at_the_edge_of_figure_4() -> None:
 
 
 def possible(network: str, grid: Grid) -> np.ndarray:
-    """What the best plan gains at most over the constant buffer: `gains` of every setting of a grid."""
+    """What the best plan gains at most over the constant buffer.
+
+    It is `fig11.possible_gains` of every setting of a grid.
+    """
     family = 4 if network.startswith("VGG") else 3
     slope = PaperSetting(1.0, 1.0, 0.0).cost().beta_s_per_byte
     alphas, shape = grid.free["overhead_s"], list(grid.shape)
@@ -282,7 +285,9 @@ def possible(network: str, grid: Grid) -> np.ndarray:
             setting.compute_s(network),
             (setting.timeout_s, setting.unit),
         )
-        work, plan, waited = cluster.fused(network, compute_s, CONSTANT, *timing)
+        work, plan, waited = cluster.fused(
+            network, compute_s, fig11.CONSTANT_BYTES, *timing
+        )
         taken_s = cluster.fused_iteration_s(work, plan, waited, alphas, slope)
         after_s = work.compute_s + slope * work.bytes[-1]
         first_s = work.forward_s + work.backward_s[0] + slope * work.bytes.sum()
@@ -295,7 +300,7 @@ def possible(network: str, grid: Grid) -> np.ndarray:
 @pytest.fixture(scope="module")
 def possible_gains() -> Gains:
     """Over all settings: the most that any plan gains over 100 MB, of the five networks least and largest."""
-    grid = osf_scaling.setting_search().grid
+    grid = setting_search().grid
     gained = [
         np.broadcast_to(possible(name, grid), grid.shape) for name in cluster.FIVE
     ]
@@ -303,7 +308,7 @@ def possible_gains() -> Gains:
 
 
 def holding(statement: str) -> np.ndarray:
-    search = osf_scaling.setting_search()
+    search = setting_search()
     return search.holds[[each.name for each in search.stated].index(statement)]
 
 
@@ -311,7 +316,7 @@ def test_150_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
     claimed, (_, largest) = PROSE["fig11-constant-max"] / 100, possible_gains
     # Without the paper's other statements the model allows it: a timeout makes many messages of 100 MB.
     alone = PaperSetting(0.15, 0.1, 2.8e-3, 0.5e-3)
-    assert gains(alone, "ResNet101")["over_constant"] > 1.59
+    assert fig11.possible_gains(alone, "ResNet101")["over_constant"] > 1.59
     agreeing = holding("ResNet-101: 100 MB over 1 GB")
     assert (
         agreeing.sum() == pytest.approx(3.02e6, rel=0.01) and agreeing.size == 4_993_582
@@ -322,7 +327,7 @@ def test_150_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
 
 def test_32_per_cent_contradicts_section_3_3(possible_gains: Gains) -> None:
     wanted = PROSE["fig11-constant-min"] / 100
-    (least, _), search = possible_gains, osf_scaling.setting_search()
+    (least, _), search = possible_gains, setting_search()
     agreeing = holding("ResNet-101: 100 MB over 1 GB")
     assert least[agreeing].max() == pytest.approx(0.214, abs=1e-3)
     assert 0.215 < wanted < least.max()

@@ -18,10 +18,8 @@ from ddlkit.model.calibration import Calibration
 from strategies import random_workload
 from workbook.common import networks, source
 from workbook.common.source import Source
+from workbook.osf import by_buffer, factors, fig03, fig10, phases, settings
 from workbook.osf import equations as osf
-from workbook.osf import lab as osf_lab
-from workbook.osf import panels as core_panels
-from workbook.osf import scaling as osf_scaling
 from workbook.osf.equations import PHASES
 from workbook.osf.lab import Lab
 
@@ -81,7 +79,7 @@ def made() -> Lab:
 
 
 def test_a_measurement_made_by_the_model_has_its_phases() -> None:
-    rows = osf_lab.phases(made())
+    rows = phases.in_lab(made())
     assert set(rows["buffer_bytes"]) == {0, 25_000_000} and set(rows["slowest"]) == {1}
     assert list(rows["phase"]) == [*PHASES, *PHASES]
     # The second repeat takes twice as long: the mean is 1.5 times the model, their difference once.
@@ -89,7 +87,7 @@ def test_a_measurement_made_by_the_model_has_its_phases() -> None:
     assert np.allclose(rows["repeatability_s"], rows["model_s"], atol=1e-4)
     assert np.allclose(rows.groupby("buffer_bytes")["measured"].sum(), 1)
     assert np.allclose(rows["measured"], rows["model"], atol=1e-4)
-    alone = osf_lab.phases(made(), negotiated=False)
+    alone = phases.in_lab(made(), negotiated=False)
     assert set(alone["buffer_bytes"]) == {0} and len(alone) == len(PHASES)
 
 
@@ -97,7 +95,7 @@ def test_of_a_case_run_both_ways_the_negotiated_one_counts_as_of_buffers() -> No
     lab = made()
     both = lab.runs["negotiated"] & (lab.runs["plan"] == "none")
     lab.runs.loc[both, "iteration_s"] *= [1.0, 2.0]
-    factors = osf_lab.fused(lab).set_index("buffer_bytes")
+    factors = by_buffer.in_lab(lab).set_index("buffer_bytes")
     alone = predict(WORKLOAD.scaled(3.0), none(WORKLOAD), COST).scaling_factor
     assert factors.loc[0, "measured"] == pytest.approx(0.75 * alone)
     assert factors.loc[0, "repeatability"] == pytest.approx(0.5 * alone)
@@ -105,17 +103,13 @@ def test_of_a_case_run_both_ways_the_negotiated_one_counts_as_of_buffers() -> No
 
 
 def test_compatible_settings_are_those_with_the_most_statements_best_first() -> None:
-    search, settings = osf_scaling.setting_search(), osf_scaling.compatible()
-    assert len(settings) == search.most(osf_scaling.ANCHOR).sum()
-    best = search.grid.setting(search.best_index(osf_scaling.ANCHOR))
-    assert settings[0] == osf_scaling.setting() == best
-    low, high = search.range_of("VGG-16: scaling factor", osf_scaling.ANCHOR)
+    search, compatible = settings.setting_search(), settings.compatible()
+    assert len(compatible) == search.most(settings.ANCHOR).sum()
+    best = search.grid.setting(search.best_index(settings.ANCHOR))
+    assert compatible[0] == settings.setting() == best
+    low, high = search.range_of("VGG-16: scaling factor", settings.ANCHOR)
     keys = ["network", "quantity"]
-    row = (
-        osf_scaling.over(osf_scaling.fig03, keys)
-        .set_index(keys)
-        .loc["VGG16", "simulated"]
-    )
+    row = settings.over(fig03.modelled, keys).set_index(keys).loc["VGG16", "simulated"]
     assert (low, high) == pytest.approx((row["model_low"], row["model_high"]), rel=1e-9)
 
 
@@ -125,10 +119,10 @@ def test_formulas_are_exact_where_they_hold() -> None:
     for _ in range(20):
         workload = random_workload(rng, 12)
         cost = AlphaBeta(0.0, float(10 ** rng.uniform(-11, -8)))
-        factors = osf_scaling.formulas(workload, cost)
+        by_formula = factors.by_formulas(workload, cost)
         simulated = predict(workload, none(workload), cost).scaling_factor
-        assert factors["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
-        assert factors["CSF"] <= simulated * (1 + 1e-12)
+        assert by_formula["OSF repaired"] == pytest.approx(simulated, rel=1e-9)
+        assert by_formula["CSF"] <= simulated * (1 + 1e-12)
 
 
 BEFORE = np.repeat([1024 << k for k in range(17)], 3)
@@ -149,30 +143,30 @@ def test_a_true_ring_is_predicted_by_all_but_the_logarithm_and_told_apart_if_run
 ):
     """On one day the line beats Eq 18 on small tensors, on another nothing is decided: all is drawn."""
     for factor, decided in ((1.0, True), (1.5, False)):
-        frame = osf_lab.fig10(ring(BEFORE), ring(TENSORS, factor), "ResNet101")
+        frame = fig10.numbers(ring(BEFORE), ring(TENSORS, factor), "ResNet101")
         assert frame["bandwidth_delay_bytes"].iloc[0] == pytest.approx(125e6 * 9e-4 / 3)
-        small = osf_lab.decided(frame).set_index("tensors").loc["small"]
-        assert small["line"] in osf_lab.LINE_MODELS and small["decided"] == decided
+        small = fig10.decided(frame).set_index("tensors").loc["small"]
+        assert small["line"] in fig10.LINE_MODELS and small["decided"] == decided
         assert small["runs_differ"] == pytest.approx(1 - 1 / factor)
         assert (small["line_error"] < small["eq18_error"]) or not decided
         worst = frame["error"].abs().groupby(frame["model"]).max()
         assert (
-            worst[osf_lab.LINE_MODELS].max() < 1e-9 and worst["piecewise:BDP"] > 0.01
+            worst[fig10.LINE_MODELS].max() < 1e-9 and worst["piecewise:BDP"] > 0.01
         ) == decided
         per_tensor = frame[frame["model"] == "alpha_beta"]["tensors"]
         assert per_tensor.sum() == len(networks.parameters("ResNet101"))
-        (ax,) = core_panels.fig10(frame).axes
+        (ax,) = fig10.draw(frame).axes
         assert "paper: BDP 45 KB" in ax.get_legend_handles_labels()[1]
     with pytest.raises(UserError, match="no link with all-reduces of ResNet101"):
-        osf_lab.fig10(ring(BEFORE), ring(TENSORS, link="lab:2gbit"), "ResNet101")
+        fig10.numbers(ring(BEFORE), ring(TENSORS, link="lab:2gbit"), "ResNet101")
 
 
 def test_a_replay_is_predicted_from_the_compute_that_was_waited_out_else_as_profiled() -> (
     None
 ):
-    workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "lab:1gbit", 4)
+    workload, runs = source.as_replayed(RECORDING, "googlenet", "lab:1gbit", 4)
     assert workload.compute_s == pytest.approx(runs["compute_s"].median())
-    workload, runs = core_panels.as_replayed(RECORDING, "googlenet", "no link", 4)
+    workload, runs = source.as_replayed(RECORDING, "googlenet", "no link", 4)
     assert (
         runs.empty
         and workload.compute_s == RECORDING.profile("googlenet").workload().compute_s

@@ -16,7 +16,7 @@ import pytest
 
 from workbook.common import claims, places
 from workbook.dag import cluster as dag
-from workbook.osf import cluster as osf
+from workbook.osf import settings as osf
 
 
 def halved(values: Any) -> Any:
@@ -40,7 +40,9 @@ def axes() -> Iterator[tuple[str, str, type, dict[str, Any]]]:
 
 def outcomes(paper: str) -> dict[str, str]:
     """Outcome of each claim of a paper that a model judges, everything computed anew."""
-    for name in [name for name in sys.modules if name.startswith("ddlkit.")]:
+    for name in [
+        name for name in sys.modules if name.startswith(("ddlkit.", "workbook."))
+    ]:
         for value in list(vars(sys.modules[name]).values()):
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -19,7 +19,7 @@ from ddlkit.core.plan import buffer, make_plan
 from ddlkit.core.workload import Workload
 from strategies import costs, plans, random_workload, workloads
 from workbook.common.settings import Stated, settle
-from workbook.osf import cluster
+from workbook.osf import cluster, settings
 from workbook.osf import equations as osf
 from workbook.osf.equations import PHASES, breakdown, of_timeline
 
@@ -117,7 +117,7 @@ def test_the_scan_equals_the_repaired_equations_one_by_one(
 
 
 def test_the_search_finds_the_setting_that_was_stated() -> None:
-    values = cluster.quantities(grid := cluster.Grid(9))
+    values = settings.quantities(grid := settings.Grid(9))
     place = (0, 3, 4, 5, 2)
     stated = [
         Stated(name, 0.99 * at, 1.01 * at)

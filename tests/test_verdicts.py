@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from workbook.common import catalog, claims, places, source, specs
 from workbook.dag import cluster as dag
 from workbook.omgs import claims as omgs
-from workbook.osf import claims as of_osf
-from workbook.osf import cluster as osf
-from workbook.osf import scaling as osf_scaling
+from workbook.osf import fig11
+from workbook.osf import settings as osf
 from workbook.site import verdicts as papers
 
 CLAIM = claims.Claim(
@@ -154,7 +153,7 @@ def test_half_of_the_settings_must_agree_by_every_reading(
         ((9, 9), outcome),
         ((1, 1), "contradicted" if second[0] == 1 else "undecided"),
     ):
-        judge = of_osf._by_reading(
+        judge = fig11._by_reading(
             pd.DataFrame({"one": first, "another": second}), ""
         ).judge
         assert judge and judge(5, 6).outcome == expected
@@ -235,7 +234,7 @@ def test_what_flips_with_half_a_step_is_undecided_and_all_else_as_the_table_has_
 
 
 def test_a_statement_that_holds_nowhere_says_so_and_how_many_others_hold() -> None:
-    factor = claims.by_model(osf_scaling.setting_search(), "VGG-16: scaling factor")
+    factor = claims.by_model(osf.setting_search(), "VGG-16: scaling factor")
     assert factor.judge is not None
     outcome, note = factor.judge(7, 8)
     assert (

@@ -263,3 +263,22 @@ def machines(kind: str, data: str = "") -> dict[str, Source]:
     if not sources:
         raise UserError(f"no table of {kind} anywhere: run python -m workbook record")
     return sources
+
+
+def as_replayed(
+    tables: Source, network: str, link: str, workers: int
+) -> tuple[Workload, pd.DataFrame]:
+    """Return a network's compute as replayed over a link, and those replays.
+
+    If there are none, the compute is that of the network's profile.
+    """
+    runs = tables.table("runs")
+    place = {"origin": "replayed", "network": network, "link": link, "workers": workers}
+    for column, value in place.items():
+        runs = runs[runs[column] == value]
+    if runs.empty:
+        return tables.profile(network).workload(), runs
+    profile, dilation = runs[["profile_sha256", "dilation"]].iloc[0]
+    workload = tables.workloads()[profile].scaled(dilation)
+    same = (runs["profile_sha256"] == profile) & (runs["dilation"] == dilation)
+    return workload, runs[same]

@@ -10,7 +10,7 @@ from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
 from workbook.common import papers, source
 from workbook.dag.equations import STRATEGIES
-from workbook.osf import scaling as osf_scaling
+from workbook.osf.factors import FORMULAS
 from workbook.plots.shown import show_tables
 from workbook.pytorch.figures import logs
 from workbook.validate.clusters import dense_tables, pollux
@@ -28,7 +28,7 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
         _messages(given).query("link == @given['link']")["ranks"].unique()
     ),
     "form": lambda _: (*(f"alpha_beta:{how}" for how in LINES), *SIMPLE_FIRST, AUTO),
-    "formulas": lambda _: osf_scaling.FORMULAS,
+    "formulas": lambda _: FORMULAS,
     "framework": lambda _: STRATEGIES,
     "chosen": lambda _: pollux.NETWORKS,
     "table": lambda _: dense_tables(),

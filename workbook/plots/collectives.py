@@ -1,0 +1,28 @@
+"""Measured collectives by the size of their messages."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from workbook import plots
+from workbook.plots.style import SOFT, time_unit
+
+FLOOR_FROM_BYTES = 2**15
+"""The smallest message whose floor is drawn."""
+
+
+def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
+    """Draw all-reduce times by size.
+
+    samples : ``bytes`` and ``seconds`` by ``series``; medians : by the same, with ``floor_s``
+    """
+    said = "A small message costs a start-up, a large one its bytes"
+    with plots.sheet(said) as (figure, ax):
+        plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
+        scale, _ = time_unit(samples["seconds"])
+        limited = medians.dropna()
+        for _, rows in limited[limited["bytes"] >= FLOOR_FROM_BYTES].groupby("series"):
+            shape = {"color": SOFT, "linewidth": 0.8, "label": "floor, with headers"}
+            ax.plot(rows["bytes"], scale * rows["floor_s"], **shape)
+    return figure
