@@ -11,7 +11,8 @@ import pytest
 from workbook.common import claims
 from workbook.common.claims import paper_table
 from workbook.sharing import equations as sharing
-from workbook.sharing.claims import DEFAULT, slowdowns, throughput
+from workbook.sharing.fig03 import slowdowns
+from workbook.sharing.printed import DEFAULT, throughput
 
 BATCHES = (16, 32, 64, 128)
 

@@ -25,8 +25,8 @@ from ddlkit import cli
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.units import KIB, MIB
 from ddlkit.formats import export
+from workbook.pytorch import curves
 from workbook.pytorch import equations as pytorch
-from workbook.pytorch import figures as figures
 from workbook.pytorch.claims import recorded
 from workbook.pytorch.equations import GPUS, Group
 from workbook.record import estimators
@@ -123,12 +123,12 @@ def test_equations_6_3_and_8_are_what_was_recorded() -> None:
 
 
 def test_a_model_is_told_of_each_log_what_it_is_of() -> None:
-    logs = figures.logs()
+    logs = curves.logs()
     assert len(logs) == 27 and logs["ABCI 16 V100"].group == Group("V100", 16, 4)
     for log in logs.values():
-        models = figures.models(log)
+        models = curves.models(log)
         assert models["torch.fx"](MIB) == models["Inductor"](2 * MIB)
-        seen = np.array(figures.SEEN)
+        seen = np.array(curves.SEEN)
         assert models["profile-guided"](seen).tolist() == pytest.approx(
             log.cost(seen).tolist()
         )

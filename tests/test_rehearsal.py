@@ -20,7 +20,17 @@ from ddlkit import store
 from ddlkit.measure.session import MEASURED, UNAVAILABLE
 from places import ROOT
 from workbook.record import preflight, standin
-from workbook.sharing import figures as sharing
+from workbook.sharing import (
+    fig01,
+    fig02,
+    fig03,
+    fig04,
+    fig05,
+    fig06,
+    fig07,
+    fig08,
+    recordings,
+)
 
 PLAYED = ROOT / "tests" / "played"
 NVRTC = "libnvrtc.so.13"
@@ -116,12 +126,12 @@ def test_every_point_is_measured_and_its_tables_say_that_its_gpu_is_played(
 
 def test_figures_are_drawn_from_what_was_rehearsed(rehearsed: Path) -> None:
     """However little it is: one network, one round, no default for the stand-in."""
-    here = sharing.one_gpu(str(rehearsed))
+    here = recordings.one_gpu(str(rehearsed))
     assert {"iterations", "kernels"} <= here.keys()
-    beside = set(sharing.figure3(here)[0]["panel"])
+    beside = set(fig03.numbers(here)["panel"])
     assert {"stand-in, full speed", "copy engine"} <= beside
-    figures = [getattr(sharing, f"figure{number}")(here) for number in range(1, 9)]
-    assert all(len(figure) for figure in figures)
+    for figure in (fig01, fig02, fig03, fig04, fig05, fig06, fig07, fig08):
+        assert len(figure.numbers(here))
 
 
 def test_the_preflight_finds_all_well_on_a_played_gpu(

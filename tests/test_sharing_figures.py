@@ -12,9 +12,10 @@ import pytest
 
 from ddlkit import store
 from workbook.common.claims import paper_table, prose
-from workbook.sharing import figures as sharing
+from workbook.sharing import fig02, fig04, fig05, fig06, fig07, fig08, recordings, shown
 from workbook.sharing import model as sharing_model
-from workbook.sharing.claims import DEFAULT, throughput
+from workbook.sharing.parts import measured_parts, pairs
+from workbook.sharing.printed import DEFAULT, relative_times, throughput
 
 WAYS = {
     "t1-free-idle": 1.2,
@@ -40,7 +41,7 @@ def trained() -> pd.DataFrame:
 def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
     rows = trained()
     slower = rows.assign(iteration_s=rows["iteration_s"] * (1 + 0.1 * rows["repeat"]))
-    first, second = map(sharing.throughputs, (rows, slower))
+    first, second = map(recordings.throughputs, (rows, slower))
     assert len(first) == 2 * len(TRAINED) and (first["lower"] <= first["gain"]).all()
     np.testing.assert_allclose(first["gain"], second["gain"])
     gains = [100 * (1 / seconds - 1) for seconds in TRAINED.values()]
@@ -50,24 +51,24 @@ def test_a_round_s_drift_cancels_and_the_default_gains_nothing() -> None:
 
 def test_grids_keep_every_number_and_order_by_what_is_taken() -> None:
     printed = paper_table("sharing", "fig02")
-    grid = sharing.maps(sharing.figure2({}))["Paper, 25 MB"].grid
+    grid = shown.maps(fig02.panels({}))["Paper, 25 MB"].grid
     unsure = {"panel": ["here"], "value": [1.2], "lower": [0.9], "upper": [1.5]}
-    both = pd.concat([sharing.figure2({}), pd.DataFrame(unsure)], ignore_index=True)
-    assert sharing.largest(both) == f"{printed['relative_time'].max():.2f}, (1.20)"
+    both = pd.concat([fig02.panels({}), pd.DataFrame(unsure)], ignore_index=True)
+    assert shown.largest(both) == f"{printed['relative_time'].max():.2f}, (1.20)"
     for row in printed.itertuples():
         assert grid.loc[row.blocks, row.threads] == row.relative_time
     names = [*WAYS, "t2-own-normal", "t1-free-normal-omp2", [*TRAINED][-1]]
     rows = pd.DataFrame({"configuration": names, "ratio": range(len(names))})
-    table = sharing.cells("here", rows, "ratio")
+    table = shown.cells("here", rows, "ratio")
     told = table["column"] + "-" + table["row"]
     assert dict(zip(told, table["value"], strict=True)) == dict(
         zip(names[:-1], range(6), strict=True)
     )
     order = ["free-idle", "free-nice10", "free-normal", "free-raised", "own-normal"]
     assert table["row"].tolist() == [*order, "free-normal-omp2"]
-    assert sharing.maps(table)["here"].grid.loc["normal", "t2"] == 2
+    assert shown.maps(table)["here"].grid.loc["normal", "t2"] == 2
     shapes = ["2x64", "1x512", "1x64+2x64", "1x64"]
-    assert sorted(shapes, key=sharing.least_first) == [
+    assert sorted(shapes, key=recordings.least_first) == [
         "1x64",
         "1x512",
         "2x64",
@@ -87,10 +88,10 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
         for repeat in rounds
     ]  # fmt: skip
     table = pd.DataFrame(rows)
-    assert sharing.parts("nvlink", table, "batch") == {}, (
+    assert measured_parts("nvlink", table, "batch") == {}, (
         "the odd rounds' best is in no even one"
     )
-    bars = sharing.parts("nvlink", table[table["configuration"] != "1x128"], "batch")
+    bars = measured_parts("nvlink", table[table["configuration"] != "1x128"], "batch")
     assert bars["here, nvlink"].loc["16, default"].tolist() == pytest.approx(
         [0.7, 0.2, 0.1]
     )
@@ -98,9 +99,9 @@ def test_parts_are_shown_of_even_rounds_that_have_both() -> None:
 
 
 def test_the_paper_s_figures_are_drawn_without_any_recording() -> None:
-    again = sharing.figure8({})
+    again = fig08.panels({})
     assert len(again) == throughput().count().sum()
-    ((says, panel),) = sharing.maps(again, ": ").items()
+    ((says, panel),) = fig08.maps({}).items()
     counts = len(again), (again["value"] > 0).sum(), (again["value"] < 0).sum()
     assert says == "Paper, two V100S: {1} of {0} better, {2} worse".format(*counts)
     assert (panel.grid[DEFAULT] == 0).all() and panel.grid.shape == throughput().shape
@@ -118,7 +119,7 @@ def test_slowdowns_explain_what_is_not_fitted() -> None:
 
 
 def test_a_model_s_timeline_is_as_long_as_its_grid_says() -> None:
-    model, names = sharing_model.fitted("both"), sharing_model.relative_times().index
+    model, names = sharing_model.fitted("both"), relative_times().index
     all_s = model.iteration_s("ResNet-18", np.array([32.0]))[0]
     for name, seconds in zip(names, all_s, strict=True):
         told = model.iteration("ResNet-18", 32, name)
@@ -130,7 +131,7 @@ def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to
     None
 ):
     printed = prose("sharing")
-    kept = sharing.with_printed(sharing.figure7({}), sharing_model.printed())
+    kept = fig07.numbers({})
     values = sorted(kept.filter(like="printed ").stack().dropna())
     wanted = [
         value
@@ -138,12 +139,11 @@ def test_every_time_that_the_text_prints_stands_beside_the_model_in_figures_5_to
         if re.match(r"fig07-.+-(default|best)$", key)
     ]
     assert values == sorted([*wanted, *2 * [printed["fig07-alexnet-computation-only"]]])
-    saved = sharing_model.saved()
-    kept = sharing.with_saved(sharing.figure6({}), saved)
+    saved, kept = fig06.saved_ms(), fig06.numbers({})
     assert kept["saved printed [ms]"].dropna().tolist() == [3.97, 6.92]
     bars_ms = 1e3 * kept.loc[:1, sharing_model.PARTS].sum(axis=1)
     assert saved.loc[16, "model"] == pytest.approx(bars_ms[0] - bars_ms[1], rel=1e-6)
-    for name, seconds in sharing_model.printed_parts()["printed_s"].items():
+    for name, seconds in fig05.printed()["printed_s"].items():
         assert printed[f"fig05c-{name}"] == pytest.approx(1e3 * seconds)
 
 
@@ -163,14 +163,14 @@ def test_one_gpu_fills_the_figures_with_the_times_that_it_recorded(
     store.save_table(
         pd.DataFrame(rows), tmp_path, "sharing-x", schema="sharing", command=["made"]
     )
-    one_gpu = sharing.one_gpu(str(tmp_path))
+    one_gpu = recordings.one_gpu(str(tmp_path))
     assert one_gpu["iterations"]["overlap_s"].to_numpy() == pytest.approx(0.0015)
-    gains, bars = sharing.maps(sharing.figure4(one_gpu)), sharing.figure6(one_gpu)
-    assert "stand-in, full speed: best wins 2/2" in sharing.pairs(bars)
+    gains, bars = shown.maps(fig04.panels(one_gpu)), fig06.bars(one_gpu)
+    assert "stand-in, full speed: best wins 2/2" in pairs(bars)
     for name in ("stand-in, full speed", "stand-in, 10 GB/s"):
         for blocks, threads in ((1, 64), (2, 256), (4, 64)):
             gain = 100 * (1.2 / (1 + blocks / 10) - 1)
             assert gains[name].grid.loc[blocks, threads] == pytest.approx(gain)
         parts = bars[f"here, {name}"]
         assert len(parts) == 4 and (parts.to_numpy() >= 0).all()
-    assert len(sharing.figure5(one_gpu)) == 1, "no spans of a GPU"
+    assert len(fig05.timelines(one_gpu)) == 1, "no spans of a GPU"

@@ -14,7 +14,7 @@ from workbook.common.specs import network_named
 from workbook.dag import claims as dag
 from workbook.omgs import claims as omgs
 from workbook.osf import tables as osf
-from workbook.sharing import claims as sharing
+from workbook.sharing import tables as sharing
 
 TABLES = {
     **{("osf", 2): osf.table2, ("osf", 3): osf.table3, ("sharing", 1): sharing.table1},

@@ -12,7 +12,7 @@ from workbook.common import papers, source
 from workbook.dag.equations import STRATEGIES
 from workbook.osf.factors import FORMULAS
 from workbook.plots.shown import show_tables
-from workbook.pytorch.figures import logs
+from workbook.pytorch.curves import logs
 from workbook.validate.clusters import dense_tables, pollux
 
 

@@ -1,12 +1,12 @@
 """The contention term: the sharing paper's figures 4 to 8 from its figures 2 and 3.
 
-Unknown are what a network computes, the time of an all-reduce of 25 MB, and which share of figure 3's
-slowdown training feels: fitted on batches 16 and 64 of figure 8; its others, and figure 4, are predicted.
+Unknown are what a network computes, the time of an all-reduce of 25 MB, and which share
+of figure 3's slowdown training feels: they are fitted on batches 16 and 64 of figure 8.
+Its other batches, and figure 4, are predicted.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,28 +22,23 @@ from ddlkit.core.link import Link, one_by_one
 from ddlkit.core.timeline import COMPUTE
 from ddlkit.core.workload import LayerProfile, Workload
 from workbook.common import source, specs
-from workbook.common.claims import paper_table, prose
-from workbook.sharing.claims import BATCHES, DEFAULT, throughput
+from workbook.common.claims import paper_table
+from workbook.sharing.printed import (
+    DEFAULT,
+    configurations,
+    relative_times,
+    throughput,
+)
 
 Floats = NDArray[np.float64]
-FITTED = (
-    16,
-    64,
-)  # batches of figure 8 that the unknowns are fitted on; the others are judged
-ALLREDUCE_BYTES = (
-    25e6  # of figure 2; were they 25 MiB, one's fitted time alone would be longer
-)
-RESNET = ("ResNet-18", 32)  # network and batch of figures 4 and 5
+FITTED = (16, 64)
+"""Batches of figure 8 on which the unknowns are fitted; the others are judged."""
+ALLREDUCE_BYTES = 25e6
+"""Of figure 2; were they 25 MiB, only the fitted time of one would be longer."""
 PARTS = ["computation only", "overlap", "communication only"]
-FIT_MODELS = ["both", "none"]  # slowdowns of compute and of messages; no slowdown
-
-
-def configurations(grid: pd.DataFrame) -> list[str]:
-    """Return the configuration of each row with columns blocks and threads."""
-    return [
-        f"{blocks}x{threads}"
-        for blocks, threads in grid[["blocks", "threads"]].to_numpy()
-    ]
+"""Into which an iteration is divided."""
+FIT_MODELS = ["both", "none"]
+"""Slowdowns of compute and of messages; no slowdown."""
 
 
 @cache
@@ -74,13 +69,6 @@ def _buckets(network: str) -> tuple[Floats, Floats]:
     return sent.group_ready_s(work) / work.compute_s, sent.group_bytes(work).astype(
         float
     )
-
-
-@cache
-def relative_times() -> pd.Series:
-    """Return time of the all-reduce under each configuration over the default's, sharing Fig 2."""
-    grid = paper_table("sharing", "fig02")
-    return grid["relative_time"].set_axis(configurations(grid))
 
 
 @cache
@@ -233,65 +221,3 @@ def with_best(networks: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
         for name in (DEFAULT, best(*case))
     }
     return pd.DataFrame.from_dict(rows, orient="index", columns=PARTS)
-
-
-def printed_parts() -> pd.DataFrame:
-    """Return what the text gives of figure 5c as rows of a timeline, in which messages overlap so long."""
-    words = ("computation", "communication", "overlap")
-    compute_s, sent_s, both_s = (
-        prose("sharing")[f"fig05c-{word}"] / 1e3 for word in words
-    )
-    begin_s = compute_s - both_s
-    ends = [(0.0, compute_s), (begin_s, begin_s + sent_s), (begin_s, compute_s)]
-    rows = pd.DataFrame(ends, index=words, columns=["start_s", "end_s"])
-    same = {"rank": 0, "iteration": 0, "group": -1, "origin": "printed", "bytes": 0}
-    rows = rows.assign(task=words, kind=words, stream=words, **same, case="paper: 1x64")
-    return rows.assign(printed_s=rows["end_s"] - rows["start_s"])
-
-
-def saved() -> pd.DataFrame:
-    """Return by batch what the paper's best saves of ResNet-18's iteration, in ms: text, figure 8, model."""
-    every = prose("sharing").items()
-    texts = {int(key.rpartition("-")[2]): n for key, n in every if "fig06-saved" in key}
-    rows = {}
-    for batch in BATCHES:
-        images, took_s = (
-            throughput().loc["ResNet-18", batch],
-            with_best({"": ("ResNet-18", batch)}),
-        )
-        figure8_s = batch / images[DEFAULT] - batch / images.max()
-        rows[batch] = figure8_s, took_s.iloc[0].sum() - took_s.iloc[1].sum()
-    saved_s = pd.DataFrame.from_dict(
-        rows, orient="index", columns=["figure 8", "model"]
-    )
-    return (
-        pd.DataFrame({"printed": texts})
-        .join(1e3 * saved_s, how="outer")
-        .rename_axis("batch")
-    )
-
-
-def printed() -> pd.DataFrame:
-    """Return every time that the text gives of figure 7, in ms, beside the model; AlexNet's one twice."""
-    names = {
-        "alexnet": "AlexNet",
-        "vgg16": "VGG-16",
-        "vgg19": "VGG-19",
-        "vit": "ViT-Base/16",
-    }
-    names |= {f"resnet{depth}": f"ResNet-{depth}" for depth in (18, 50, 101)}
-    quantities = {part.replace(" ", "-"): [k] for k, part in enumerate(PARTS)}
-    quantities |= {"computation": [0, 1], "communication": [1, 2]}
-    every = prose("sharing")
-    alone = "fig07-alexnet-computation-only"
-    every = {f"{alone}-{which}": every[alone] for which in ("default", "best")} | every
-    rows = []
-    for key, value in every.items():
-        if words := re.fullmatch(r"fig07-([a-z0-9]+)-(.+)-(default|best)", key):
-            network, quantity = names[words[1]], words[2]
-            name = DEFAULT if words[3] == "default" else best(network, 64)
-            model_s = np.array(parts_s(network, 64, name))[quantities[quantity]]
-            rows.append((network, name, quantity, value, sum(1e3 * model_s)))
-    return pd.DataFrame(
-        rows, columns=["network", "configuration", "quantity", "paper", "model"]
-    )

@@ -1,0 +1,102 @@
+"""sharing Fig 2: the time of an all-reduce alone, over the default's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddlkit.core.workload import Floats
+from workbook import plots
+from workbook.common.claims import Result, check, own
+from workbook.sharing import equations, shown
+from workbook.sharing.printed import ROUNDING, figure_rows, relative_times
+from workbook.sharing.recordings import (
+    Tables,
+    by_link,
+    default_of,
+    over_default,
+    summed,
+)
+
+LARGE_BYTES = 25_000_000
+"""The message, which is sent in parts: every thread has some."""
+
+
+def panels(tables: Tables) -> pd.DataFrame:
+    """Return `shown.cells` of the paper's ratios, and of those measured on each link."""
+    paper = shown.cells("paper, 25 MB", figure_rows("fig02"), "relative_time")
+    return pd.concat([paper, *measured(tables)], ignore_index=True)
+
+
+def measured(tables: Tables) -> list[pd.DataFrame]:
+    """Return `shown.cells` of each link on which the default was measured, too."""
+    maps = []
+    for link, rows in by_link(tables, "messages"):
+        rows = rows[rows["bytes"] == LARGE_BYTES]
+        if default_of(rows):
+            each = over_default(rows, "seconds", [])
+            ratios = summed(each, ["configuration"], "ratio")
+            maps.append(shown.cells(link, ratios, "ratio"))
+    return maps
+
+
+def numbers(tables: Tables) -> pd.DataFrame:
+    """Return what the figure's CSV holds."""
+    return shown.as_saved(panels(tables))
+
+
+def draw(tables: Tables) -> Figure:
+    """Draw a heat map of the paper, and one of each link."""
+    times = panels(tables)
+    figure = plots.heat_maps(
+        shown.maps(times), label="time over the default's", height=3.3, log=True
+    )
+    plots.title(figure, f"Slowest over the default, by panel: {shown.largest(times)}")
+    return figure
+
+
+# -- claims --------------------------------------------------------------------------------------
+
+
+def _relative_time(configuration: str) -> Floats:
+    """Return within rounding the ends of an all-reduce's time over the default's."""
+    return float(relative_times()[configuration]) + ROUNDING
+
+
+@check("sharing-fig02-speedup", "1x256")
+@check("sharing-fig02-2x128", "2x128")
+def _allreduce_speedup(configuration: str) -> Result:
+    ends = _relative_time(configuration)
+    speedup = equations.gain(1.0, ends.mean())
+    note = (
+        f"{ends.mean():.2f} of the time is a speedup of {speedup:.1%}; "
+        f"{1 - ends.mean():.0%} are the time saved: an error of wording (erratum 1)"
+    )
+    return own([[100 * equations.gain(1.0, time) for time in ends]], note)
+
+
+@check("sharing-fig02-slowest")
+def _slowest() -> Result:
+    return own([100 * (_relative_time("4x512") - 1)], "from Fig 2")
+
+
+@check("sharing-fig02-1x64")
+def _least_resources() -> Result:
+    over = [
+        100 * (_relative_time("1x64") / _relative_time(name)[::-1] - 1)
+        for name in ("1x128", "2x64")
+    ]
+    return own(over, "from Fig 2, against 1x128 and against 2x64, as rounded")
+
+
+@check("sharing-conclusion-last")
+def _last_allreduce() -> Result:
+    times = relative_times()
+    most, others = times["4x512"], times.drop("4x512")
+    note = (
+        "from Fig 2, 25 MB; Section 4.3.1 wants what 'finishes fastest': "
+        f"{times.idxmin()}"
+    )
+    ends = [(most + half) / (others - half) for half in ROUNDING]
+    return own(np.transpose(ends), note)
