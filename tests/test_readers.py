@@ -1,4 +1,4 @@
-"""Laws of foreign formats: each file is its own reader's, and one of no format is told which were tried."""
+"""Laws of foreign formats: each file is its own reader's first, and one of no format is told which were tried."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.formats import ImportOptions, import_file
 from ddlkit.formats.contract import KEYS, MessageOptions
 from ddlkit.formats.messages import read_bytes_seconds
-from ddlkit.formats.readers import LAYER_PROFILES, MESSAGE_TIMES, Reader
+from ddlkit.formats.readers import LAYER_PROFILES, MESSAGE_TIMES, Reader, first_match
 from ddlkit.store import files
 
 SHAPES = "name,layers,d_model,heads,d_ff,vocabulary\nmine,2,8,2,32,100\n"
@@ -40,11 +40,11 @@ def test_each_format_has_one_name_and_one_example() -> None:
 
 
 @pytest.mark.parametrize("reader", MESSAGE_TIMES, ids=lambda reader: str(reader.name))
-def test_message_times_are_read_by_the_reader_of_their_format_and_by_no_other(
+def test_message_times_are_read_by_the_reader_of_their_format_and_by_none_before_it(
     reader: Reader[MessageOptions, Any], tmp_path: Path
 ) -> None:
     text = EXAMPLES[reader.name]
-    assert [each for each in MESSAGE_TIMES if each.matches(text)] == [reader]
+    assert first_match(MESSAGE_TIMES, text) is reader
     rows = reader.read(text, "mine", MessageOptions()).rows
     assert {"bytes", "seconds"} <= {*rows} <= {"bytes", "seconds", *KEYS}
     assert len(rows) and (rows[["bytes", "seconds"]] > 0).all(axis=None)
@@ -55,11 +55,11 @@ def test_message_times_are_read_by_the_reader_of_their_format_and_by_no_other(
 
 
 @pytest.mark.parametrize("reader", LAYER_PROFILES, ids=lambda reader: str(reader.name))
-def test_a_profile_is_read_by_the_reader_of_its_format_and_by_no_other(
+def test_a_profile_is_read_by_the_reader_of_its_format_and_by_none_before_it(
     reader: Reader[ImportOptions, Any], tmp_path: Path
 ) -> None:
     text = EXAMPLES[reader.name]
-    assert [each for each in LAYER_PROFILES if each.matches(text)] == [reader]
+    assert first_match(LAYER_PROFILES, text) is reader
     options = OPTIONS.get(reader.name, ImportOptions())
     profile = reader.read(text, "mine", options).profile
     (tmp_path / "mine").write_text(text)
