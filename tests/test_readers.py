@@ -1,4 +1,4 @@
-"""Laws of foreign formats: each file is its own reader's first, and one of no format is told which were tried."""
+"""Laws of foreign formats: each file is its own reader's first; one of no format is told which were tried."""
 
 from __future__ import annotations
 
