@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
+import torch
 
 import apart_job
 import faulty_job
@@ -24,6 +27,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.jobs import launch
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.launch import Loopback, Place
+from ddlkit.jobs.rank import Job, Rank, Tables
 from ddlkit.measure.collectives import CollectivesSettings, collectives_job
 from ddlkit.store.files import scratch
 from places import (
@@ -226,6 +230,55 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not done after 0.5 s and was ended"):
         run_endless(tmp_path, Loopback(), timeout_s=0.5)
     assert not ranks_below(os.getpid())
+
+
+@pytest.mark.parametrize("ended_early", [False, True])
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_table_is_kept_from_the_first_yield_on_unless_its_directory_goes_anyway(
+    temporary: bool, ended_early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each yield in a user's directory; in one that is removed with the job once, at its end."""
+    saved = list[int]()  # rows of the table, each time that it is written
+    save = store.save_table
+
+    def counted(frame: pd.DataFrame, *where: Any, **how: Any) -> Path:
+        saved.append(len(frame))
+        return save(frame, *where, **how)
+
+    def part(me: Rank, settings: Budget) -> Iterator[Tables]:
+        for sample in range(3):
+            row = {"copy": "a", "device": "cpu", "bytes": 1, "copies_per_sample": 1}
+            yield {"copies": pd.DataFrame([{**row, "sample": sample, "seconds": 1.0}])}
+            assert (tmp_path / "copies.csv").exists() != temporary
+            if ended_early:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "save_table", counted)
+    me = Rank(0, 1, 0, torch.device("cpu"), "gloo", 1, tmp_path)
+    me = replace(me, temporary_out=temporary)
+    with suppress(KeyboardInterrupt):
+        Job(Budget, ("copies",), part).run(me, Budget())
+    if temporary:
+        assert saved == [3] * (not ended_early)
+    else:
+        assert saved == ([1] if ended_early else [1, 2, 3])
+    there = [store.load_table(path) for path in tmp_path.glob("*.csv")]
+    assert [*map(len, there)] == saved[-1:]
+
+
+def test_ranks_are_told_whether_their_directory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[bool]()
+
+    def see(processes: Any, *_: Any) -> None:
+        config = json.loads((processes[0].log.parent / launch.CONFIG).read_text())
+        told.append(config["temporary_out"])
+
+    monkeypatch.setattr(launch, "_watch", see)
+    for out in (None, tmp_path):
+        run_endless(out, Loopback())
+    assert told == [True, False]
 
 
 BARE = """

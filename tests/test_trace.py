@@ -14,11 +14,11 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
-from ddlkit.formats.trace import (
+from ddlkit.formats.layer_trace import (
     TIMES,
     LayerTrace,
     check_trace,
-    looks_like_one,
+    matches,
     parse_trace,
 )
 from ddlkit.store import files
@@ -66,7 +66,7 @@ def test_a_trace_reads_back_equal_to_the_last_bit_and_can_be_checked(
     trace: LayerTrace,
 ) -> None:
     text = written(trace)
-    assert looks_like_one(text)
+    assert matches(text)
     again = parse_trace(text, "t")
     assert again.name == trace.name
     for column in ("n_bytes", *TIMES):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddlkit import cli
 from ddlkit.formats import ImportOptions, import_file
-from ddlkit.formats.counts import Decoder, read_shapes
+from ddlkit.formats.transformer_shapes import Decoder, read_shapes
 from ddlkit.store.sheet import read_sheet
 from workbook.common import places
 

@@ -32,7 +32,7 @@ ELEMENT = arg("--gradient-bytes", type=units.parse_element_bytes, help=_OF_A_NUM
 @command(
     "make a layer profile of a layer-wise trace, a torch.profiler file, FLOP counts or a transformer's shape",
     arg("file", type=Path, help="the trace, Chrome trace (also .gz) or CSV"),
-    arg("--kind", help="trace, kineto, flops or transformer [by content]"),
+    arg("--kind", help="which format it is: a wrong one lists all [by content]"),
     arg("--out", type=Path, help="the layer profile (CSV)"),
     arg(
         "--messages",

@@ -21,6 +21,7 @@ from ddlkit.core.errors import Finding, UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MOST_WHOLE, format_seconds
 from ddlkit.core.workload import Floats, LayerProfile
+from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.files import parse_json
 
 PHASES = ("forward", "backward", "update")
@@ -136,6 +137,23 @@ class KinetoTrace:
     def missing(self, what: str) -> UserError:
         """Return the error that says what this file lacks, and how to record it."""
         return UserError(f"{self.source}: {what}: {HOW}")
+
+
+def matches(text: str) -> bool:
+    """Return whether the file may be JSON; whether that is a Chrome trace, `parse_kineto` says."""
+    return text.lstrip().startswith(("{", "["))
+
+
+def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
+    """Return the iterations that were chosen as a profile, and what must be known of their times."""
+    profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
+    cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
+    findings.append(Finding("profiler", (), cost))
+    if not profile.update_s:
+        findings.append(
+            Finding("update", (), "no optimizer's step in it: update takes no time")
+        )
+    return ReadProfile(profile, tuple(findings))
 
 
 def spans(document: Any, source: str = "trace") -> list[Event]:

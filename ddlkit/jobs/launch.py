@@ -123,6 +123,7 @@ def launch(
 ) -> dict[str, pd.DataFrame]:
     """Run a job in every rank to its end, which none outlives; returns its tables, also left in ``out``.
 
+    out : holds at any time what was measured so far; None: tables are written once, to be returned
     join : arguments of `ddlkit.jobs.rank.Rank.join`, e.g. {"backend": "gloo"}
 
     Raises UserError when a rank dies, and when time is up: what ranks wrote stays in ``rank-logs``.
@@ -135,6 +136,7 @@ def launch(
             "join": dict(join or {}),
             "imports": IMPORTED,
             **link,
+            "temporary_out": out is None,
             **asdict(settings),
         }
         shutil.rmtree(logs, ignore_errors=True)
@@ -418,7 +420,7 @@ def status_of(argv: Sequence[str]) -> int:
 
 def _do(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job whose settings are there, and leave."""
-    from ddlkit.jobs.rank import Rank
+    from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
         config = json.loads(path.read_text())
@@ -430,7 +432,7 @@ def _do(name: str, path: Path) -> None:
         importlib.import_module(module)
     job = find(name)
     settings = job.read(config)
-    named = {key: config[key] for key in ("link", "link_bits_per_s") if key in config}
+    named = {name: config[name] for name in OF_RANK if name in config}
     me = replace(Rank.join(**config.get("join", {})), out=out, **named)
     if me.rank == 0:  # what decides how fast the run is
         how = {

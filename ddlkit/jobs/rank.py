@@ -32,8 +32,9 @@ S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
 Part = Callable[["Rank", S], Iterable[Tables]]
 
-FRAME = ("out", "join", "link", "link_bits_per_s", "imports")
-"""What CONFIG.json says to any job."""
+# What CONFIG.json says to any job; of these OF_RANK become fields of `Rank` as they are.
+OF_RANK = ("link", "link_bits_per_s", "temporary_out")
+FRAME = ("out", "join", "imports", *OF_RANK)
 _torchs: Any = dist  # with what is not in the type stubs
 # The later names of two calls: the earlier ones warn where both exist.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -45,7 +46,7 @@ class Job(Generic[S]):
     """A program for every rank.
 
     settings : dataclass of what its CONFIG.json may hold besides FRAME; tables : that it may leave, by schema
-    part : what each rank does. It yields new rows by table; rank 0 saves after each yield what there is.
+    part : what each rank does. It yields new rows by table, which rank 0 saves, as `run` says
     """
 
     settings: type[S]
@@ -58,14 +59,26 @@ class Job(Generic[S]):
         return self.part.__module__
 
     def run(self, me: Rank, settings: S) -> None:
-        """Do this rank's part of the job; rank 0 saves its tables into ``me.out``."""
+        """Do this rank's part of the job; rank 0 saves its tables into ``me.out``.
+
+        It saves what there is after each yield, so that whoever ends the job keeps what was measured; but
+        only at the end where ``me.out`` is temporary, and goes with a job that is ended. A part that reads
+        what it yielded before needs an ``out`` that stays.
+        """
         tables: dict[str, pd.DataFrame] = {}
         for rows in self.part(me, settings):
             for name, frame in rows.items():
                 before = [tables[name]] if name in tables else []
-                tables[name] = table = pd.concat([*before, frame], ignore_index=True)
-                if me.rank == 0:
-                    store.save_table(table, me.out, name, schema=name, command=sys.argv)
+                tables[name] = pd.concat([*before, frame], ignore_index=True)
+                if not me.temporary_out:
+                    self._save(me, name, tables[name])
+        if me.temporary_out:
+            for name, table in tables.items():
+                self._save(me, name, table)
+
+    def _save(self, me: Rank, name: str, table: pd.DataFrame) -> None:
+        if me.rank == 0:
+            store.save_table(table, me.out, name, schema=name, command=sys.argv)
 
     def read(self, config: Mapping[str, Any]) -> S:
         """Read the job's own settings. Raises UserError for one that is unknown or missing."""
@@ -97,7 +110,10 @@ def _made(kind: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Rank:
-    """This process as one of ``world_size`` ranks; ``out`` is where rank 0 leaves the job's results."""
+    """This process as one of ``world_size`` ranks; ``out`` is where rank 0 leaves the job's results.
+
+    temporary_out : whether ``out`` lasts only until whoever started the ranks has read the results
+    """
 
     rank: int
     world_size: int
@@ -108,6 +124,7 @@ class Rank:
     out: Path = Path()
     link: str = "unnamed"
     link_bits_per_s: float = 0.0
+    temporary_out: bool = False
 
     @classmethod
     def join(

@@ -13,7 +13,7 @@ from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, no_overlap
 from ddlkit.core.link import Link
 from ddlkit.core.workload import Floats
-from ddlkit.formats.logs import read_log, read_tables
+from ddlkit.formats.benchmark_logs import read_log, read_tables
 from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, Rows, read, resnet50, rows
 

@@ -17,6 +17,7 @@ from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
+from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 from workbook.dag.equations import IterationTimes
@@ -118,12 +119,21 @@ class LayerTrace:
         )
 
 
-def looks_like_one(text: str) -> bool:
+def matches(text: str) -> bool:
     """Return whether the first line is a trace's: its header, or layer 0."""
     first = _cells(text.strip().partition("\n")[0])
     return (
         first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
     )
+
+
+def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
+    """Return the mean iteration as a profile, and what the trace says of itself that cannot be."""
+    trace = parse_trace(text, file)
+    profile = trace.profile("", with_input=not options.without_input)
+    count = f"{len(trace.forward_s)} of {len(trace.name)} layers"
+    findings = (Finding("iterations", (), count), *check_trace(trace))
+    return ReadProfile(profile, findings)
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:

@@ -1,6 +1,6 @@
-"""FLOP counts by tensor, from a table or by the shape of a GPT-like decoder; times in proportion to them.
+"""FLOP and tensors by the shape of a GPT-like decoder, of which a CSV may hold several; times in proportion.
 
-Those of a shape follow from the matrices alone, as in Kaplan et al. 2020 (arXiv 2001.08361), Tab 1: a matrix
+FLOP follow from the matrices alone, as in Kaplan et al. 2020 (arXiv 2001.08361), Tab 1: a matrix
 of P elements costs 2 P FLOP a token in the forward pass and twice that in the backward one. Attention of T
 tokens has two more products in each head, together 4 T d_model FLOP a token, of the whole square and not of
 its lower half, as in Chowdhery et al. 2022 (arXiv 2204.02311), App B. All else counts nothing.
@@ -10,28 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.workload import LayerProfile
-from ddlkit.store.sheet import Column, Schema, Sheet
+from ddlkit.formats.contract import ImportOptions, ReadProfile
+from ddlkit.formats.flop_counts import Tensor, profile_of
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
 MOST_LAYERS, MOST_SIZE = 1_000, 10_000_000
 """Of a transformer: the largest have some hundred layers, and less than a million of anything else."""
 REQUIRED = ("layers", "d_model", "heads", "d_ff", "vocabulary")
-FLOPS = Schema(
-    "FLOP counts",
-    (
-        Column("tensor", "str", "named"),
-        Column("layer", "str", default=""),
-        Column("parameters", "int", "positive"),
-        Column("flops", "float", "non_negative"),
-        Column("batch", "int", "positive", default="1"),  # whose FLOP are counted
-    ),
-    key=("tensor",),
-)
 SHAPES = Schema(
     "shapes of transformers",
     (
@@ -48,40 +35,24 @@ SHAPES = Schema(
 )
 
 
-class Tensor(NamedTuple):
-    """A tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
-
-    name: str
-    layer: str
-    elements: int
-    flops: float
+def matches(text: str) -> bool:
+    """Return whether the first line has the columns of a shape."""
+    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    return set(REQUIRED) <= names
 
 
-def counted(
-    network: str, batch: int, tensors: list[Tensor], rate: tuple[float, float] | float
-) -> LayerProfile:
-    """Return a profile whose times are in proportion to FLOP.
-
-    rate : peak FLOP/s and the share of it that is reached, or seconds of forward and backward of the batch
-    """
-    name, layer, elements, flops = zip(*tensors, strict=True)
-    peak, share = (
-        rate if isinstance(rate, tuple) else (3 * batch * sum(flops) / rate, 1.0)
-    )
-    of = (network, batch, name, np.array(elements), np.array(flops))
-    return LayerProfile.from_flops(
-        *of, layer=layer, peak_flops_per_s=peak, utilisation=share
-    )
-
-
-def read_flops(sheet: Sheet) -> list[Tensor]:
-    """Return the tensors of a table of FLOP counts, a row each."""
-    return [
-        Tensor(
-            row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch
-        )
-        for row in FLOPS.frame(sheet, exact=False).itertuples()
-    ]
+def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
+    """Return the shape of that network, or the only one, as a profile at that sequence, batch and rate."""
+    shapes, name = read_shapes(read_sheet(text, file)), options.network or ""
+    if not name and len(shapes) == 1:
+        name = next(iter(shapes))
+    if name not in shapes:
+        what = f"no transformer {name!r}" if name else "several transformers"
+        raise UserError(f"{file}: {what}: choose one by --network: {', '.join(shapes)}")
+    if options.sequence is None:
+        raise UserError(f"{file}: FLOP depend on the sequence: say --sequence")
+    tensors = list(shapes[name].tensors(options.sequence))
+    return profile_of(tensors, name, file, options)
 
 
 def read_shapes(sheet: Sheet) -> dict[str, Decoder]:

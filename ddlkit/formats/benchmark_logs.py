@@ -1,6 +1,8 @@
-"""Logs of programs that time collectives, however they were kept: labels go, tables are found, one is taken.
+"""Logs of programs that time collectives, however they were kept: tables are found, one of them is taken.
 
-Sizes become those of core/link.py: all that a rank gets of all_gather. Times are averages over the ranks.
+These are nccl-tests (rccl-tests prints the same), the OSU micro-benchmarks and the Intel MPI Benchmarks. One
+file may hold tables of several of them, which is why they are one format here. Sizes become those of
+core/link.py: all that a rank gets of all_gather. Times are averages over the ranks.
 """
 
 from __future__ import annotations
@@ -8,27 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import MOST_ROWS
+from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.labels import unlabelled
+from ddlkit.store.readers import choose
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Labels of mpirun (--tag-output, --timestamp-output, -prepend-rank), and colours, stand inside a line, too;
-# before it any number of quotes, bars, time stamps, those of srun -l, Ray, containers, loggers and hosts.
-_INSIDE = re.compile(
-    r"(?:\[[^\]\s]{0,99}\]|\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?<std(?:out|err)>:|\[\d+\](?=\s)|\x1b\[[\d;]*m"
-)
-_BEFORE = re.compile(
-    r"(?:\s*(?:[>|]|[\d.]{1,15}:(?=\s)|\([^()]{0,99}\bpid=\d+[^()]{0,99}\)|\[[^\[\]]*\]:?|(?:stdout F|INFO)\s"
-    r"|[A-Za-z](?:[\w.-]*:(?=\s)|[\w.-]{0,99}\d\s{0,9}\|)"
-    r"|(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)))*\s*"
-)
 _WORD, _ROW = (
     re.compile(r"[^\s,|]+"),
     re.compile(r"\d+[\s,|]+[+-]?(?:[\d.]|nan|inf)", re.I),
@@ -37,7 +34,7 @@ _END = re.compile(
     r"(Avg bus band)|test starting|\bOSU \w|# Benchm|#\s*(size|bytes|rep)", re.I
 )
 _RANK = re.compile(r"(?:#\s+)?Rank\s+(\d{1,9})\b.*\bPid\b|# #processes = (\d{1,9})\b")
-OTHER = re.compile(
+_OTHER = re.compile(
     r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
 )
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
@@ -143,12 +140,41 @@ class Table:
         return [dict(zip(*part, strict=False)) for part in [(left, words), *places]]
 
 
+def matches(text: str) -> bool:
+    """Return whether some line is the head of a table of one of LAYOUTS."""
+    return any(_head(line) for line in unlabelled(text))
+
+
+def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
+    """Return the times of the one table that fits the options; in place alone where these differ."""
+    rows, table = read_log(
+        read_tables(text, file),
+        file,
+        options.collective or "",
+        options.ranks or 0,
+        options.table,
+    )
+    if not rows["ranks"].any():
+        rows = rows.drop(columns="ranks")
+    source = table.layout.program + table.memory.lower()
+    return MessageTimes(source, *_placed(rows, options.place, file))
+
+
+def other_test(text: str) -> str:
+    """Return what OSU's or Intel's benchmarks say that a log is of; "" if they say nothing.
+
+    >>> other_test("# OSU MPI-CUDA Bandwidth Test v7.1\\n# Size  Bandwidth (MB/s)\\n")
+    'Bandwidth'
+    """
+    found = _OTHER.search(text)
+    return found[1] if found else ""
+
+
 def read_tables(text: str, file: str) -> list[Table]:
     """Return the tables of a log; of other files nothing."""
     check_cells(text, "\n", file)
     tables, ahead, now = list[Table](), Table(), None
-    for number, labelled in enumerate(text.splitlines(), start=1):
-        line = _BEFORE.sub("", _INSIDE.sub("", labelled), count=1)
+    for number, line in enumerate(unlabelled(text), start=1):
         if _ROW.match(line):
             if now:
                 now.rows.append((number, _WORD.findall(line)))
@@ -369,3 +395,30 @@ def _half(cell: str) -> float:
     """Return half of a printed number's last digit: 0.005 of "9.15", 5e5 of "1.6e+07"."""
     number = re.fullmatch(r"\d+\.?(\d*)(?:e([+-]?\d{1,2}))?", cell.lower())
     return 0.5 * 10.0 ** (int(number[2] or 0) - len(number[1])) if number else 0.005
+
+
+def _placed(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame, str]:
+    """Return rows of ``place``; or in place, and why, if both differ by more than they scatter; or all."""
+    note = ""
+    medians = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
+    if place is None and medians.shape[1] == 2 and len(medians):
+        apart = np.log(medians["out_of_place"] / medians["in_place"]).abs()
+        if apart.mean() > _scatter(medians):
+            place, size = "in_place", apart.idxmax()
+            inside, outside = map(
+                format_seconds, medians.loc[size, [place, "out_of_place"]]
+            )
+            shift = f"{inside} at {format_bytes(size)}, out_of_place {outside}"
+            note = f"{place}: {shift}: beyond their scatter; --place decides"
+    if place:
+        frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
+    return frame.drop(columns="place"), note
+
+
+def _scatter(medians: DataFrame) -> float:
+    """Return the mean relative distance of times (sizes, places) from the chord of their neighbours."""
+    at, logs_s = np.log(medians.index.to_numpy(float)), np.log(medians.to_numpy())
+    gaps = np.diff(at)[:, None]
+    bends = np.diff(np.diff(logs_s, axis=0) / gaps, axis=0)
+    away = np.abs(bends * gaps[1:] * gaps[:-1] / (gaps[1:] + gaps[:-1]))
+    return float(away.mean()) if away.size else 0.0

@@ -1,0 +1,89 @@
+"""Laws of foreign formats: each file is its own reader's first; one of no format is told which were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fuzzing
+from ddlkit.core.errors import UserError
+from ddlkit.formats import ImportOptions, import_file
+from ddlkit.formats.contract import KEYS, MessageOptions
+from ddlkit.formats.messages import read_bytes_seconds
+from ddlkit.formats.readers import LAYER_PROFILES, MESSAGE_TIMES, Reader, first_match
+from ddlkit.store import files
+
+SHAPES = "name,layers,d_model,heads,d_ff,vocabulary\nmine,2,8,2,32,100\n"
+EXAMPLES = {
+    "log": fuzzing.LOG,
+    "csv": f"bytes,seconds\n{fuzzing.TIMES}",
+    "trace": fuzzing.TRACE,
+    "kineto": files.read_text(fuzzing.PROFILED_TRAINING),
+    "flops": fuzzing.FLOPS,
+    "transformer": SHAPES,
+}
+"""A small file of each format, which its reader takes with OPTIONS alone."""
+OPTIONS = {
+    "flops": ImportOptions(compute_s=1.0),
+    "transformer": ImportOptions(compute_s=1.0, sequence=4),
+}
+
+
+def test_each_format_has_one_name_and_one_example() -> None:
+    readers: tuple[Reader[Any, Any], ...] = (*MESSAGE_TIMES, *LAYER_PROFILES)
+    names = [reader.name for reader in readers]
+    assert sorted(names) == sorted(EXAMPLES)
+
+
+@pytest.mark.parametrize("reader", MESSAGE_TIMES, ids=lambda reader: str(reader.name))
+def test_message_times_are_read_by_the_reader_of_their_format_and_by_none_before_it(
+    reader: Reader[MessageOptions, Any], tmp_path: Path
+) -> None:
+    text = EXAMPLES[reader.name]
+    assert first_match(MESSAGE_TIMES, text) is reader
+    rows = reader.read(text, "mine", MessageOptions()).rows
+    assert {"bytes", "seconds"} <= {*rows} <= {"bytes", "seconds", *KEYS}
+    assert len(rows) and (rows[["bytes", "seconds"]] > 0).all(axis=None)
+    (tmp_path / "mine").write_text(text)
+    sizes, seconds, _ = read_bytes_seconds(tmp_path / "mine")
+    np.testing.assert_array_equal(sizes, rows["bytes"])
+    np.testing.assert_array_equal(seconds, rows["seconds"])
+
+
+@pytest.mark.parametrize("reader", LAYER_PROFILES, ids=lambda reader: str(reader.name))
+def test_a_profile_is_read_by_the_reader_of_its_format_and_by_none_before_it(
+    reader: Reader[ImportOptions, Any], tmp_path: Path
+) -> None:
+    text = EXAMPLES[reader.name]
+    assert first_match(LAYER_PROFILES, text) is reader
+    options = OPTIONS.get(reader.name, ImportOptions())
+    profile = reader.read(text, "mine", options).profile
+    (tmp_path / "mine").write_text(text)
+    imported = import_file(tmp_path / "mine", options=options)
+    assert imported.kind == reader.name
+    assert imported.profile.tensor == profile.tensor
+    np.testing.assert_array_equal(imported.profile.backward_s, profile.backward_s)
+
+
+@pytest.mark.parametrize(
+    ("command", "readers"),
+    [(read_bytes_seconds, MESSAGE_TIMES), (import_file, LAYER_PROFILES)],
+)
+def test_a_file_of_no_format_is_told_what_was_tried_and_how_it_begins(
+    command: Callable[[Path], Any],
+    readers: tuple[Reader[Any, Any], ...],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("\nsize;time\n8;2.1\n")
+    with pytest.raises(UserError) as caught:
+        command(path)
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ") and "\n" not in line
+    assert "its first line is 'size;time'" in line
+    for reader in readers:
+        assert reader.takes in line
