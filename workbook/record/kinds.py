@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from ddlkit import store
-from ddlkit.core.link import COLLECTIVES
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
 from ddlkit.jobs.clock import Budget
