@@ -152,7 +152,7 @@ class Calibration:
         if case.kind == TRAINING:
             of = case.network, case.batch, case.workers, case.link
             dense = replace(dense, contention=self.contention.get(of))
-        return dense.sparse(case.density) if case.collective == "all_gather" else dense
+        return dense.sparse(case.density) if case.sparse else dense
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
