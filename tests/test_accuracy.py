@@ -188,6 +188,13 @@ def test_a_sparse_truth_with_a_straggler_made_by_the_model_has_no_error() -> Non
     assert forecast.iteration.workload.compute_s == pytest.approx(compute_s)
     with pytest.raises(UserError, match="selection times"):
         forecast_case(asked, {"abc": WORKLOAD}, known)
+    # Gradients that are all gathered are dense: nothing is selected.
+    dense = forecast_case(replace(asked, density=1.0), {"abc": WORKLOAD}, known)
+    assert dense.iteration.workload.compute_s == pytest.approx(
+        dilation * straggler * WORKLOAD.compute_s
+    )
+    assert not dense.iteration.cost.selects
+    np.testing.assert_allclose(dense.iteration.cost(SIZES), gather(SIZES))
 
 
 def test_what_a_calibration_takes_from_its_samples() -> None:

@@ -13,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import COLLECTIVES
 from ddlkit.jobs.clock import Budget, Marks
 from ddlkit.jobs.launch import Loopback, launch
 from ddlkit.jobs.rank import Rank
 from ddlkit.measure.collectives import (
+    POSTINGS,
     CheckedCollective,
     CollectivesSettings,
     collectives_job,
@@ -47,8 +48,15 @@ def test_every_rank_expects_what_all_contribute(
     mine = [one.mine.double() for one in everyone]
     result = torch.cat(mine) if name == "all_gather" else torch.as_tensor(sum(mine))
     parts = result.chunk(n) if name == "reduce_scatter" else [result] * n
+    known = COLLECTIVES[name]
     for one, part in zip(everyone, parts, strict=True):
         assert torch.equal(one.expected.double(), part)
+        assert one.mine.nbytes * known.input_parts(n) == whole
+        assert one.expected.nbytes * known.output_parts(n) == whole
+
+
+def test_what_is_known_can_be_posted_and_the_other_way_round() -> None:
+    assert [*POSTINGS] == [*COLLECTIVES]
 
 
 @given(st.sampled_from([*COLLECTIVES]), st.integers(0, 63), st.integers(0, 99))

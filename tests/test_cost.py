@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.cost import (
     FORMS,
     REPLACED,
@@ -92,6 +94,20 @@ def test_a_ring_is_taken_to_other_worker_counts_and_is_osf_eq_7() -> None:
         per_byte_s, latency_s = 2 * (n - 1) / n * 1e-9, 2 * (n - 1) * 1e-5
         return AlphaBeta(latency_s, per_byte_s, workers=n, algorithm="ring")
 
+    for name, known in COLLECTIVES.items():
+        four, six = (
+            AlphaBeta(
+                1e-5 * known.steps(n),
+                1e-9 * known.bus_factor(n),
+                collective=name,
+                workers=n,
+                algorithm="ring",
+            )
+            for n in (4, 6)
+        )
+        np.testing.assert_allclose(four.at_workers(6)(SIZES), six(SIZES), rtol=1e-12)
+    with pytest.raises(UserError, match="unknown collective 'barrier'"):
+        replace(four, collective="barrier").at_workers(6)
     for n in (2, 4, 16):
         moved = ring(4).at_workers(n)
         np.testing.assert_allclose(moved(SIZES), ring(n)(SIZES), rtol=1e-12)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, record_function
 
 from ddlkit import cli
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 from ddlkit.formats import import_file, kineto
 from ddlkit.formats.kineto import (
@@ -84,6 +85,11 @@ MESSAGES = {
 def test_a_message_is_known_by_its_name() -> None:
     for (name, on_gpu), collective in MESSAGES.items():
         assert Event(name, 0, 1, on_gpu).collective == collective
+    for collective, known in COLLECTIVES.items():
+        assert Event(f"gloo:{collective}", 0, 1).collective == collective
+        told = {"Collective name": known.process_group_name}
+        kernel = Event("ncclDevKernel_Generic_4", 0, 1, True, args=told)
+        assert kernel.collective == collective
 
 
 N_ITERATIONS = 3

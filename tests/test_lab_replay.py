@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
     assert script.played_by(2).compute_s == pytest.approx(1.5 * script.compute_s)
     with pytest.raises(UserError, match="unknown times"):
         replay.replay(Loopback(), 2, [case])
+    for other in ({"density": 1.0}, {"collective": "all_reduce"}):
+        wrong = case._replace(case=replace(case.case, **other))
+        with pytest.raises(UserError, match="(dense|sparse) gradients are sent by"):
+            Script.from_case(wrong)
 
 
 @given(st.data(), st.integers(1, 4), st.integers(0, 2**32))

@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core import iteration
 from ddlkit.core import plan as planning
+from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, jointly
-from ddlkit.core.link import COLLECTIVES, Link, Parts, bus_factor
+from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan, undominated
 from ddlkit.core.workload import Workload
 from workbook.plots.style import look
@@ -145,12 +146,18 @@ def test_a_row_of_equals_costs_what_was_calibrated(
 def test_a_registered_collective_is_judged_predicted_and_drawn(collective: str) -> None:
     """Each byte crosses a link (n-1)/n times, and twice that if it is both summed and handed out."""
     crossings = 2 if collective == "all_reduce" else 1
-    assert bus_factor(collective, 4) == crossings * 3 / 4
+    assert COLLECTIVES[collective].bus_factor(4) == crossings * 3 / 4
     work = Workload.from_arrays(1.0, [1.0, 1.0], [1000, 3000])
     cost = AlphaBeta(0.5, 1e-3, collective=collective)
     spans = Iteration(work, FusionPlan("single", (2,)), cost).timeline()
     assert spans.exposed_communication_s() == 4.5
     assert look(collective).label
+
+
+def test_each_collective_is_in_one_register_under_its_name() -> None:
+    for register in (COLLECTIVES, ONLY_IN_LOGS):
+        assert [known.name for known in register.values()] == [*register]
+    assert not COLLECTIVES.keys() & ONLY_IN_LOGS.keys()
 
 
 TENTHS = st.integers(0, 20).map(lambda k: k / 10)

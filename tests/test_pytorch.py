@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _runtime_estimation
 
 from ddlkit import cli
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.units import KIB, MIB
 from ddlkit.formats import export
@@ -58,6 +59,15 @@ def test_equations_are_what_the_model_after_nccl_computes(
         if collective in ("all_reduce", "all_gather", "reduce_scatter"):
             size = model.compute_min_saturation_bytes(group.ranks, kind)
             assert pytorch.saturation_bytes(group, collective) == size
+
+
+@pytest.mark.parametrize("name", sorted(COLLECTIVES.keys() & pytorch.ROUNDS))
+def test_a_ring_and_its_buffers_are_what_pytorch_takes_them_for(name: str) -> None:
+    known = COLLECTIVES[name]
+    for ranks in (2, 3, 64):
+        assert known.steps(ranks) == Group("H100", ranks).steps(name)
+        parts = known.input_parts(ranks), known.output_parts(ranks)
+        assert parts == pytorch.parts(name, ranks)
 
 
 @pinned

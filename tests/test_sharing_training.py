@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ddlkit import store
 from ddlkit.core import plan
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor
 from ddlkit.core.units import KIB, MIB
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure import networks
@@ -136,7 +136,7 @@ def test_an_iteration_sends_all_gradients_by_its_records(
             sent_bytes = CHUNK_BYTES * sum(
                 read_message(record)[1] for record in run.records
             )
-            expected = bus_factor("all_reduce", ranks) * n_bytes
+            expected = COLLECTIVES["all_reduce"].bus_factor(ranks) * n_bytes
             assert expected <= sent_bytes < expected + blocks * CHUNK_BYTES
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from ddlkit import store
 from ddlkit.core.case import Case
+from ddlkit.core.collective import of_gradients
 from ddlkit.core.errors import UserError
 from ddlkit.formats import messages
 from ddlkit.store import machine
@@ -174,15 +175,17 @@ def test_the_stamp_names_no_place_outside_the_project(tmp_path: Path) -> None:
     )
 
 
-def test_every_recorded_case_keeps_its_key() -> None:
-    paths = store.list_tables(places.RECORDED, "**/runs*.csv*")
+def test_every_recorded_case_keeps_its_key_and_is_sparse_if_it_selects() -> None:
+    paths = store.list_tables(places.DATA, "**/runs*.csv*")
     rows = pd.concat(
         [store.load_table(path, "runs") for path in paths]
     ).drop_duplicates("case")
-    cases = rows.to_dict("records")
-    assert cases and [Case.from_row(row).key for row in cases] == [
-        row["case"] for row in cases
-    ]
+    cases = [Case.from_row(row) for row in rows.to_dict("records")]
+    assert cases and [case.key for case in cases] == rows["case"].tolist()
+    for case in cases:
+        assert case.sparse == bool(case.selection_sha256)
+        assert case.collective == of_gradients(sparse=case.sparse)
+    assert 0 < sum(case.sparse for case in cases) < len(cases)
 
 
 def test_appending_is_the_same_as_saving_at_once(tmp_path: Path) -> None:

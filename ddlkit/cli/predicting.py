@@ -369,13 +369,14 @@ def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, A
     import pandas as pd
 
     from ddlkit import store
+    from ddlkit.core.collective import of_gradients
     from ddlkit.formats.messages import read_collectives
     from ddlkit.model import Calibration
     from ddlkit.model.fits import Measured
     from ddlkit.store.readers import choose
 
     how = {"ranks": arguments.ranks, "link": arguments.link}
-    usual = "all_reduce" if arguments.density is None else "all_gather"
+    usual = of_gradients(sparse=arguments.density is not None)
     wanted = {"collective": arguments.collective or usual, **how}
     of_log = {
         name: getattr(arguments, name) for name in ("collective", "place", "table")

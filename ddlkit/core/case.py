@@ -59,6 +59,11 @@ class Case:
             :12
         ]
 
+    @property
+    def sparse(self) -> bool:
+        """Return whether only the largest gradients are sent, after they have been selected."""
+        return self.density < 1
+
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
         """Return the case that a row of the runs table belongs to (other columns are ignored)."""

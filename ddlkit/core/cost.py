@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ddlkit.core.collective import find_collective
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
@@ -200,7 +201,11 @@ class MessageCost(Form):
         return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return a ring's cost with 2(n-1) steps of latency, 2(n-1)/n of the bytes; gathers alike."""
+        """Return the same ring's cost among ``workers``: for its steps and its links' bytes.
+
+        An all-reduce has 2(n-1) steps of latency, and each link carries 2(n-1)/n of its
+        bytes. Raises UserError for other forms than `AlphaBeta`, and for unknown collectives.
+        """
         if (
             not isinstance(self, AlphaBeta)
             or self.algorithm != "ring"
@@ -211,8 +216,11 @@ class MessageCost(Form):
                 "algorithm 'ring' and its workers; no other form can"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
-        steps = (workers - 1) / (self.workers - 1)
-        slope = self.beta_s_per_byte * steps * self.workers / workers
+        ring = find_collective(self.collective)
+        steps = ring.steps(workers) / ring.steps(self.workers)
+        sent = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
+        slope = self.beta_s_per_byte * sent
+        slope = slope * ring.pieces(self.workers) / ring.pieces(workers)
         return replace(
             self, alpha_s=self.alpha_s * steps, beta_s_per_byte=slope, workers=workers
         )

@@ -1,7 +1,6 @@
 """Messages that share a link: several under way at once, over a link that saves up tokens while it rests.
 
-As in nccl-tests, a collective's bytes are those of the reduced buffer for all_reduce, of the whole output for
-all_gather, and of a rank's whole input for reduce_scatter.
+Bytes are sizes of collectives, as `ddlkit.core.collective` has them.
 """
 
 from __future__ import annotations
@@ -9,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ddlkit.core.collective import find_collective
 from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError, shown
+from ddlkit.core.errors import UserError
 from ddlkit.core.units import KIB, parse_bits_per_s, parse_seconds
 from ddlkit.core.workload import Floats
 
@@ -227,43 +227,10 @@ def _dragged(alone_s: Floats, work_s: Floats, slower: Floats, drag: Floats) -> F
 # -- what it carries ---------------------------------------------------------------------------
 
 
-class Collective(NamedTuple):
-    """How often each byte crosses each rank's link, beside (ranks - 1) / ranks, and its look in a figure."""
-
-    crossings: int
-    label: str
-    color: str
-    hatch: str
-
-
-COLLECTIVES = {
-    "all_reduce": Collective(2, "all-reduce", "#c14d00", "////"),
-    "all_gather": Collective(1, "all-gather", "#e0a000", "\\\\"),
-    "reduce_scatter": Collective(1, "reduce-scatter", "#8a6d00", "----"),
-}
-"""Every collective that can be timed, fitted, predicted and drawn, by name."""
-
-STEPS = "steps:"
-"""Before an algorithm's name, in a table: its steps were sent one by one, not by a library's collective."""
-
 FRAMING_BYTES, TBF_FRAMING_BYTES = 38, 14
 """Around each packet of up to 1,500 bytes: as Ethernet on a wire has them, and as tbf counts it."""
 FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
 """TCP payload in a full Ethernet frame, as tbf counts it: what no collective can exceed."""
-
-
-def bus_factor(collective: str, ranks: int) -> float:
-    """Return the bytes that each rank's link must carry each way, per byte of message (nccl-tests)."""
-    if collective not in COLLECTIVES:
-        raise UserError(
-            f"unknown collective {shown(collective)}: use {' or '.join(COLLECTIVES)}"
-        )
-    return COLLECTIVES[collective].crossings * (ranks - 1) / ranks
-
-
-def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:
-    """Return bus bandwidth in bytes/s, elementwise, which compares with the link's rate (nccl-tests)."""
-    return bus_factor(collective, ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
 
 def burst_bytes(rate_bits_per_s: float) -> int:
@@ -275,7 +242,8 @@ def wire_s_per_byte(
     collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
 ) -> float:
     """Return seconds of each rank's link for a byte of a message; framing : the share of its own bytes."""
-    return bus_factor(collective, ranks) * 8 / (rate_bits_per_s * framing)
+    bus_factor = find_collective(collective).bus_factor(ranks)
+    return bus_factor * 8 / (rate_bits_per_s * framing)
 
 
 # -- the name of a lab's link --------------------------------------------------------------------

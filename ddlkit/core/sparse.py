@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import Form, MessageCost, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
@@ -44,13 +45,14 @@ class SparseGather(MessageCost, described=False):
     form: ClassVar[str] = "sparse_gather"
     gather: MessageCost
     density: float
-    collective: str = field(default="all_gather", kw_only=True)
+    collective: str = field(default=of_gradients(sparse=True), kw_only=True)
     selecting: Selecting | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         gather = self.gather
-        gathers = gather.workers is not None and gather.collective == "all_gather"
-        self.check(gathers, "needs the cost of an all_gather that knows its workers")
+        needed = of_gradients(sparse=True)
+        gathers = gather.workers is not None and gather.collective == needed
+        self.check(gathers, f"needs the cost of an {needed} that knows its workers")
         self.check(
             0 < self.density <= 1,
             f"density {self.density} is not above 0 and at most 1",

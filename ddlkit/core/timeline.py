@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import COLLECTIVES
 
 COMMUNICATION = tuple(COLLECTIVES)
 BEFORE = ("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait")

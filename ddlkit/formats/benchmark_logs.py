@@ -2,7 +2,7 @@
 
 These are nccl-tests (rccl-tests prints the same), the OSU micro-benchmarks and the Intel MPI Benchmarks. One
 file may hold tables of several of them, which is why they are one format here. Sizes become those of
-core/link.py: all that a rank gets of all_gather. Times are averages over the ranks.
+ddlkit.core.collective: all that a rank gets of all_gather. Times are averages over the ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import MOST_ROWS
 from ddlkit.core.units import format_bytes, format_seconds
@@ -38,25 +39,15 @@ _OTHER = re.compile(
     r"(?:# Benchmarking|\bOSU MPI\S*) (\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
 )
 _TITLE = re.compile(r"test starting: |\bOSU \w+(-\S+)?\s|# Benchmarking ")
+_KNOWN = {**COLLECTIVES, **ONLY_IN_LOGS}
+# Programs of nccl-tests of which the columns say nothing more.
+_PROGRAMS = "|".join([*_KNOWN, "alltoallv", "hypercube"])
 _NAME = re.compile(
-    r"(?<!concluded: )(?<![a-z_])(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather"
-    r"|scatter|sendrecv|hypercube)_perf|\bOSU \S{1,40}\s(.{0,60})Latency Test|# Benchmarking (\S+)"
+    rf"(?<!concluded: )(?<![a-z_])({_PROGRAMS})_perf"
+    r"|\bOSU \S{1,40}\s(.{0,60})Latency Test|# Benchmarking (\S+)"
 )
-_RULES = {
-    **{"all_reduce": (2, True, False), "reduce_scatter": (1, True, False)},
-    **{"all_gather": (1, False, False), "alltoall": (1, False, False)},
-    **{
-        "gather": (1, False, True),
-        "scatter": (1, False, True),
-        "broadcast": (0, False, True),
-    },
-    **{"reduce": (0, True, True), "sendrecv": (0, True, False)},
-}
-"""How nccl-tests prints each: k, where busbw is k (n - 1) / n times algbw, or 0 for once; a redop; a root."""
-_SPELT = {kind.replace("_", ""): kind for kind in _RULES}
-_SPELT |= {"bcast": "broadcast", "": "point_to_point"}  # by small letters alone
-# Of which MPI's benchmarks print the bytes from one rank, or from one to one.
-_PER_RANK = re.compile("(all_?gather|alltoall|gather|scatter)v?")
+_SPELT = {name: kind for kind, known in _KNOWN.items() for name in known.names}
+_SPELT[""] = "point_to_point"  # by small letters alone
 _PLACES = (
     "out_of_place",
     "in_place",
@@ -324,8 +315,8 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
     Of each, what algbw is of size over time, and its bytes over the size, 0 where that needs the ranks.
     """
     if not table.rated:
-        names = sorted(table.named) or _RULES
-        return {kind: (1.0, n if _PER_RANK.fullmatch(kind) else 1) for kind in names}
+        names = sorted(table.named) or _KNOWN
+        return {kind: (1.0, n if _prints_a_part(kind) else 1) for kind in names}
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     algbw = max(float(fast["algbw"].mean()), 1e-9)
     rate, bus = (
@@ -342,9 +333,11 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
         dict[str, tuple[float, int]](),
     )
     unchecked = [cells.get("wrong") == "N/A" for cells in places]
-    for kind, (passes, *wanted) in _RULES.items():
+    for kind, known in _KNOWN.items():
+        wanted = [known.prints_redop, known.prints_root]
+        passes = known.rounds if known.divided else 0
         count = n or max(2, round(passes / max(passes - bus, 1e-9)))
-        share = passes * (count - 1) / count if passes else 1.0
+        share = known.bus_factor(count)
         ways = [(1.0, share, 1)]
         if kind in ("all_gather", "reduce_scatter"):  # until 2020
             ways.append(((count - 1) / count, 1.0, 1))
@@ -364,11 +357,20 @@ def _kinds(table: Table, frame: DataFrame, n: int) -> dict[str, tuple[float, int
     elif unchecked == [False, False]:
         kinds.pop("sendrecv", None)
     named = [
-        kind for kind in sorted(table.named) if kind in kinds or kind not in _RULES
+        kind for kind in sorted(table.named) if kind in kinds or kind not in _KNOWN
     ]
     return {
         kind: kinds.get(kind, (1.0, 1)) for kind in (named if table.named else kinds)
     }
+
+
+def _prints_a_part(kind: str) -> bool:
+    """Return whether MPI's benchmarks print the bytes from one rank, or from one to one.
+
+    Those of variants with a size for each rank, as allgatherv, do as the plain ones.
+    """
+    plain = _SPELT.get(kind.replace("_", "").removesuffix("v"), "")
+    return plain in _KNOWN and _KNOWN[plain].mpi_prints_a_part
 
 
 def _check_rates(sheet: Sheet, frame: DataFrame, parts: Collection[float]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ddlkit.core.collective import find_collective
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MIB
-from workbook.pytorch.equations import parts
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
 """With which releases of torch each kind is known to work."""
@@ -23,12 +23,6 @@ SIZES = np.unique(
 """Bytes of messages whose times are written down."""
 ELEMENTS = {"Float": 4, "Half": 2, "BFloat16": 2}
 """Bytes of numbers as a profile calls them."""
-NAMES = {
-    "all_reduce": ("allreduce", "all_reduce"),
-    "all_gather": ("_allgather_base", "all_gather_into_tensor"),
-    "reduce_scatter": ("_reduce_scatter_base", "reduce_scatter_tensor"),
-}
-"""What a profile and a graph call each collective."""
 FUNCTION = Path(__file__).with_name("estimate.txt")
 
 
@@ -77,9 +71,11 @@ def _ranks(cost: MessageCost) -> int:
 def inductor(cost: MessageCost, torch: str) -> str:
     """Return a module with ``estimate(node, override_size) -> ms``; between SIZES it draws straight lines."""
     times_ms = tuple(float(f"{1e3 * s:.6g}") for s in cost(SIZES))
+    collective = find_collective(cost.collective)
     said = {
-        "collective": cost.collective,
-        "name": NAMES[cost.collective][1],
+        "collective": collective.name,
+        "name": collective.graph_name,
+        "whole": "node.args[0]" if collective.sized == "input" else "node",
         "ranks": _ranks(cost),
     }
     return FUNCTION.read_text(encoding="utf-8").format(
@@ -91,7 +87,8 @@ def profile(cost: MessageCost, torch: str) -> str:
     """Return a Chrome trace of kernels for profile_guided_estimations_profile_path: each size once."""
     ranks, events = _ranks(cost), []
     of_group = {"Group size": ranks, "Process Group Ranks": str(list(range(ranks)))}
-    inside, outside = parts(cost.collective, ranks)
+    collective = find_collective(cost.collective)
+    inside, outside = collective.input_parts(ranks), collective.output_parts(ranks)
     for dtype, width in ELEMENTS.items():
         whole = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
         for n, seconds in zip(whole.tolist(), cost(whole * width), strict=True):
@@ -100,7 +97,11 @@ def profile(cost: MessageCost, torch: str) -> str:
                 "Out msg nelems": n // outside,
                 "dtype": dtype,
             }
-            args = {"Collective name": NAMES[cost.collective][0], **of_group, **sizes}
+            args = {
+                "Collective name": collective.process_group_name,
+                **of_group,
+                **sizes,
+            }
             events.append(
                 {
                     "ph": "X",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import Finding, UserError, shown
 from ddlkit.core.timeline import COMMUNICATION, Timeline
 from ddlkit.core.units import MOST_WHOLE, format_seconds
@@ -79,10 +80,11 @@ class Event(NamedTuple):
             self.name.startswith("gloo:") or (self.on_gpu and _NCCL.match(self.name))
         ):
             return ""
-        names = f"{self.args.get(_NAMED)} {self.name}".lower().replace("_", "")
-        return next(
-            (kind for kind in COMMUNICATION if kind.replace("_", "") in names), "other"
-        )
+        said = f"{self.args.get(_NAMED)} {self.name}".lower().replace("_", "")
+        for kind, known in COLLECTIVES.items():
+            if any(name in said for name in known.names):
+                return kind
+        return "other"
 
     @property
     def elements(self) -> int:
@@ -97,9 +99,10 @@ class Event(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Size of a message (all-gather: whole output) or of an operator's first input; 0: unknown."""
+        """Size of a message, as its collective counts it, or of an operator's first input; 0: unknown."""
         if "In msg nelems" in self.args:
-            direction = "Out" if self.collective == "all_gather" else "In"
+            known = COLLECTIVES.get(self.collective)
+            direction = "Out" if known and known.sized == "output" else "In"
             count, kind = (
                 _count(self.args.get(f"{direction} msg nelems")),
                 self.args.get("dtype"),

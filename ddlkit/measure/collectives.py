@@ -1,9 +1,9 @@
-"""How long collectives take by size (``bytes`` as in `ddlkit.core.link`), with every value checked."""
+"""How long collectives take by size (``bytes`` as in `ddlkit.core.collective`), with every value checked."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from time import perf_counter
@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
+from ddlkit.core.collective import COLLECTIVES, find_collective
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import COLLECTIVES, bus_factor
 from ddlkit.core.units import KIB, MIB, format_bytes, format_seconds
 from ddlkit.jobs import rank as peers
 from ddlkit.jobs.clock import (
@@ -41,6 +41,58 @@ _SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
 
 
 @dataclass(frozen=True)
+class Posting:
+    """How one of COLLECTIVES is posted, and what must come out of it.
+
+    Parameters
+    ----------
+    post : callable
+        Takes the buffer for the result, and a rank's input; returns what ``wait`` waits for,
+        without waiting itself.
+    result : callable
+        Takes the inputs of all ranks in their order, and this rank; returns its result.
+    in_place : bool
+        Whether the buffer holds the rank's input before, as ``post`` takes no other.
+    """
+
+    post: Callable[[torch.Tensor, torch.Tensor], dist.Work]
+    result: Callable[[Iterator[torch.Tensor], Rank], torch.Tensor]
+    in_place: bool = False
+
+
+def _post_all_reduce(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    return dist.all_reduce(buffer, async_op=True)
+
+
+def _post_all_gather(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    return peers.gather_single(buffer, mine, async_op=True)
+
+
+def _post_reduce_scatter(buffer: torch.Tensor, mine: torch.Tensor) -> dist.Work:
+    return peers.scatter_single(buffer, mine, async_op=True)
+
+
+def _sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+    return reduce(torch.add, inputs)
+
+
+def _joined(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+    return torch.cat([*inputs])
+
+
+def _own_part_of_sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+    return _sum(inputs, me).chunk(me.world_size)[me.rank]
+
+
+POSTINGS = {
+    "all_reduce": Posting(_post_all_reduce, _sum, in_place=True),
+    "all_gather": Posting(_post_all_gather, _joined),
+    "reduce_scatter": Posting(_post_reduce_scatter, _own_part_of_sum),
+}
+"""How each of COLLECTIVES is posted and checked, by the same names."""
+
+
+@dataclass(frozen=True)
 class CollectivesSettings:
     """Which collectives to time at which sizes, and how; raises UserError for what there is not.
 
@@ -59,7 +111,7 @@ class CollectivesSettings:
 
     def __post_init__(self) -> None:
         for collective in self.collectives:
-            bus_factor(collective, 1)
+            find_collective(collective)
         if not self.sizes or min(self.sizes) < 1:
             raise UserError(
                 f"message sizes {list(self.sizes)}: give at least one, all above 0"
@@ -157,27 +209,18 @@ class CheckedCollective:
     def __init__(
         self, me: Rank, collective: str, size: int, seed: int, count: int = 1
     ) -> None:
-        self.collective, elements = collective, size // _ELEMENT_BYTES
-        if collective == "all_gather":
-            elements //= me.world_size
+        self.collective, self._posting = collective, POSTINGS[collective]
+        parts = COLLECTIVES[collective].input_parts(me.world_size)
+        elements = size // _ELEMENT_BYTES // parts
         random = torch.Generator().manual_seed(seed)
         vector = torch.randint(
             -_LARGEST, _LARGEST, (elements,), generator=random
         ).float()
         shares = (vector.roll(number * _SHIFT) for number in range(me.world_size))
         mine = vector.roll(me.rank * _SHIFT)
-        expected = (
-            torch.cat([*shares])
-            if collective == "all_gather"
-            else reduce(torch.add, shares)
-        )
-        if collective == "reduce_scatter":
-            expected = expected.chunk(me.world_size)[me.rank]
-        start = (
-            mine
-            if collective == "all_reduce"
-            else torch.full_like(expected, float("nan"))
-        )
+        expected = self._posting.result(shares, me)
+        in_place = self._posting.in_place
+        start = mine if in_place else torch.full_like(expected, float("nan"))
         everything = (tensor.to(me.device) for tensor in (mine, start, expected))
         self.mine, self._start, self.expected = everything
         self.buffers = self.expected.new_empty((count, expected.numel()))
@@ -188,18 +231,9 @@ class CheckedCollective:
 
     def run(self) -> None:
         """Post all messages, then wait for them in order."""
-        for work in [self._post(buffer) for buffer in self.buffers]:
+        post = self._posting.post
+        for work in [post(buffer, self.mine) for buffer in self.buffers]:
             work.wait()
-
-    def _post(self, buffer: torch.Tensor) -> dist.Work:
-        if self.collective == "all_reduce":
-            return dist.all_reduce(buffer, async_op=True)
-        post = (
-            peers.scatter_single
-            if self.collective == "reduce_scatter"
-            else peers.gather_single
-        )
-        return post(buffer, self.mine, async_op=True)
 
     def check(self) -> None:
         """Raise UserError unless every element is exactly right."""

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from ddlkit import store
-from ddlkit.core.link import COLLECTIVES
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload

@@ -12,11 +12,12 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.case import Case
+from ddlkit.core.collective import STEPS
 from ddlkit.core.cost import AlphaBeta, MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.link import FRAMING, STEPS, Link, is_lab, read_link, wire_s_per_byte
+from ddlkit.core.link import FRAMING, Link, is_lab, read_link, wire_s_per_byte
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Floats
 from ddlkit.model.contention import SLOWDOWN_KEY, Contention
@@ -151,7 +152,7 @@ class Calibration:
         if case.kind == TRAINING:
             of = case.network, case.batch, case.workers, case.link
             dense = replace(dense, contention=self.contention.get(of))
-        return dense.sparse(case.density) if case.collective == "all_gather" else dense
+        return dense.sparse(case.density) if case.sparse else dense
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:

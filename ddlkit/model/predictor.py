@@ -176,7 +176,7 @@ def computed(
     workload = (
         workloads[case.profile_sha256].scaled(slower).accumulated(case.accumulate)
     )
-    if case.collective != "all_gather":
+    if not case.sparse:
         return workload
     if case.selection_sha256 not in selections:
         name = case.selection_sha256[:12] or "of a real one"

@@ -41,7 +41,7 @@ class Step(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A collective of a unit's parameters or gradients; bytes as in `ddlkit.core.link`."""
+    """A collective of a unit's parameters or gradients; bytes as in `ddlkit.core.collective`."""
 
     collective: str
     unit: int

@@ -16,8 +16,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from numpy.typing import ArrayLike
 
 from ddlkit.core import units
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.plan import PLANNERS
 from ddlkit.store.files import own_yaml
 

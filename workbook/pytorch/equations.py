@@ -1,7 +1,7 @@
 """pytorch: the five cost models of PyTorch 2.13.0 that price collectives and operations, in NumPy.
 
 Numbered here, as no paper does; constants are those of its source (data/papers/pytorch/code.csv, by file).
-GPUs are joined by NVLink. Bytes are those of `core.link`.
+GPUs are joined by NVLink. Bytes are those of `ddlkit.core.collective`.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import torch
 
 from ddlkit import store
 from ddlkit.core.case import Case
+from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import way_s, wire_s_per_byte
@@ -87,9 +88,14 @@ class Request(NamedTuple):
     straggler: float
 
     @property
+    def sparse(self) -> bool:
+        """Return whether its case will be sparse, as `Case.sparse`."""
+        return self.density < 1
+
+    @property
     def collective(self) -> str:
-        """Return what its gradients are sent by: sparse ones are gathered."""
-        return "all_gather" if self.density < 1 else "all_reduce"
+        """Return what its gradients are sent by."""
+        return of_gradients(sparse=self.sparse)
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,7 @@ class LabPoints:
                 tables,
                 self.folder,
             )
-        for density in sorted({request.density for request in self.asked} - {1.0}):
+        for density in sorted({asked.density for asked in self.asked if asked.sparse}):
             select = partial(
                 measure_selection, densities=[density], budget=SELECTION_BUDGET
             )
@@ -298,7 +304,7 @@ class LabPoints:
     def _largest_bytes(self, request: Request) -> int:
         """Return bytes of a message that carries all of a network, as the calibration counts it."""
         n_bytes = gradient_bytes(request.network)
-        if request.density == 1:
+        if not request.sparse:
             return n_bytes
         elements = selected(n_bytes // ELEMENT_BYTES, request.density)
         return self.shape.workers * ELEMENT_BYTES * elements
@@ -371,7 +377,7 @@ class LabPoints:
             "density": request.density,
             "straggler": request.straggler,
         }
-        if request.density < 1:
+        if request.sparse:
             selecting = self.selection_times(request.density)
             how["selection_sha256"] = selecting.sha256
             cost = SparseGather(cost, request.density, selecting=selecting)
@@ -481,7 +487,7 @@ class LabPoints:
         frames = []
         for case, workload, _ in self.planned():
             workloads, selecting = {case.profile_sha256: workload}, {}
-            if case.density < 1:
+            if case.sparse:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
             times = rivals.predicted_times(ours, calibration.of_case(case).others)

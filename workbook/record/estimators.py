@@ -85,7 +85,7 @@ def _of_nccl() -> Iterator[Row]:
 
 
 def collective_node(what: str, n_bytes: int, ranks: int, group: str) -> torch.fx.Node:
-    """Return a node of torch.fx that sends ``n_bytes`` of float32, counted as `core.link` does."""
+    """Return a node of torch.fx that sends ``n_bytes`` of float32, counted as `core.collective` does."""
     operators, sums = torch.ops._c10d_functional, ("sum", ranks)
     operator, more = {
         "all_gather": (operators.all_gather_into_tensor, sums[1:]),

@@ -9,8 +9,8 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.link import COLLECTIVES
 from ddlkit.core.plan import PLANNERS
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.lab import ENGINES, parse_share

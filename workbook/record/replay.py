@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from ddlkit.core import sparse
 from ddlkit.core.case import Case
+from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import way_s
@@ -124,12 +125,21 @@ class Script:
     def from_case(
         cls, planned: PlannedCase, selection: sparse.Selecting | None = None
     ) -> Script:
-        """Make the script of a case; one that gathers waits out recorded times of selection."""
+        """Make the script of a case; a sparse one waits out recorded times of selection.
+
+        Raises UserError without these, and for a collective that a replay does not post.
+        """
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = sparse.elements_of(plan.group_bytes(slow)).astype(int)
         sent: dict[str, Sequence[Any]] = {}
-        if case.collective == "all_gather":
+        if case.collective != (posted := of_gradients(sparse=case.sparse)):
+            kind = "sparse" if case.sparse else "dense"
+            raise UserError(
+                f"replay: case {case.key} names {case.collective}: {kind} gradients are "
+                f"sent by {posted}"
+            )
+        if case.sparse:
             if selection is None:
                 raise UserError(
                     f"replay: case {case.key} waits out selections of unknown times"
@@ -215,7 +225,7 @@ def replay(
 ) -> Replayed:
     """Replay every case once per round, all in one launch, so that drift meets all cases alike.
 
-    selection : recorded times of it, needed for cases that gather
+    selection : recorded times of it, needed for sparse cases
     done : (case's key, repeat) of iterations that need not be played
     tries : how often an iteration is played, at most, while the machine's host disturbs it
     out : where rows are appended as they come; what an interrupted replay left there is not played again

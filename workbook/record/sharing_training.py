@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import bus_factor
 from ddlkit.core.plan import ddp
 from ddlkit.core.workload import Workload
 from ddlkit.jobs import clock
@@ -84,10 +84,10 @@ class Run:
         self.footprints = [setting.footprint] * (len(sizes) - 1)
         self.footprints.append(setting.last or setting.footprint)
         each = [at.blocks * stand_in.chunk_bytes(at.threads) for at in self.footprints]
-        factor = bus_factor(
-            "all_reduce", setting.ranks
-        )  # 0 of one rank, which sends nothing
-        self.chunks = chunks_of_messages([factor * size for size in sizes], each)
+        # One rank alone sends nothing: 0 bytes.
+        all_reduce = COLLECTIVES["all_reduce"]
+        sent = [all_reduce.wire_bytes(setting.ranks, size) for size in sizes]
+        self.chunks = chunks_of_messages(sent, each)
         self.n_bytes = int(np.dot(self.chunks, each))
         self.records = [
             stand_in.record(footprint.blocks) for footprint in self.footprints

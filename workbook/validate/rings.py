@@ -22,7 +22,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ddlkit.core.link import STEPS, Named, read_link
+from ddlkit.core.collective import STEPS
+from ddlkit.core.link import Named, read_link
 from ddlkit.core.workload import Floats
 from ddlkit.model.calibration import undisturbed
 
