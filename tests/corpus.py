@@ -10,7 +10,7 @@ from fuzzing import LINE, TIMES, Input, asked
 
 def _campaign(text: str) -> Input:
     return Input(
-        ("measure", "c.yml", "--dry-run", "--out", "there"), {"c.yml": text.encode()}
+        ("campaign", "c.yml", "--dry-run", "--out", "there"), {"c.yml": text.encode()}
     )
 
 

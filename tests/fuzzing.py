@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddlkit import cli
+from workbook.cli import PROGRAM
 from workbook.common import places
 
 MOST_S = 10.0
@@ -166,9 +167,9 @@ CHOSEN = {
     "timeline": [
         Input(("timeline", "t.csv", "--out", "t.json"), {"t.csv": SPANS.encode()})
     ],
-    "measure": [
+    "campaign": [
         Input(
-            ("measure", "c.yml", "--dry-run", "--out", "there"),
+            ("campaign", "c.yml", "--dry-run", "--out", "there"),
             {"c.yml": YAML.encode()},
         )
     ],
@@ -261,7 +262,8 @@ def answer(given: Input, folder: Path) -> Outcome:
     began = time.process_time()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
-            status = cli.main(given.words)
+            program = PROGRAM if given.words[0] in PROGRAM.commands else cli.DDLKIT
+            status = cli.main(given.words, program)
     except SystemExit as left:
         status = int(left.code or 0)
     except Exception as raised:
@@ -298,8 +300,11 @@ def _refused(given: Input, got: Outcome) -> None:
     lines = got.error.splitlines()
     by_argparse = got.error.startswith("usage: ")
     *warnings, line = lines[-1:] if by_argparse else lines
-    assert re.match(r"ddlkit( [a-z-]+)?: error: ", line) and not got.out, "not refused"
-    assert all(re.match("ddlkit: (?!error: )", said) for said in warnings), (
+    assert (
+        re.match(r"(ddlkit|(python -m )?workbook)( [a-z-]+)?: error: ", line)
+        and not got.out
+    ), "not refused"
+    assert all(re.match("(ddlkit|workbook): (?!error: )", said) for said in warnings), (
         "not in one line"
     )
 

@@ -149,7 +149,7 @@ def test_a_build_that_is_full_or_read_only_is_one_line(
 ) -> None:
     build = clone.path / "build"
     build.mkdir()
-    clone.ddlkit_does(f"{FILL.format(build)} exit 1")
+    clone.workbook_does(f"{FILL.format(build)} exit 1")
     script = f"{FULL.format(build)} exec bash reproduce.sh --recorded"
     done = run(
         ["unshare", "--mount", "bash", "-c", script], clone.variables(), clone.path
@@ -207,13 +207,13 @@ def test_damaged_tables_are_refused_in_one_line(damage: Any, tmp_path: Path) -> 
 )
 def test_a_killed_run_takes_its_stage_along(clone: Clone) -> None:
     started = clone.path / "started"
-    clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
+    clone.workbook_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
     first = subprocess.Popen(["bash", "reproduce.sh"], cwd=clone.path, env=clone.variables(),
                              stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     processes = [psutil.Process(int(word)) for word in words_of(started)]
     first.kill()
     first.wait()
-    clone.ddlkit_does("echo done")
+    clone.workbook_does("echo done")
     assert clone.run("--recorded").returncode == 0, "the next run takes over"
     assert not alive(processes)
 
@@ -273,7 +273,7 @@ def staged(clone: Clone, stage: str) -> list[str]:
     )
     paths = shlex.quote(os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     argv = shlex.join([*as_command(STAGES[stage]), str(clone.path)])
-    clone.ddlkit_does(f"exec env PYTHONPATH={paths} {argv}")
+    clone.workbook_does(f"exec env PYTHONPATH={paths} {argv}")
     return [] if stage == "02-measure" else ["--recorded"]
 
 
@@ -309,7 +309,7 @@ def test_a_stage_can_be_ended_at_any_moment(stage: str, clone: Clone) -> None:
         assert "Traceback" not in log.read_text()
         for path in clone.path.glob("out/*.csv"):
             store.load_table(path)
-    clone.ddlkit_does("echo done")
+    clone.workbook_does("echo done")
     done = clone.run(*arguments)
     assert (done.stderr, done.returncode) == ("", 0)
     with (

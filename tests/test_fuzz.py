@@ -12,6 +12,7 @@ import pytest
 import corpus
 import fuzzing
 from ddlkit import cli
+from workbook.cli import PROGRAM
 from workbook.record import kinds
 
 assert (
@@ -20,14 +21,20 @@ assert (
 
 INPUTS = int(os.environ.get("DDLKIT_FUZZ", "0"))
 """So many in all, if given: 50000 for a night. Else 1,000, and 20,000 with --long."""
-SHARES = {"import": 0.3, "predict": 0.38, "timeline": 0.14, "fit": 0.08, "measure": 0.1}
+SHARES = {
+    "import": 0.3,
+    "predict": 0.38,
+    "timeline": 0.14,
+    "fit": 0.08,
+    "campaign": 0.1,
+}
 
 
 @pytest.fixture
 def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One parser for all inputs, and limited memory."""
-    parser = cli._parser()
-    monkeypatch.setattr(cli, "_parser", lambda: parser)
+    parsers = {program.name: cli._parser(program) for program in (cli.DDLKIT, PROGRAM)}
+    monkeypatch.setattr(cli, "_parser", lambda program: parsers[program.name])
     with fuzzing.limited():
         yield
 

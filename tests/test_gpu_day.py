@@ -13,6 +13,7 @@ import pytest
 
 from ddlkit import cli, store
 from places import ROOT, alive, family, wait_for
+from workbook.cli import PROGRAM
 
 SCRIPT = ROOT / "examples" / "gpu_day.sh"
 # Plays python: notes its arguments, and ends as FAIL says of those that hold its first word.
@@ -21,14 +22,16 @@ NOTING = """\
 echo "$*" >> "$NOTED"
 [[ -z $FAIL || "$*" != *${FAIL% *}* ]] || exit "${FAIL#* }"
 """
-# Plays python -m ddlkit: the command is ours, the points are those of a test.
+# Plays python -m workbook: the command is ours, the points are those of a test.
 MEASURING = f"""\
 #!{sys.executable}
 import sys
-from ddlkit import cli
+from workbook import cli
 import faulty_points
 from ddlkit.measure.session import engine
-engine.partial = lambda *_, **__: faulty_points.long
+from workbook.record import recording
+recording.points = faulty_points.long
+recording.partial = lambda make, **_: make
 engine.EVERY_S = 0.1
 sys.exit(cli.main(sys.argv[3:]))
 """
@@ -58,9 +61,9 @@ def packed(archive: Path, into: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("fail", "status", "steps"),
     [
-        (" 0", 0, ["--preflight", "--profile smoke", "-m gpu"]),
+        (" 0", 0, ["--preflight", "record smoke", "-m gpu"]),
         ("--preflight 2", 2, ["--preflight"]),  # no GPU at all
-        ("--profile 2", 1, ["--preflight", "--profile smoke", "-m gpu"]),
+        ("smoke 2", 1, ["--preflight", "record smoke", "-m gpu"]),
     ],
 )
 def test_the_first_stage_goes_on_after_a_failure_and_says_so(
@@ -79,8 +82,9 @@ def test_the_first_stage_goes_on_after_a_failure_and_says_so(
     ] == steps
     for call in called:
         words = call.split("sys.argv[1:]])")[1].split()
-        if words[1] == "ddlkit":
-            assert cli._parser().parse_args(words[2:]).suite == "gpu"
+        if words[1] == "workbook":
+            asked = cli._parser(PROGRAM).parse_args(words[2:])
+            assert (asked.name, asked.device) in {("gpu", None), ("smoke", "cuda")}
     logged = (tmp_path / "day" / "stage1.log").read_text()
     assert logged.count("gpu_day: exit status") == len(steps)
 
@@ -91,7 +95,7 @@ def test_a_kill_leaves_a_whole_archive_from_which_the_next_call_goes_on(
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     python = played(tmp_path, MEASURING)
     out, archive = tmp_path / "recorded" / "here", tmp_path / "day" / "recording.tgz"
-    words = ("60m", archive.parent, "--suite", "cpu", "--out", out)
+    words = ("60m", archive.parent, "--device", "cpu", "--out", out)
 
     def tables() -> set[str]:
         return packed(archive, tmp_path / "look") if archive.exists() else set()

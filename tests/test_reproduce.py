@@ -33,11 +33,14 @@ class Clone:
     path: Path
     environment: Path
 
-    def ddlkit_does(self, script: str) -> None:
+    def workbook_does(self, script: str) -> None:
         """Stage commands note their arguments, then run the shell `script`."""
         command = self.environment / "bin" / "ddlkit"
         command.write_text(f'#!/bin/sh\necho "$*" >> "{self.path}/calls"\n{script}\n')
         command.chmod(0o755)
+        # python -m workbook, run in this folder, becomes that script
+        program = f"import os, sys\nos.execv({str(command)!r}, [sys.argv[0], *sys.argv[1:]])\n"
+        (self.path / "workbook" / "__main__.py").write_text(program)
 
     def variables(self, **changes: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if k not in UNWANTED}
@@ -57,7 +60,8 @@ class Clone:
 @pytest.fixture
 def clone(tmp_path: Path) -> Clone:
     path, environment = tmp_path / "clone", tmp_path / "environment"
-    (path / "ddlkit").mkdir(parents=True)
+    for package in ("ddlkit", "workbook"):
+        (path / package).mkdir(parents=True)
     for name in ("reproduce.sh", "requirements.txt", "ddlkit/__init__.py"):
         shutil.copy(ROOT / name, path / name)
     venv.create(environment, with_pip=False, symlinks=True)
@@ -66,7 +70,7 @@ def clone(tmp_path: Path) -> Clone:
     paths = [str(path), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     (own_packages / "clone.pth").write_text("\n".join(paths))
     made = Clone(path, environment)
-    made.ddlkit_does("echo done")
+    made.workbook_does("echo done")
     return made
 
 
@@ -89,15 +93,15 @@ def test_wrong_arguments_are_one_line(clone: Clone, words: str) -> None:
     )
 
 
-MEASURE = "measure all --profile full --out build/measured-full"
-BOOK = "book --data build/measured-full --reports build/reports --only 10,40"
+MEASURE = "record all --profile full --out build/measured-full"
+BOOK = "build --data build/measured-full --reports build/reports --only 10,40"
 
 
 @pytest.mark.parametrize(
     ("words", "calls"),
     [
         ("--full --only 10,40", [MEASURE, BOOK]),
-        ("--only 90 --recorded", ["book --recorded --only 90"]),
+        ("--only 90 --recorded", ["build --recorded --only 90"]),
     ],
 )
 def test_stages_run_in_order_in_the_active_environment(
@@ -115,7 +119,7 @@ def test_stages_run_in_order_in_the_active_environment(
 
 def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
     message = r"50%%\r\033[31mddlkit: error: no such link: ib9\033[0m\n\n"
-    clone.ddlkit_does(f"echo working; printf '{message}' >&2; exit 2")
+    clone.workbook_does(f"echo working; printf '{message}' >&2; exit 2")
     done = clone.run()
     assert done.returncode == 2
     assert done.stderr == (
@@ -134,7 +138,7 @@ def test_a_failing_stage_is_one_line_and_stops_the_run(clone: Clone) -> None:
     holds="one line names the stage; status 137",
 )
 def test_a_stage_that_is_killed_is_one_line(clone: Clone) -> None:
-    clone.ddlkit_does("echo at work; kill -KILL $$")
+    clone.workbook_does("echo at work; kill -KILL $$")
     done = clone.run("--recorded")
     assert done.returncode == 137
     assert len(done.stderr.splitlines()) == 1 and "03-book" in done.stderr
@@ -152,7 +156,7 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(
 ) -> None:
     """A second run is refused while the first is at work, and works once that is stopped."""
     started = clone.path / "started"
-    clone.ddlkit_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
+    clone.workbook_does(f'sleep 60 & echo $PPID $$ $! > "{started}"; wait')
     command = ["bash", "reproduce.sh"]
     if by == "terminal":
         command = [sys.executable, "-c", f"import pty; pty.spawn({command})"]
@@ -186,7 +190,7 @@ def test_an_interrupt_ends_every_process_and_frees_the_lock(
     assert b"reproduce.sh: interrupted; the same command goes on from here" in printed
     assert by == "terminal" or first.returncode == 130
     assert not alive(processes)
-    clone.ddlkit_does("echo done")
+    clone.workbook_does("echo done")
     assert clone.run().returncode == 0
 
 

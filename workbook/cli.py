@@ -22,6 +22,7 @@ from ddlkit.core.errors import UserError
 COMMANDS: dict[str, Command] = {}
 command = partial(any_command, register_in=COMMANDS)
 PROGRAM = cli.Program(
+    "workbook",
     "python -m workbook",
     "reproduce four papers on communication cost in distributed deep learning",
     COMMANDS,

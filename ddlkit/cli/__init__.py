@@ -41,15 +41,21 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Program:
-    """What `main` runs: a program by its name, its commands, and where commands went that it had once."""
+    """What `main` runs: a program and its commands.
+
+    name : stands before its messages; called : how it is called in a shell
+    moved : where commands went that it had once
+    """
 
     name: str
+    called: str
     about: str
     commands: Mapping[str, Command]
     moved: Mapping[str, str] = field(default_factory=dict)
 
 
 DDLKIT = Program(
+    "ddlkit",
     "ddlkit",
     "measure, fit, predict and plan what communication costs in distributed deep learning",
     COMMANDS,
@@ -171,7 +177,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: Program = DDLKIT) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program.name, description=program.about)
+    parser = _Parser(prog=program.called, description=program.about)
     parser.add_argument("--version", action="version", version=f"ddlkit {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, told in program.commands.items():
