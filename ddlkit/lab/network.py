@@ -328,9 +328,7 @@ def _run(argv: list[str], script: str = "") -> str:
     try:
         done = subprocess.run(argv, input=script, timeout=DEADLINE_S, **how)
     except FileNotFoundError:
-        raise UserError(
-            NEEDS_IPROUTE2.format(argv[0])
-        ) from None
+        raise UserError(NEEDS_IPROUTE2.format(argv[0])) from None
     except subprocess.TimeoutExpired:
         late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
         raise UserError(f"lab network: {' '.join(argv)}: {late}") from None
