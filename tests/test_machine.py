@@ -96,6 +96,11 @@ def test_the_commit_says_when_the_code_differs_from_it(
     assert machine.commit(code) == head, "new rows are not new code"
     (code / "a.py").write_text("2\n")
     assert machine.commit(code) == head + "+dirty"
+    installed = tmp_path / "venv"
+    installed.mkdir()
+    (installed / "a.py").write_text("1\n")
+    monkeypatch.setenv("DDLKIT_COMMIT", "")
+    assert machine.commit(installed) == "unknown", "the repository is another's"
 
 
 def test_a_copied_tree_takes_its_commit_from_the_environment(

@@ -29,13 +29,15 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import Iteration
-from ddlkit.core.plan import make_plan
+from ddlkit.core.plan import PLANNERS, make_plan
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
 from workbook import plots
 from workbook.common import outputs, places
+from workbook.omgs import planners
 from workbook.plots import style as looks
 
+assert planners  # whose import registers the planners of a paper
 WORKLOAD = Workload.from_arrays(
     0.2, [0.1, 0.05, 0.3, 0.1], [4000, 8_000_000, 400, 2_000_000], 0.01
 )
@@ -87,6 +89,7 @@ def test_looks_of_a_family_and_of_a_series_differ_without_colour() -> None:
                 styles
             ), feature
     assert set(looks.FAMILIES["spans"]) == set(KINDS)
+    assert set(looks.FAMILIES["plans"]) == set(PLANNERS), "every planner has a look"
     with pytest.raises(UserError, match="no style for 'guess'"):
         looks.look("guess")
     first, second, stranger, other = looks.looks(

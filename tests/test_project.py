@@ -63,7 +63,7 @@ NAMES_A_MODULE = re.compile(
     r"ddlkit(\.\w+)+(:\w+)?"
 )  # a string such as "ddlkit.cli:main"
 ELSEWHERE = r"(?<![\w.~-])/(home|root|Users|mnt|work)/[A-Za-z]|-index-url|--find-links|//\S*(pypi|whl)"
-NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch", "tqdm"}
+NEEDED_TO_RUN = {"numpy", "pandas", "psutil", "scipy", "torch"}
 
 
 def read(name: str) -> str:

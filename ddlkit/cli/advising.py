@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddlkit.cli.command import JSON, arg, command, lab_rate, show
+from ddlkit.cli.command import JSON, arg, command, lab_rate, require_lab, show
 from ddlkit.cli.predicting import OPTIONAL, STRATEGY, forecast_of, is_sharded, sharded
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
@@ -46,14 +46,18 @@ def advise(arguments: argparse.Namespace) -> None:
         raise UserError(
             "give --model, whose training is measured, or --profile and --collectives"
         )
+    if arguments.html:
+        from ddlkit.show import WRITING_A_PAGE, needs
+
+        needs("--html", WRITING_A_PAGE)
     result, advice = (_measured if arguments.model else _of_tables)(arguments)
     if advice:  # on rank 0
         result["snippet"] = snippet(advice, result["advice"])
         show(result, True) if arguments.json else print("\n".join(screen(result)))
         if arguments.html:
-            from workbook.site import pages as site
+            from ddlkit.show import write_advice
 
-            site.advice_page(advice, screen(result), arguments.html)
+            write_advice(advice, screen(result), arguments.html)
 
 
 def _units(arguments: argparse.Namespace) -> None:
@@ -83,6 +87,8 @@ def _of_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
 
 def _measured(arguments: argparse.Namespace) -> tuple[dict[str, Any], Any]:
     """Return what to show, and the advice, once all is measured; None but on rank 0."""
+    lab_rate(arguments.lab)  # refused before anything else
+    require_lab(arguments.lab)
     from ddlkit import store
     from ddlkit.jobs.rank import joined
     from ddlkit.measure.advise import (

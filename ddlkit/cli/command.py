@@ -157,6 +157,8 @@ def measure(arguments: argparse.Namespace) -> None:
             f"--ranks {ranks}: one rank alone sends nothing: use at least 2"
         )
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+    if not arguments.dry_run:
+        require_lab(arguments.lab)
     _named_networks(arguments.networks)  # refused before torch is loaded
     from ddlkit.measure import parts
     from ddlkit.measure.session import engine
@@ -199,6 +201,15 @@ def lab_rate(text: str | None) -> tuple[float, float]:
     rate, _, delay = text.partition(",")
     delay_s = units.parse_seconds(delay) if delay else 0.0
     return units.parse_bits_per_s(rate), delay_s
+
+
+def require_lab(text: str | None) -> None:
+    """Raise UserError where --lab is given and no lab can be made, before anything is measured."""
+    if text:
+        from ddlkit.lab import network
+
+        if reason := network.lacking():
+            raise UserError(f"--lab {text}: {reason}")
 
 
 def _named_networks(text: str | None) -> list[tuple[str, int]]:

@@ -59,6 +59,10 @@ def fit(arguments: argparse.Namespace) -> None:
     from ddlkit.formats import messages
     from ddlkit.model import fits
 
+    if arguments.compare:
+        from ddlkit.show import DRAWING, needs
+
+        needs("--compare", DRAWING)
     names = ("collective", "link", "ranks", "place", "table")
     wanted = {name: getattr(arguments, name) for name in names}
     sizes, seconds, said = messages.read_bytes_seconds(arguments.file, **wanted)
@@ -98,14 +102,14 @@ def _compare(
 ) -> None:
     """Print how well each form does, and draw them."""
     from ddlkit.model import fits
+    from ddlkit.show import write_cost_forms
     from ddlkit.store import own_output
-    from workbook import plots
 
     forms = [] if arguments.form == "auto" else [arguments.form]
     compared = fits.compare(sizes, seconds, *forms, **of)
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     own_output(to, arguments.file)
-    plots.write_png(plots.cost_forms(compared.fits, compared.chosen), to)
+    write_cost_forms(compared.fits, compared.chosen, to)
     said = {"chosen": compared.chosen, "why": compared.why, "drawn": str(to), **note}
     if arguments.json:
         said["forms"] = json.loads(compared.table.to_json(orient="index"))

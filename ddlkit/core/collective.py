@@ -17,7 +17,7 @@ from ddlkit.core.errors import UserError, shown
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective: everything that models, readers, exports and figures know of it.
+    """One collective: everything that models, readers and exports know of it.
 
     Sizes are those of nccl-tests, in bytes. On a ring of n ranks, each rank sends to the
     next one; a round of the ring has n - 1 steps.
@@ -48,8 +48,6 @@ class Collective:
         The name that PyTorch's process groups give it, as in a profile's "Collective name".
     graph_name : str
         The name of its operator in PyTorch's graphs, below ``_c10d_functional``.
-    label, color, hatch : str
-        How it looks in a figure: its label, its colour (#rrggbb) and its hatch pattern.
 
     Examples
     --------
@@ -79,9 +77,6 @@ class Collective:
     spellings: tuple[str, ...] = ()
     process_group_name: str = ""
     graph_name: str = ""
-    label: str = ""
-    color: str = ""
-    hatch: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -139,9 +134,6 @@ COLLECTIVES = _by_name(
         prints_redop=True,
         process_group_name="allreduce",
         graph_name="all_reduce",
-        label="all-reduce",
-        color="#c14d00",
-        hatch="////",
     ),
     Collective(
         name="all_gather",
@@ -151,9 +143,6 @@ COLLECTIVES = _by_name(
         mpi_prints_a_part=True,
         process_group_name="_allgather_base",
         graph_name="all_gather_into_tensor",
-        label="all-gather",
-        color="#e0a000",
-        hatch="\\\\",
     ),
     Collective(
         name="reduce_scatter",
@@ -163,9 +152,6 @@ COLLECTIVES = _by_name(
         prints_redop=True,
         process_group_name="_reduce_scatter_base",
         graph_name="reduce_scatter_tensor",
-        label="reduce-scatter",
-        color="#8a6d00",
-        hatch="----",
     ),
 )
 """Every collective that can be timed, fitted, predicted, exported and drawn, by its name."""

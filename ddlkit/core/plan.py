@@ -438,22 +438,19 @@ MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 
 @dataclass(frozen=True)
 class Planner:
-    """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
+    """A planner as it is registered: what makes its plans, and how it is written.
 
-    look : colour, marker, line and hatch; variants : all after the colon, where ``make`` does not read it
+    variants : all after the colon, where ``make`` does not read it
     examples : specs, by default its name and variants; where ``make`` reads the text, one with a colon
     """
 
     name: str
     make: MakePlan
-    label: str = ""
-    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", "")
     variants: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
-        object.__setattr__(self, "label", self.label or self.name)
         object.__setattr__(self, "examples", self.examples or written)
 
 
@@ -461,21 +458,19 @@ PLANNERS: dict[str, Planner] = {}
 """Every planner that is registered, by name."""
 
 
-def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as a planner; ``drawn`` : label, look, ... of a `Planner`."""
+def planner(
+    name: str, *, variants: tuple[str, ...] = (), examples: tuple[str, ...] = ()
+) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as a planner, as `Planner` describes it."""
 
     def register(make: MakePlan) -> MakePlan:
-        PLANNERS[name] = Planner(name, make, **drawn)
+        PLANNERS[name] = Planner(name, make, variants, examples)
         return make
 
     return register
 
 
-@planner(
-    "buffer",
-    look=("#e0a000", "o", "-.", "..."),
-    examples=("buffer:25MB", "buffer:64MB:5ms"),
-)
+@planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
     if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
@@ -487,12 +482,7 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
 
 
-@planner(
-    "cuts",
-    label="given cuts",
-    look=("#8f8f8f", "P", "--", "|||"),
-    examples=("cuts:3,40",),
-)
+@planner("cuts", examples=("cuts:3,40",))
 def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
@@ -503,7 +493,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     return FusionPlan(f"cuts:{text}", tuple(ends))
 
 
-@planner("random", look=("#c4c4c4", "X", ":", "---"), examples=("random:7:12",))
+@planner("random", examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
@@ -521,16 +511,12 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
 
 
-planner("none", look=("#b3568a", "v", "-", "\\\\\\"))(
-    lambda workload, *_: none(workload)
+planner("none")(lambda workload, *_: none(workload))
+planner("single")(lambda workload, *_: single(workload))
+planner("ddp", examples=("ddp", "ddp:25MiB"))(
+    lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0)
 )
-planner("single", look=("#1b1b1b", "s", "--", ""))(
-    lambda workload, *_: single(workload)
-)
-planner(
-    "ddp", label="DDP", look=("#009e73", "D", ":", "///"), examples=("ddp", "ddp:25MiB")
-)(lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0))
-planner("exact", look=("#00588f", "*", "-", "xxx"))(
+planner("exact")(
     lambda workload, cost, text: exact(workload, needed_cost(cost, "exact"))
 )
 
@@ -598,12 +584,7 @@ def fusing_pays(
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
 
-@planner(
-    "adafusion",
-    label="adaFusion",
-    variants=("repaired",),
-    look=("#d55e00", "h", ":", "+++"),
-)
+@planner("adafusion", variants=("repaired",))
 def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
     known = needed_cost(cost, "adafusion")
@@ -617,9 +598,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     return merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
 
 
-@planner(
-    "mg_wfbp", label="MG-WFBP", variants=("osf",), look=("#7fc4ee", "^", "--", "\\\\\\")
-)
+@planner("mg_wfbp", variants=("osf",))
 def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Merge while ready - tau_c < a: the next gradient is ready before this message's start-up would be over.
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,7 @@ TCP = "congctl reno initcwnd 1000 initrwnd 1000"
 DEADLINE_S = 30.0
 TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
+NEEDS_IPROUTE2 = "the lab needs {} (iproute2), not found on the PATH"
 NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf lab works without it"
 
 
@@ -295,13 +297,20 @@ def clean() -> list[str]:
         return _remove_dead()
 
 
-@functools.lru_cache(maxsize=1)
-def available() -> str:
-    """Return why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+def lacking() -> str:
+    """Return what a lab needs that is not here, in one line; empty if all is. Nothing is tried."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
         return NEEDS_ROOT
+    return "" if shutil.which("ip") else NEEDS_IPROUTE2.format("ip")
+
+
+@functools.lru_cache(maxsize=1)
+def available() -> str:
+    """Return why no lab is possible here, in one line; empty if one is (a small one is tried)."""
+    if reason := lacking():
+        return reason
     try:
         with Lab(LabShape(1, 1e9)):
             return ""
@@ -319,9 +328,7 @@ def _run(argv: list[str], script: str = "") -> str:
     try:
         done = subprocess.run(argv, input=script, timeout=DEADLINE_S, **how)
     except FileNotFoundError:
-        raise UserError(
-            f"the lab needs {argv[0]} (iproute2), not found on the PATH"
-        ) from None
+        raise UserError(NEEDS_IPROUTE2.format(argv[0])) from None
     except subprocess.TimeoutExpired:
         late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
         raise UserError(f"lab network: {' '.join(argv)}: {late}") from None

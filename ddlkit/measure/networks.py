@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -22,14 +23,20 @@ from ddlkit.core.errors import UserError
 from ddlkit.jobs import launch
 
 Batch = tuple[Tensor, Tensor]
+INSTALL_IT = """install it with: pip install 'ddlkit[networks]', or, to keep this torch: \
+pip install --no-deps torchvision"""
 
 
 @dataclass(frozen=True)
 class Network:
-    """How to make a network, and a batch of ``n`` inputs with a label for each row that it puts out."""
+    """How to make a network, and a batch of ``n`` inputs with a label for each row that it puts out.
+
+    package : what must be installed, beyond torch
+    """
 
     build: Callable[[], nn.Module]
     sample: Callable[[int, torch.Generator], Batch]
+    package: str = ""
 
 
 def import_torchvision() -> ModuleType:
@@ -37,8 +44,9 @@ def import_torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except ImportError as error:
-        advice = "install it with: pip install --no-deps torchvision"
-        raise UserError(f"torchvision cannot be imported ({error}); {advice}") from None
+        raise UserError(
+            f"torchvision cannot be imported ({error}); {INSTALL_IT}"
+        ) from None
     except (
         RuntimeError
     ) as error:  # describing operators without a kernel, which no network needs
@@ -70,7 +78,7 @@ def torchvision_network(name: str, **options: Any) -> Network:
         network: nn.Module = models.get_model(name, weights=None, **options)
         return network
 
-    return Network(build, IMAGENET)
+    return Network(build, IMAGENET, package="torchvision")
 
 
 NETWORKS: dict[str, Network] = {
@@ -118,6 +126,13 @@ def find(name: str) -> Network:
     near = difflib.get_close_matches(name.lower(), sorted(NETWORKS), n=1)
     advice = f"did you mean {near[0]!r}?" if near else f"use {', '.join(NETWORKS)}"
     raise UserError(f"unknown network {name!r}: {advice}")
+
+
+def require(name: str) -> None:
+    """Raise UserError, before anything is measured, for an unknown name and for what is not installed."""
+    package = find(name).package
+    if package and find_spec(package) is None:
+        raise UserError(f"{name} needs {package}; {INSTALL_IT}")
 
 
 def build(name: str) -> nn.Module:

@@ -339,6 +339,9 @@ def points(
     rates = [rate_bits_per_s] if rate_bits_per_s else []
     made: list[Point] = []
     wanted = PARTS if part == "quick" else (part,)
+    if {*wanted} & {"layers", "slowdown", "training"}:
+        for name, _ in networks:
+            networks_by_name.require(name)
     if "collectives" in wanted:
         made += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
     if "layers" in wanted:

@@ -60,11 +60,14 @@ def installed(package: str) -> str:
         return "none"
 
 
-def commit(directory: Path = Path(__file__).parent) -> str:
-    """Return 12 digits of the commit, "+dirty" if code differs; outside git $DDLKIT_COMMIT or "unknown"."""
+def commit(directory: Path = Path(__file__).parents[1]) -> str:
+    """Return 12 digits of the commit, "+dirty" if code differs; outside git $DDLKIT_COMMIT or "unknown".
+
+    An installed library may lie in a folder of somebody's repository, which does not hold it.
+    """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
-    if head:
+    if head and output(*git, "ls-files", "."):
         return head + ("+dirty" if output(*git, "status", "--porcelain", ".") else "")
     given = os.environ.get("DDLKIT_COMMIT", "")
     parts = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", given)

@@ -20,8 +20,6 @@ from workbook.omgs.equations import (
 
 @planner(
     "omgs",
-    label="OMGS",
-    look=("#00664b", "p", "-.", "///..."),
     examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
 )
 def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
@@ -38,9 +36,7 @@ def _omgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     return plan_of(merged, f"omgs:{text}" if text else "omgs")
 
 
-@planner(
-    "mgs", label="MGS", look=("#7a4fa3", "<", "--", "..//"), examples=("mgs:8192",)
-)
+@planner("mgs", examples=("mgs:8192",))
 def _mgs(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """omgs V-D, MGS-SGD: ``mgs:THRESHOLD``, the elements from which a merged layer is sent."""
     if not (text.isdecimal() and int(text)):

@@ -16,8 +16,13 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from ddlkit.core.fit import Fit
-from ddlkit.core.timeline import KINDS, Timeline
+from ddlkit.core.timeline import Timeline
+from ddlkit.show import cost_fit as cost_fit
+from ddlkit.show import cost_forms as cost_forms
+from ddlkit.show import gantt as gantt
+from ddlkit.show import lines as lines
+from ddlkit.show import look as look
+from ddlkit.show import points as points
 from workbook.plots.shown import live_box as live_box
 from workbook.plots.shown import measured_here as measured_here
 from workbook.plots.shown import save_figure as save_figure
@@ -26,19 +31,15 @@ from workbook.plots.shown import write_png as write_png
 from workbook.plots.style import (
     FAINT,
     INK,
-    SOFT,
     WIDTH,
-    Style,
     add_legend,
     case_rows,
     known,
     looks,
     name_bars,
     plain_log_ticks,
-    set_log,
     time_unit,
 )
-from workbook.plots.style import look as look
 
 
 def canvas(
@@ -127,22 +128,6 @@ def paired_bars(
         heading(ax, name)
     _shared_legend(figure)
     return figure, axes[-1]
-
-
-def points(
-    ax: Axes,
-    x: ArrayLike,
-    y: ArrayLike,
-    role: str | Style,
-    *,
-    label: str = "",
-    size: float = 7,
-) -> None:
-    """Draw a role's markers at (n,) places."""
-    style = look(role) if isinstance(role, str) else role
-    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    (line,) = ax.plot(x, y, style.marker, color=style.color, markersize=size)
-    line.set(markerfacecolor=style.face, label=label or style.label)
 
 
 def dots(
@@ -307,33 +292,6 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     ax.grid(visible=False)
 
 
-def lines(
-    ax: Axes,
-    table: pd.DataFrame,
-    *,
-    xlabel: str,
-    ylabel: str,
-    log: str = "",
-    legend: str = "above",
-    ends: tuple[pd.DataFrame, pd.DataFrame] | None = None,
-) -> None:
-    """Draw a line per column against the index, NaN breaks it; ends : lows and highs of a ribbon behind."""
-    x = table.index.to_numpy(dtype=float)
-    for place, style in enumerate(looks([str(name) for name in table.columns])):
-        y = table.iloc[:, place].to_numpy(dtype=float)
-        marker = style.marker if len(x) <= 30 else ""
-        (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
-        line.set(color=style.color, markerfacecolor=style.face, label=style.label)
-        if ends is not None and place < ends[0].shape[1]:
-            low, high = (end.iloc[:, place].to_numpy(dtype=float) for end in ends)
-            ax.fill_between(
-                x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=0
-            )
-    set_log(ax, log)
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    add_legend(ax, legend)
-
-
 def samples(
     ax: Axes,
     frame: pd.DataFrame,
@@ -360,43 +318,6 @@ def samples(
     )
 
 
-def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
-    """Draw costs fitted to the same data, by form: samples, medians, fitted lines with 95% intervals."""
-    first, *_ = fits.values()
-    sizes, seconds = first.sizes, first.seconds
-    medians = pd.Series(seconds).groupby(np.asarray(sizes)).median()
-    scale, unit = time_unit(medians)
-    points(
-        ax, medians.index, scale * medians, "measured", size=4, label="measured, median"
-    )
-    ax.plot(
-        sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
-    )
-    grid = np.geomspace(sizes.min(), sizes.max(), 200)
-    for fit, style in zip(fits.values(), looks([*fits]), strict=True):
-        shape = {"color": style.color, "linestyle": style.line, "label": style.label}
-        ax.plot(grid, scale * fit.cost(grid), **shape)
-        if fit.draws:
-            low, high = (scale * limit for limit in fit.interval(grid))
-            ax.fill_between(grid, low, high, color=style.color, alpha=0.25, linewidth=0)
-    collective = getattr(first.cost, "collective", "")
-    set_log(ax, "by" if collective else "xy")
-    what = collective.replace("_", "-") or "selection"
-    ax.set(
-        xlabel="message size" if collective else "elements",
-        ylabel=f"{what} time [{unit}]",
-    )
-    add_legend(ax, "inside")
-
-
-def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
-    """Draw times of forms fitted to the same messages."""
-    figure, ax = canvas(height=3.6)
-    cost_fit(ax, fits)
-    heading(ax, f"chosen: {look(chosen).label}")
-    return figure
-
-
 def timelines(
     drawn: Mapping[str, Timeline], column: str, said: str = "", height: float = 1.5
 ) -> tuple[Figure, pd.DataFrame]:
@@ -409,52 +330,3 @@ def timelines(
         timeline.to_frame().assign(**{column: name}) for name, timeline in drawn.items()
     ]
     return figure, pd.concat(spans)
-
-
-def gantt(axes: Axes | np.ndarray, timelines: Mapping[str, Timeline]) -> None:
-    """Draw rank 0's spans as bars, timelines (by heading) on one time axis; above each, how long it is."""
-    chosen = {name: spans.select(spans.rank == 0) for name, spans in timelines.items()}
-    longest_s = max(spans.duration_s for spans in chosen.values())
-    scale, unit = time_unit(longest_s)
-    panels = np.atleast_1d(np.asarray(axes, dtype=object))
-    for ax, (name, spans) in zip(panels, chosen.items(), strict=True):
-        _spans(ax, spans, scale)
-        ax.set_xlim(0, longest_s * scale * 1.005)
-        total, exposed = (
-            spans.duration_s * scale,
-            spans.exposed_communication_s() * scale,
-        )
-        text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
-        ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
-        heading(ax, name)
-        ax.tick_params(axis="x", labelbottom=ax is panels[-1])
-    panels[-1].set_xlabel(f"time [{unit}]")
-    drawn = {kind for spans in chosen.values() for kind in np.unique(spans.kind)}
-    for kind in filter(drawn.__contains__, KINDS):
-        style = look(kind)
-        shape = {"facecolor": style.color, "edgecolor": "white", "hatch": style.hatch}
-        panels[0].barh(0, 0, label=style.label, **shape)
-    add_legend(panels[0], "right")
-
-
-def _spans(ax: Axes, spans: Timeline, scale: float) -> None:
-    """Draw spans from time zero, a row per stream."""
-    table = spans.to_frame()
-    table["left"] = (table["start_s"] - table["start_s"].min()) * scale
-    table["width"] = (table["end_s"] - table["start_s"]) * scale
-    streams = list(table["stream"].unique())
-    for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
-        style, edge = look(str(kind)), "white" if len(rows) <= 60 else "none"
-        shape: dict[str, Any] = {
-            "facecolor": style.color,
-            "hatch": style.hatch,
-            "edgecolor": edge,
-        }
-        row = streams.index(stream) - 0.36, 0.72
-        ax.broken_barh(rows[["left", "width"]].to_numpy(), row, linewidth=0.4, **shape)
-    ax.set_yticks(range(len(streams)), streams)
-    ax.set_ylim(len(streams) - 0.5, -0.5)
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
-    ax.grid(True, axis="x")
-    ax.grid(False, axis="y")

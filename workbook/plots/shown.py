@@ -20,6 +20,7 @@ import PIL.Image
 from matplotlib.figure import Figure
 from pandas.io.formats.style import Styler
 
+from ddlkit.show import png
 from ddlkit.store.files import atomic_write, own_yaml
 from workbook.common import catalog, outputs
 from workbook.common.source import Source
@@ -49,11 +50,11 @@ def write_png(figure: Figure, path: Path, **options: Any) -> Path:
 
     An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
     """
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    image = png(figure, **options)
     try:
         old, new = (
-            np.asarray(PIL.Image.open(file), dtype=int) for file in (path, buffer)
+            np.asarray(PIL.Image.open(file), dtype=int)
+            for file in (path, io.BytesIO(image))
         )
         alike = old.shape == new.shape and np.abs(old - new).max() <= 1  # of 255 shades
     except OSError:  # none there, or damaged
@@ -61,7 +62,7 @@ def write_png(figure: Figure, path: Path, **options: Any) -> Path:
     if alike:
         path.touch()
     else:
-        atomic_write(path, buffer.getvalue())
+        atomic_write(path, image)
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -11,20 +10,15 @@ from typing import Any
 
 import jinja2
 import nbformat
-import numpy as np
 import pandas as pd
 import yaml
 from latex2mathml import converter as latex2mathml
-from matplotlib.figure import Figure
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from ddlkit import store
-from ddlkit.core import units
 from ddlkit.core.errors import UserError
-from ddlkit.model.advice import DEFAULT, Advice
-from ddlkit.store.files import atomic_write, scratch
-from workbook import plots
+from ddlkit.store.files import atomic_write
 from workbook.common import catalog, outputs, places
 from workbook.course import exercises
 from workbook.plots.style import look
@@ -87,48 +81,6 @@ def bucket_page() -> str:
     """Return the page of buckets: one file, with its styles, its script and what it is given."""
     colours = {name: look(name).color for name in buckets.COLOURED}
     return _render("buckets.html", cases=buckets.cases(), colours=colours)
-
-
-def advice_page(advice: Advice, lines: Sequence[str], path: Path) -> None:
-    """Write an advice as one file that needs no network: what a person reads, and `_drawing`."""
-    with scratch() as folder:
-        image = plots.write_png(_drawing(advice), folder / "image.png").read_bytes()
-    values = {
-        "title": lines[0],
-        "text": "\n".join(lines[1:]),
-        "image": b64encode(image).decode(),
-    }
-    store.atomic_write_text(path, _render("advice.html", **values))
-
-
-def _drawing(advice: Advice) -> Figure:
-    """Return an iteration before and after, and the gain over the default by cap, with 95% intervals."""
-    named = {
-        "PyTorch's default": advice.options[DEFAULT],
-        advice.ranked[0].name: advice.ranked[0],
-    }
-    capped = [o for o in advice.options.values() if o.name.startswith(f"{DEFAULT}:")]
-    figure, axes = plots.canvas(rows=2 + bool(capped), height=6.0)
-    plots.gantt(
-        axes[:2], {name: option.iteration.timeline() for name, option in named.items()}
-    )
-    if capped:
-        caps = [units.parse_bytes(o.name.partition(":")[2]) / units.MIB for o in capped]
-        gains = np.array(
-            [(gain.share, *gain.interval) for gain in map(advice.gain, capped)]
-        )
-        line, *ends = (
-            pd.DataFrame({"model": 100 * each}, index=caps) for each in gains.T
-        )
-        words = {
-            "xlabel": "bucket_cap_mb [MiB]",
-            "ylabel": "gain [%]",
-            "log": "x",
-            "legend": "",
-        }
-        plots.lines(axes[2], line, ends=(ends[0], ends[1]), **words)
-        plots.heading(axes[2], "Predicted gain over PyTorch's default, by cap")
-    return figure
 
 
 def document_page(path: Path) -> str:
