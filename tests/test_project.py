@@ -128,7 +128,9 @@ def test_what_is_not_python_is_installed_too() -> None:
 
 
 def test_the_version_is_one() -> None:
-    versions = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    heads = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    versions = [head for head in heads if head != "Unreleased"]
+    assert heads in (versions, ["Unreleased", *versions]), "at most one, and on top"
     citation = yaml.safe_load(read("CITATION.cff"))
     assert versions[0] == ddlkit.__version__ == citation["version"]
 
