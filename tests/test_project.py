@@ -21,6 +21,8 @@ from packaging.requirements import Requirement
 
 import ddlkit
 from ddlkit import cli
+from ddlkit.cli.command import IN_THE_WORKBOOK
+from workbook.cli import PROGRAM
 from workbook.site.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,7 +128,9 @@ def test_what_is_not_python_is_installed_too() -> None:
 
 
 def test_the_version_is_one() -> None:
-    versions = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    heads = re.findall(r"^## (\S+)", read("CHANGELOG.md"), re.MULTILINE)
+    versions = [head for head in heads if head != "Unreleased"]
+    assert heads in (versions, ["Unreleased", *versions]), "at most one, and on top"
     citation = yaml.safe_load(read("CITATION.cff"))
     assert versions[0] == ddlkit.__version__ == citation["version"]
 
@@ -290,17 +294,51 @@ def test_notebooks_are_stored_as_they_should_be(notebook: Path) -> None:
     assert 5 <= page.minutes < page.working <= 60 and page.core == (page.number <= "05")
 
 
-def test_the_manual_has_each_command_and_its_options() -> None:
+@pytest.mark.parametrize(
+    ("program", "prefix"), [(cli.DDLKIT, ""), (PROGRAM, "workbook ")]
+)
+def test_the_manual_has_each_command_and_its_options(
+    program: cli.Program, prefix: str
+) -> None:
+    """A command of the workbook has a section of its own, headed "workbook NAME"."""
     parts = re.findall(
-        r"^## ([a-z-]+)\n(.*?)(?=^## |\Z)", read("docs/commands.md"), re.M | re.S
+        r"^## ([a-z -]+)\n(.*?)(?=^## |\Z)", read("docs/commands.md"), re.M | re.S
     )
     sections = dict(parts)
     (commands,) = (
-        a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)
+        action
+        for action in cli._parser(program)._actions
+        if isinstance(action, argparse._SubParsersAction)
     )
     for name, parser in commands.choices.items():
         words = {word for action in parser._actions for word in action.option_strings}
         options = {word for word in words if word.startswith("--")} - {"--help"}
-        assert {
-            *re.findall(r"^\| `(--[a-z-]+)", sections[name], re.MULTILINE)
-        } == options, name
+        section = sections[prefix + name]
+        assert {*re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE)} == options, (
+            name
+        )
+        assert f"{program.name} {name}" in section
+
+
+def test_the_manual_says_where_commands_went() -> None:
+    """Each in one line, which names the old command and the new one."""
+    lines = read("docs/commands.md").splitlines()
+    gone = {f"ddlkit {name}": to for name, to in cli.DDLKIT.moved.items()}
+    gone |= {
+        f"ddlkit measure {part}": f"python -m workbook record {part}"
+        for part in IN_THE_WORKBOOK
+    }
+    for old, new in gone.items():
+        assert any(f"`{old}`" in line and f"`{new}`" in line for line in lines), old
+
+
+def test_the_architecture_says_what_each_dependency_is_for() -> None:
+    """The first column of its table, under "Dependencies", names what pyproject.toml asks for."""
+    text = read("docs/ARCHITECTURE.md").partition("## Dependencies\n")[2]
+    named = re.findall(r"^\| `([\w.-]+)` \|", text.partition("\n## ")[0], re.MULTILINE)
+    extras = project()["optional-dependencies"]
+    asked = [
+        Requirement(line).name
+        for line in sum(extras.values(), project()["dependencies"])
+    ]
+    assert {name.lower() for name in asked} - {name.lower() for name in named} == set()
