@@ -22,7 +22,6 @@ from ddlkit.measure.session import Origin, engine
 from ddlkit.measure.session.engine import pack_into, packing, restore
 from places import PATIENCE_S, ROOT, alive, family, wait_for
 from workbook import cli as workbook_cli
-from workbook.common import places
 
 SCRIPT = """
 import signal, sys
@@ -207,14 +206,13 @@ def test_killed_at_any_moment_the_file_is_whole_and_gone_on_from(
 
 
 def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Elsewhere they stay loose, until they are packed by hand; below a directory, too."""
-    monkeypatch.setattr(places, "RECORDED", tmp_path / "recorded")
+    """Without being asked they stay loose, until they are packed by hand; below a directory, too."""
     pair = faulty_points.pair
     for out in (tmp_path / "recorded" / "here", tmp_path / "elsewhere" / "below"):
-        engine.run_session(pair, out)
         packed = out.parent.name == "recorded"
+        engine.run_session(pair, out, pack_tables=packed)
         assert len([*out.glob("*.csv")]) == (0 if packed else 2)
         if not packed:
             assert workbook_cli.main(["pack", str(out.parent)]) == 0
@@ -224,6 +222,6 @@ def test_a_recordings_end_packs_its_tables_and_the_next_call_finds_them(
             1,
         ]
         capsys.readouterr()
-        engine.run_session(pair, out)
+        engine.run_session(pair, out, pack_tables=packed)
         assert "already measured: test/a, test/b" in capsys.readouterr().err
     assert workbook_cli.main(["pack", str(tmp_path / "nowhere")]) == 2
