@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlkit.core.strategies import STRATEGIES, IterationTimes
+from ddlkit.core.taskgraph import Gpus, s_sgd, schedule
 from workbook.common.claims import paper_table, prose
 from workbook.dag import cluster as clusters
 from workbook.dag import figures as dag
 from workbook.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
-from workbook.dag.equations import STRATEGIES, IterationTimes
-from workbook.dag.graph import Gpus, period_s, s_sgd, schedule
+from workbook.dag.equations import period_s
 
 GRID = Grid()
 BETTER = (

@@ -15,10 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ddlkit.core.strategies import STRATEGIES
+from ddlkit.core.taskgraph import Gpus
 from ddlkit.core.workload import Floats, Ints
 from workbook.common import networks
-from workbook.dag.equations import STRATEGIES, steady_s
-from workbook.dag.graph import Gpus
+from workbook.dag.equations import steady_s
 from workbook.osf.equations import update_s
 
 PER_MACHINE, MACHINES = 4, 4

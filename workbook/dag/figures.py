@@ -24,6 +24,8 @@ from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.link import ranks_per_node, read_link
+from ddlkit.core.strategies import STRATEGIES, IterationTimes, Strategy
+from ddlkit.core.taskgraph import Gpus, Schedule, TaskGraph, s_sgd, schedule
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Floats
 from workbook import plots
@@ -43,8 +45,7 @@ from workbook.dag.cluster import (
     bars,
     quantities,
 )
-from workbook.dag.equations import STRATEGIES, IterationTimes, Strategy, speedup
-from workbook.dag.graph import Gpus, Schedule, period_s, s_sgd, schedule
+from workbook.dag.equations import period_s, speedup
 from workbook.osf.lab import Lab
 from workbook.plots.style import INK, SOFT
 
@@ -93,6 +94,18 @@ def tasks(drawn: Schedule) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def as_networkx(graph: TaskGraph) -> Any:
+    """Return a graph of tasks as a networkx.DiGraph: an edge weighs what its first task takes."""
+    import networkx as nx
+
+    drawn = nx.DiGraph()
+    drawn.add_nodes_from(range(graph.n))
+    taken_s = graph.duration_s[graph.edges[:, 0]].tolist()
+    for (first, second), seconds in zip(graph.edges.tolist(), taken_s, strict=True):
+        drawn.add_edge(first, second, weight=seconds)
+    return drawn
+
+
 def draw_tasks(ax: Axes, schedule: Schedule) -> None:
     """Draw dag Fig 1: a column a step, a row a GPU; circles compute, the critical path is thick."""
     import networkx as nx
@@ -105,7 +118,7 @@ def draw_tasks(ax: Axes, schedule: Schedule) -> None:
     below = pd.Series(column)[(graph.rank < 0) & ~graph.computes]
     rows[below.index] = gpus + below.groupby(below).cumcount()
     place = {task: (float(column[task]), -float(rows[task])) for task in range(graph.n)}
-    edges, thin = graph.to_networkx(), {"ax": ax, "node_size": 250, "arrowsize": 6}
+    edges, thin = as_networkx(graph), {"ax": ax, "node_size": 250, "arrowsize": 6}
     nx.draw_networkx_edges(edges, place, edge_color=SOFT, width=0.5, **thin)
     chain = nx.DiGraph(list(zip(path, path[1:], strict=False)))
     nx.draw_networkx_edges(chain, place, edge_color=INK, width=1.8, **thin)
