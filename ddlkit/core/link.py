@@ -266,6 +266,16 @@ def busbw(collective: str, ranks: int, n_bytes: Any, seconds: Any) -> Any:
     return bus_factor(collective, ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
 
+def message_parts(collective: str, ranks: int) -> tuple[int, int]:
+    """Return into how many parts of a message's bytes a rank's input, and its output, divide them.
+
+    >>> message_parts("all_gather", 8)
+    (8, 1)
+    """
+    divided = {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}
+    return divided.get(collective, (1, 1))
+
+
 def burst_bytes(rate_bits_per_s: float) -> int:
     """Return the depth of the bucket that the lab gives to a link; a smaller one breaks the rate by 2x."""
     return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))

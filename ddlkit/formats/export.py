@@ -12,8 +12,8 @@ import numpy as np
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.iteration import Iteration
+from ddlkit.core.link import message_parts
 from ddlkit.core.units import MIB
-from workbook.pytorch.equations import parts
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
 """With which releases of torch each kind is known to work."""
@@ -91,7 +91,7 @@ def profile(cost: MessageCost, torch: str) -> str:
     """Return a Chrome trace of kernels for profile_guided_estimations_profile_path: each size once."""
     ranks, events = _ranks(cost), []
     of_group = {"Group size": ranks, "Process Group Ranks": str(list(range(ranks)))}
-    inside, outside = parts(cost.collective, ranks)
+    inside, outside = message_parts(cost.collective, ranks)
     for dtype, width in ELEMENTS.items():
         whole = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
         for n, seconds in zip(whole.tolist(), cost(whole * width), strict=True):

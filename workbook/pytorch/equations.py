@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ddlkit.core.link import message_parts
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
 from workbook.common.papers import published_code
@@ -128,19 +129,12 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
     )
 
 
-def parts(collective: str, ranks: int) -> tuple[int, int]:
-    """Return into how many parts of a message's bytes a rank's input, and its output, divide them."""
-    return {"all_gather": (ranks, 1), "reduce_scatter": (1, ranks)}.get(
-        collective, (1, 1)
-    )
-
-
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
     """pytorch Eq 3: bytes at which a collective is priced by Eq 2 (_inductor/comm_analysis.py, 2.13.0).
 
     fx : in a graph of torch.fx all inputs and outputs; in Inductor's own (False) the inputs alone
     """
-    inside, outside = parts(collective, ranks)
+    inside, outside = message_parts(collective, ranks)
     return np.asarray(n_bytes, float) * (1 / inside + fx / outside)
 
 

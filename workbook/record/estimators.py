@@ -14,10 +14,11 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
+from ddlkit.core.link import message_parts
 from ddlkit.core.units import GIB, KIB, MIB
 from ddlkit.measure.session import Unavailable
 from ddlkit.store.files import scratch
-from workbook.pytorch.equations import GPUS, parts
+from workbook.pytorch.equations import GPUS
 
 COLUMNS = ["estimator", "quantity", "what", "device", "ranks", "bytes", "estimate"]
 Row = tuple[str, str, str, str, int, int, float]
@@ -94,7 +95,7 @@ def collective_node(what: str, n_bytes: int, ranks: int, group: str) -> torch.fx
     graph = torch.fx.Graph()
     given = graph.placeholder("given")
     node = graph.call_function(operator.default, (given, *more, group))
-    for each, share in zip((given, node), parts(what, ranks), strict=True):
+    for each, share in zip((given, node), message_parts(what, ranks), strict=True):
         each.meta["val"] = torch.empty(n_bytes // 4 // share, device="meta")
     return node
 
