@@ -29,7 +29,7 @@ from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
 from strategies import costs, iterations, plans, positive, workloads
 from workbook.dag import equations as dag
-from workbook.dag.figures import as_networkx
+from workbook.dag.fig01 import as_networkx
 
 EQ_3 = replace(
     ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True

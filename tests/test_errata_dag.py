@@ -18,8 +18,9 @@ from strategies import iterations, positive
 from workbook.common import networks, places
 from workbook.common.claims import paper_table, prose
 from workbook.dag import equations as dag
-from workbook.dag import figures as figures
-from workbook.dag.cluster import Setting, quantities
+from workbook.dag.cluster import Setting
+from workbook.dag.settings import compatible, setting_search
+from workbook.dag.statements import quantities
 from workbook.osf import equations as osf
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
@@ -238,14 +239,14 @@ def test_one_disk_limits_googlenet_too() -> None:
     read_s = n_bytes / CLUSTERS["storage_bytes_per_s"][2]
     assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
-    search, statement = figures.setting_search(), "one server: K80 far better, AlexNet"
+    search, statement = setting_search(), "one server: K80 far better, AlexNet"
     axis, names = (
         [*search.grid.free].index("disk_bytes_per_s"),
         [s.name for s in search.stated],
     )
     disks = CLUSTERS["storage_bytes_per_s"][2], CLUSTERS["memory_bytes_per_s"][2]
     seen = [np.sqrt(disks[0] * disks[1]), disks[1]]
-    assert np.unique(figures.compatible().disk_bytes_per_s) == pytest.approx(seen)
+    assert np.unique(compatible().disk_bytes_per_s) == pytest.approx(seen)
     best = (count := search.count.take([0], axis)) == 11
     worse = np.broadcast_to(search.values[statement], search.grid.shape).take(
         [0], axis
@@ -281,7 +282,7 @@ def test_decoding_that_starves_a_k80_starves_a_v100() -> None:
 
 def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() -> None:
     """Of the scanned settings (entry 10: 1.38 s and more) none has both, but one at 1.15 s has all."""
-    search = figures.setting_search()
+    search = setting_search()
     names = [statement.name for statement in search.stated]
     pair = [
         "K80 server: decoding spoils AlexNet",
@@ -293,7 +294,7 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     setting = Setting(*data, *computing, *sending, varies=0.05)
     values = quantities(setting)
     assert all(each.low <= values[each.name] <= each.high for each in search.stated)
-    best = figures.compatible()
+    best = compatible()
     waits: dict[bool, list[float]] = {True: [], False: []}
     for network, name in product(("GoogleNet", "ResNet-50"), STRATEGIES):
         case = "V100", network, name, Gpus(1, 4)
@@ -306,7 +307,7 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
 
 
 def test_settings_name_what_is_scanned() -> None:
-    free = figures.setting_search().grid.free
+    free = setting_search().grid.free
     near = {
         name: pytest.approx(values, rel=1e-3)
         for name, values in SETTINGS["scanned"].items()
