@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.workload import Workload
-from workbook.dag.equations import IterationTimes
 
 times = st.floats(0, 10, allow_nan=False)
 positive = st.floats(0.01, 10)

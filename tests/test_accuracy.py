@@ -27,7 +27,7 @@ from ddlkit.model.predictor import forecast_case, plan_of
 from strategies import random_workload
 from workbook.common import places, source
 from workbook.common.source import Source
-from workbook.dag import figures as dag
+from workbook.dag import training
 from workbook.validate import accuracy, clusters
 from workbook.validate.accuracy import calibrated, validate
 from workbook.validate.rivals import TRIALS
@@ -416,8 +416,8 @@ def test_other_recordings_reach_what_was_frozen() -> None:
         tables["held"].mean(),
         tables["below_25_mib"].max(),
     )
-    pictures = dag.predictions(
-        dag.parts(places.RECORDED / "cpu-2x-intel-xeon" / "input")
+    pictures = training.predictions(
+        training.parts(places.RECORDED / "cpu-2x-intel-xeon" / "input")
     )
     most = pictures["error"].abs().groupby(pictures["network"]).mean().max()
     kept = GOALS[

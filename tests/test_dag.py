@@ -15,28 +15,28 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.link import Link
 from ddlkit.core.plan import single
-from ddlkit.core.timeline import KINDS
-from ddlkit.core.workload import Workload
-from strategies import costs, iterations, plans, positive, workloads
-from workbook.dag import equations as dag
-from workbook.dag.graph import (
-    ONE_AFTER_THE_OTHER,
+from ddlkit.core.strategies import ONE_AFTER_THE_OTHER, STRATEGIES, IterationTimes
+from ddlkit.core.taskgraph import (
     Gpus,
     TaskGraph,
     changed,
     described,
     of_iteration,
-    period_s,
     s_sgd,
     schedule,
 )
+from ddlkit.core.timeline import KINDS
+from ddlkit.core.workload import Workload
+from strategies import costs, iterations, plans, positive, workloads
+from workbook.dag import equations as dag
+from workbook.dag.fig01 import as_networkx
 
 EQ_3 = replace(
     ONE_AFTER_THE_OTHER, reads_ahead=True, copies_ahead=True, one_buffer=True
 )
 EQ_5 = replace(EQ_3, sends_during_backward=True)
-CAFFE = dag.STRATEGIES["Caffe-MPI"]
-FIGURE_1 = dag.IterationTimes(
+CAFFE = STRATEGIES["Caffe-MPI"]
+FIGURE_1 = IterationTimes(
     2.0, 1.0, np.full(3, 1.0), np.full(3, 2.0), np.full(3, 1.5), 0.5
 )
 
@@ -62,7 +62,7 @@ def graphs(draw: st.DrawFn, most: int = 14) -> TaskGraph:
 
 @given(graphs())
 def test_the_longest_path_is_networkx_s(graph: TaskGraph) -> None:
-    others = graph.to_networkx()
+    others = as_networkx(graph)
     others.add_weighted_edges_from(
         (task, "end", graph.duration_s[task]) for task in range(graph.n)
     )
@@ -107,9 +107,9 @@ def test_a_schedule_is_the_longest_path_with_its_resources_edges(
     assert starts[0] == 0 and np.array_equal(ends[:-1], starts[1:])
 
 
-@pytest.mark.parametrize("name", dag.STRATEGIES)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_tasks_are_numbered_and_wait_as_figure_1_has_it(name: str) -> None:
-    graph = s_sgd(FIGURE_1, dag.STRATEGIES[name], Gpus(1, 4), iterations=2)
+    graph = s_sgd(FIGURE_1, STRATEGIES[name], Gpus(1, 4), iterations=2)
     assert graph.n == 2 * 36 == 2 * sum(dag.iteration_tasks(3, 4).values())
     numbered = {
         0: "io",
@@ -152,7 +152,7 @@ def test_one_iteration_is_core_s_for_every_plan(
         iteration.played_s[0], rel=1e-9, abs=1e-9
     )
     after = schedule(
-        of_iteration(iteration, dag.STRATEGIES["CNTK"], gpus, forward_s=forward_s)
+        of_iteration(iteration, STRATEGIES["CNTK"], gpus, forward_s=forward_s)
     )
     whole = workload.compute_s + iteration.communication_s.sum()
     assert after.duration_s == pytest.approx(whole, rel=1e-12)
@@ -160,7 +160,7 @@ def test_one_iteration_is_core_s_for_every_plan(
 
 @given(iterations(), st.integers(1, 4))
 def test_eqs_1_and_2_are_the_schedule_where_nothing_is_hidden(
-    times: dag.IterationTimes, gpus: int
+    times: IterationTimes, gpus: int
 ) -> None:
     found = schedule(s_sgd(times, ONE_AFTER_THE_OTHER, Gpus(1, gpus), iterations=3))
     printed = dag.naive_iteration_s(
@@ -174,14 +174,14 @@ def test_eqs_1_and_2_are_the_schedule_where_nothing_is_hidden(
 
 @given(iterations())
 def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(
-    times: dag.IterationTimes,
+    times: IterationTimes,
 ) -> None:
     """With the update, which they leave out (errata 2), as a part of computing."""
     first = np.arange(len(times.forward_s)) == 0
     expected = replace(times, forward_s=times.forward_s + first * times.update_s)
     cases = [(EQ_3, dag.fetch_hidden_iteration_s(expected))]
     cases += [(EQ_5, dag.wait_free_iteration_s(expected))]
-    others = [dag.STRATEGIES[name] for name in ("CNTK", "MXNet", "TensorFlow")]
+    others = [STRATEGIES[name] for name in ("CNTK", "MXNet", "TensorFlow")]
     cases += [(strategy, dag.iteration_s(expected, strategy)) for strategy in others]
     for strategy, closed_s in cases:
         assert schedule(s_sgd(times, strategy, iterations=4)).period_s == pytest.approx(
@@ -191,13 +191,13 @@ def test_eqs_3_to_5_are_the_period_of_one_gpu_with_one_buffer(
 
 @given(
     iterations(),
-    st.sampled_from(sorted(dag.STRATEGIES)),
+    st.sampled_from(sorted(STRATEGIES)),
     st.booleans(),
     positive,
     st.data(),
 )
 def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
-    times: dag.IterationTimes,
+    times: IterationTimes,
     name: str,
     shared: bool,
     decode_s: float,
@@ -205,11 +205,11 @@ def test_eq_5_repaired_is_the_schedule_of_equal_gpus(
 ) -> None:
     """Each of N iterations may end later than the period says by what comes before the first, no more."""
     gpus = Gpus(data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), shared)
-    strategy, count = dag.STRATEGIES[name], 12
+    strategy, count = STRATEGIES[name], 12
     found = schedule(s_sgd(times, strategy, gpus, iterations=count, decode_s=decode_s))
     ends, period = (
         found.iteration_ends_s,
-        period_s(times, strategy, gpus, decode_s=decode_s),
+        dag.period_s(times, strategy, gpus, decode_s=decode_s),
     )
     lower = period * np.arange(1, count + 1)
     started = (
@@ -252,7 +252,7 @@ def test_a_straggler_delays_all_and_a_message_hides_a_shorter_layer() -> None:
 @settings(deadline=None, max_examples=30)
 @given(iterations(), st.floats(0, 5), st.integers(1, 4))
 def test_a_core_more_and_a_batch_more_ahead_never_make_training_slower(
-    times: dag.IterationTimes, decode_s: float, ahead: int
+    times: IterationTimes, decode_s: float, ahead: int
 ) -> None:
     """Of ranks that are alike; with as many batches ahead as there are iterations, nothing waits for one."""
 

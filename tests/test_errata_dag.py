@@ -12,13 +12,15 @@ import pytest
 import yaml
 from hypothesis import given
 
+from ddlkit.core.strategies import STRATEGIES, IterationTimes
+from ddlkit.core.taskgraph import Gpus, s_sgd, schedule
 from strategies import iterations, positive
 from workbook.common import networks, places
 from workbook.common.claims import paper_table, prose
 from workbook.dag import equations as dag
-from workbook.dag import figures as figures
-from workbook.dag.cluster import Setting, quantities
-from workbook.dag.graph import Gpus, period_s, s_sgd, schedule
+from workbook.dag.cluster import Setting
+from workbook.dag.settings import compatible, setting_search
+from workbook.dag.statements import quantities
 from workbook.osf import equations as osf
 
 CLUSTERS = paper_table("dag", "tab02").set_index("cluster")
@@ -48,7 +50,7 @@ def test_every_equation_has_its_own_number() -> None:
 
 
 @given(iterations())
-def test_eqs_3_to_6_leave_the_update_out(times: dag.IterationTimes) -> None:
+def test_eqs_3_to_6_leave_the_update_out(times: IterationTimes) -> None:
     without = replace(times, update_s=0.0)
     for equation in (dag.sgd_iteration_s, dag.naive_iteration_s):
         assert equation(times) - equation(without) == pytest.approx(times.update_s)
@@ -61,18 +63,18 @@ def test_reading_need_not_wait_for_copying(
     io_s: float, h2d_s: float, gpu_s: float
 ) -> None:
     computed = np.array([gpu_s / 3]), np.array([2 * gpu_s / 3]), np.zeros(1)
-    times = dag.IterationTimes(io_s, h2d_s, *computed)
+    times = IterationTimes(io_s, h2d_s, *computed)
     printed = dag.fetch_hidden_iteration_s(times)
     as_described = schedule(
-        s_sgd(times, dag.STRATEGIES["Caffe-MPI"], iterations=6)
+        s_sgd(times, STRATEGIES["Caffe-MPI"], iterations=6)
     ).period_s
     assert as_described == pytest.approx(max(io_s, h2d_s, gpu_s), rel=1e-6)
     assert as_described <= printed * (1 + 1e-9)
 
 
 @given(iterations())
-def test_eqs_3_to_6_describe_caffe_mpi_alone(times: dag.IterationTimes) -> None:
-    by_framework = {n: dag.iteration_s(times, s) for n, s in dag.STRATEGIES.items()}
+def test_eqs_3_to_6_describe_caffe_mpi_alone(times: IterationTimes) -> None:
+    by_framework = {n: dag.iteration_s(times, s) for n, s in STRATEGIES.items()}
     assert by_framework["Caffe-MPI"] == pytest.approx(dag.wait_free_iteration_s(times))
     if times.gpu_s > times.fetch_s:  # then Eq 5 hides a copy that the others do not
         more = by_framework["MXNet"] - by_framework["Caffe-MPI"]
@@ -84,7 +86,7 @@ def test_decoding_is_no_task_of_the_model() -> None:
     tasks = dag.iteration_tasks(layers=8, gpus=4)
     assert set(tasks) == {"io", "h2d", "forward", "backward", "all_reduce", "update"}
     decoding = {
-        name for name, strategy in dag.STRATEGIES.items() if strategy.decodes_on_cpu
+        name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu
     }
     assert decoding == {"CNTK", "TensorFlow"}
 
@@ -237,14 +239,14 @@ def test_one_disk_limits_googlenet_too() -> None:
     read_s = n_bytes / CLUSTERS["storage_bytes_per_s"][2]
     assert computing_s("GoogleNet") / read_s == pytest.approx(0.7, abs=0.005)
     assert n_bytes / CLUSTERS["memory_bytes_per_s"][2] < computing_s("GoogleNet")
-    search, statement = figures.setting_search(), "one server: K80 far better, AlexNet"
+    search, statement = setting_search(), "one server: K80 far better, AlexNet"
     axis, names = (
         [*search.grid.free].index("disk_bytes_per_s"),
         [s.name for s in search.stated],
     )
     disks = CLUSTERS["storage_bytes_per_s"][2], CLUSTERS["memory_bytes_per_s"][2]
     seen = [np.sqrt(disks[0] * disks[1]), disks[1]]
-    assert np.unique(figures.compatible().disk_bytes_per_s) == pytest.approx(seen)
+    assert np.unique(compatible().disk_bytes_per_s) == pytest.approx(seen)
     best = (count := search.count.take([0], axis)) == 11
     worse = np.broadcast_to(search.values[statement], search.grid.shape).take(
         [0], axis
@@ -272,15 +274,15 @@ def test_decoding_that_starves_a_k80_starves_a_v100() -> None:
     assert [*k80, *needs.values()] == pytest.approx(rates, abs=1)
     assert least_s == pytest.approx(1.06, abs=0.005)
     # Each machine decodes its own: bound by that, any number of them takes as long as one.
-    times = dag.IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 0.5))
+    times = IterationTimes(0.0, 0.0, np.ones(2), np.ones(2), np.full(2, 0.5))
     for machines in (1, 4):
         gpus = Gpus(machines, 4)
-        assert period_s(times, dag.STRATEGIES["CNTK"], gpus, decode_s=5.0) == 20.0
+        assert dag.period_s(times, STRATEGIES["CNTK"], gpus, decode_s=5.0) == 20.0
 
 
 def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() -> None:
     """Of the scanned settings (entry 10: 1.38 s and more) none has both, but one at 1.15 s has all."""
-    search = figures.setting_search()
+    search = setting_search()
     names = [statement.name for statement in search.stated]
     pair = [
         "K80 server: decoding spoils AlexNet",
@@ -292,9 +294,9 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
     setting = Setting(*data, *computing, *sending, varies=0.05)
     values = quantities(setting)
     assert all(each.low <= values[each.name] <= each.high for each in search.stated)
-    best = figures.compatible()
+    best = compatible()
     waits: dict[bool, list[float]] = {True: [], False: []}
-    for network, name in product(("GoogleNet", "ResNet-50"), dag.STRATEGIES):
+    for network, name in product(("GoogleNet", "ResNet-50"), STRATEGIES):
         case = "V100", network, name, Gpus(1, 4)
         slower = (
             best.iteration_s(*case) / best.iteration_s(*case, without="sending") - 1
@@ -305,7 +307,7 @@ def test_decoding_and_messages_spoil_alexnet_together_only_if_a_k80_is_fast() ->
 
 
 def test_settings_name_what_is_scanned() -> None:
-    free = figures.setting_search().grid.free
+    free = setting_search().grid.free
     near = {
         name: pytest.approx(values, rel=1e-3)
         for name, values in SETTINGS["scanned"].items()

@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddlkit.core.strategies import STRATEGIES, IterationTimes
+from ddlkit.core.taskgraph import Gpus, s_sgd, schedule
 from workbook.common.claims import paper_table, prose
 from workbook.dag import cluster as clusters
-from workbook.dag import figures as dag
-from workbook.dag.cluster import CLUSTERS, NETWORKS, Grid, Setting, quantities
-from workbook.dag.equations import STRATEGIES, IterationTimes
-from workbook.dag.graph import Gpus, period_s, s_sgd, schedule
+from workbook.dag import fig01
+from workbook.dag.cluster import CLUSTERS, NETWORKS, Setting
+from workbook.dag.equations import period_s
+from workbook.dag.settings import Grid, setting_search
+from workbook.dag.statements import quantities
 
 GRID = Grid()
 BETTER = (
@@ -38,7 +41,7 @@ def test_slack_in_a_schedule_is_zero_exactly_on_critical_paths() -> None:
         0.5, 0.5, np.ones(3), np.full(3, 2.0), np.array([1.5, 2.5, 3.5]), 0.5
     )
     drawn = schedule(s_sgd(times, STRATEGIES["Caffe-MPI"], Gpus(1, 4)))
-    table = dag.tasks(drawn)
+    table = fig01.numbers(drawn)
     assert list(table["task"]) == [f"T{i}" for i in range(36)]
     path = table[table["critical"]]
     assert (path["slack_s"] == 0).all()
@@ -93,7 +96,7 @@ def test_a_setting_is_eq_5_repaired_of_its_tasks_and_no_better_with_something_wo
     worse = replace(setting, **{name: change * getattr(setting, name)})
     assert worse.iteration_s(*case, gpus) >= closed_s * (1 - 1e-9)
     alone = quantities(setting)
-    for statement, values in dag.setting_search().values.items():
+    for statement, values in setting_search().values.items():
         in_grid = np.broadcast_to(values, GRID.shape)[place]
         assert in_grid == pytest.approx(alone[statement], rel=1e-12)
 

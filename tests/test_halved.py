@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from workbook.common import claims, places
-from workbook.dag import cluster as dag
+from workbook.dag import settings as dag
 from workbook.osf import settings as osf
 
 
@@ -40,9 +40,8 @@ def axes() -> Iterator[tuple[str, str, type, dict[str, Any]]]:
 
 def outcomes(paper: str) -> dict[str, str]:
     """Outcome of each claim of a paper that a model judges, everything computed anew."""
-    for name in [
-        name for name in sys.modules if name.startswith(("ddlkit.", "workbook."))
-    ]:
+    ours = ("ddlkit.", "workbook.")
+    for name in [name for name in sys.modules if name.startswith(ours)]:
         for value in list(vars(sys.modules[name]).values()):
             if hasattr(value, "cache_clear"):
                 value.cache_clear()

@@ -10,7 +10,7 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.jobs.clock import Budget
 from ddlkit.store.readers import read_inputs
-from workbook.dag import figures as figures
+from workbook.dag import training
 from workbook.dag.equations import naive_iteration_s
 from workbook.record import speed
 
@@ -28,8 +28,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded() -> list[figures.Parts]:
-    return list(figures.parts().values())
+def recorded() -> list[training.Parts]:
+    return list(training.parts().values())
 
 
 def test_cold_reads_come_from_the_disk_and_times_are_of_a_batch(measured: Path) -> None:
@@ -45,7 +45,7 @@ def test_cold_reads_come_from_the_disk_and_times_are_of_a_batch(measured: Path) 
 
 
 def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
-    recorded: list[figures.Parts],
+    recorded: list[training.Parts],
 ) -> None:
     """One disk for all ranks: each waits for those before it; all else is one after the other."""
     for part in recorded:
@@ -61,12 +61,12 @@ def test_a_prediction_is_a_sum_where_nothing_is_hidden_and_never_more(
                 assert part.predicted_s(stored, *how) <= sum_s * (1 + 1e-9)
 
 
-def test_a_mistake_is_one_line(recorded: list[figures.Parts], tmp_path: Path) -> None:
+def test_a_mistake_is_one_line(recorded: list[training.Parts], tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()
     with pytest.raises(UserError, match="cannot "):
         speed.measure_inputs(tmp_path / "a-file", (80, 60), 1, 1, BRIEF)
     with pytest.raises(UserError, match="no training with pictures in"):
-        figures.parts(tmp_path)
+        training.parts(tmp_path)
     with pytest.raises(
         UserError, match="no decode of jpeg by 3 ranks: measure input again"
     ):

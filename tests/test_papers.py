@@ -16,6 +16,7 @@ from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.sparse import Scan
+from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.workload import Workload
 from ddlkit.measure import networks
 from strategies import costs, workloads
@@ -77,7 +78,7 @@ def test_three_papers_and_the_simulation_tell_one_iteration(
     """Without fusion, selection and input: dag Eq 4, osf Eqs 8-10 repaired, and core.iteration."""
     workload = replace(workload, forward_s=workload.forward_s + 0.1)
     alone = predict(workload, plan.none(workload), cost)
-    times = dag.IterationTimes.of_workload(workload, cost)
+    times = IterationTimes.of_workload(workload, cost)
     assert dag.wait_free_iteration_s(times) + workload.update_s == pytest.approx(
         alone.iteration_s
     )

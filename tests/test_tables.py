@@ -11,7 +11,7 @@ import pytest
 from test_networks import size
 from workbook.common.claims import paper_table
 from workbook.common.specs import network_named
-from workbook.dag import claims as dag
+from workbook.dag import tables as dag
 from workbook.omgs import claims as omgs
 from workbook.osf import tables as osf
 from workbook.sharing import tables as sharing

@@ -14,6 +14,8 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit
 from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
+from ddlkit.core.strategies import STRATEGIES
+from ddlkit.core.taskgraph import Gpus, s_sgd, schedule
 from ddlkit.formats.layer_trace import (
     TIMES,
     LayerTrace,
@@ -23,8 +25,6 @@ from ddlkit.formats.layer_trace import (
 )
 from ddlkit.store import files
 from workbook.common.places import DATA
-from workbook.dag.equations import STRATEGIES
-from workbook.dag.graph import Gpus, s_sgd, schedule
 
 TABLE_VI = DATA / "papers" / "dag" / "tab06.csv"
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbook.common import catalog, claims, places, source, specs
-from workbook.dag import cluster as dag
+from workbook.dag import settings as dag
 from workbook.omgs import claims as omgs
 from workbook.osf import fig11
 from workbook.osf import settings as osf

@@ -631,7 +631,7 @@ def export(arguments: argparse.Namespace) -> None:
 )
 def what_if(arguments: argparse.Namespace) -> None:
     from ddlkit.core.iteration import Iteration
-    from workbook.dag.graph import changed, described, schedule
+    from ddlkit.core.taskgraph import changed, described, schedule
 
     for name, left_out in _NOT_IN_THE_GRAPH.items():
         if getattr(arguments, name) != left_out:
@@ -660,9 +660,9 @@ def what_if(arguments: argparse.Namespace) -> None:
 
 def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
     """Return the tasks of ten iterations of training by these arguments."""
+    from ddlkit.core.strategies import strategy
+    from ddlkit.core.taskgraph import Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
-    from workbook.dag import equations as dag
-    from workbook.dag.graph import Gpus, of_iteration
 
     read_s = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
     gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)
@@ -671,7 +671,7 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
         "forward_s": profile.forward_s * arguments.dilation,
         **read_s,
     }
-    return of_iteration(iteration, dag.strategy(arguments.strategy), gpus, **how)
+    return of_iteration(iteration, strategy(arguments.strategy), gpus, **how)
 
 
 def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
-from workbook.dag.equations import IterationTimes
 
 TIMES = ("forward_s", "backward_s", "communication_s")
 _FILE = Schema(

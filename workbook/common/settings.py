@@ -1,4 +1,4 @@
-"""Settings that a paper leaves out against its statements, and planners against the best of all plans.
+"""Settings that a paper leaves out, judged by what it states.
 
 A statement is an interval of a quantity, which is computed for every setting of a grid. Of one setting
 nothing is proven; what holds together in none of them does not hold in the model, within the grid's ranges.
@@ -7,24 +7,17 @@ nothing is proven; what holds together in none of them does not hold in the mode
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import predict
-from ddlkit.core.plan import FusionPlan, make_plan
-from ddlkit.core.sparse import ELEMENT_BYTES, Log, SparseGather, sparse_iteration
-from ddlkit.core.workload import Floats, Workload
-from workbook.omgs.equations import PUBLISHED_GAMMA_S
-
-if TYPE_CHECKING:
-    import pandas as pd
+from ddlkit.core.workload import Floats
 
 
 @dataclass(frozen=True)
@@ -187,13 +180,15 @@ class SettingSearch:
         table = [
             (*bound, *rest) for bound, *rest in zip(bounds, values, holds, strict=True)
         ]
-        return _frame(table, ["statement", "low", "high", "computed", "holds"])
+        return pd.DataFrame(
+            table, columns=["statement", "low", "high", "computed", "holds"]
+        )
 
     def alone(self) -> pd.DataFrame:
         """Return for each statement the share of settings that agree, and of the best ones."""
         best, stated = self.most(), zip(self.stated, self.holds, strict=True)
         rows = [(each.name, holds.mean(), holds[best].mean()) for each, holds in stated]
-        return _frame(rows, ["statement", "settings", "best_settings"])
+        return pd.DataFrame(rows, columns=["statement", "settings", "best_settings"])
 
     def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
         """Return the ends of every free setting, over the ``wanted`` ones and as scanned."""
@@ -202,14 +197,9 @@ class SettingSearch:
             (name, scanned[at].min(), scanned[at].max(), scanned.min(), scanned.max())
             for (name, scanned), at in zip(self.grid.free.items(), places, strict=True)
         ]
-        return _frame(rows, ["free", "low", "high", "scanned_low", "scanned_high"])
-
-
-def _frame(rows: Sequence[Any], columns: Sequence[str]) -> pd.DataFrame:
-    """Return these rows as a data frame; pandas is loaded only now, as this room imports without it."""
-    import pandas as pd
-
-    return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame(
+            rows, columns=["free", "low", "high", "scanned_low", "scanned_high"]
+        )
 
 
 def settle(
@@ -224,85 +214,3 @@ def settle(
         value = values[each.name]
         holds[k] = (value >= each.low) & (value <= each.high)
     return SettingSearch(grid, tuple(stated), holds, values)
-
-
-OPTIMAL = 1e-9  # largest relative gap that still counts as optimal: rounding
-Draw = Callable[[np.random.Generator], tuple[Workload, MessageCost]]
-
-
-def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> float:
-    """Return the seconds of an iteration under a plan, selections included where the cost has them."""
-    if cost.selects:
-        return sparse_iteration(workload, plan, cost).prediction.iteration_s
-    return predict(workload, plan, cost).iteration_s
-
-
-def random_audit(
-    draw: Draw, planners: Sequence[str], instances: int, seed: int = 0
-) -> pd.DataFrame:
-    """Return a row per random instance and planner: its gap to the best, and start-ups over computing."""
-    random, rows = np.random.default_rng(seed), []
-    for instance in range(instances):
-        workload, cost = draw(random)
-        start_ups = workload.n * cost.startup_s() / workload.compute_s
-        best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)
-        for planner in planners:
-            taken_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
-            rows.append((instance, start_ups, planner, taken_s / best_s - 1))
-    return _frame(rows, ["instance", "start_ups_over_compute", "planner", "gap"])
-
-
-DENSE = (
-    *("none", "buffer:25MB", "buffer:100MB", "single", "ddp"),
-    *("mg_wfbp", "mg_wfbp:osf", "adafusion", "adafusion:repaired"),
-)
-"""Planners of messages that are not sparsified (osf)."""
-
-
-def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
-    """Return 5 to 40 tensors, sizes and times over decades; computing takes 1."""
-    n = int(rng.integers(5, 41))
-    sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
-    backward = 10 ** rng.uniform(-2, 0, n)
-    backward *= 2 / 3 / backward.sum()
-    slope = 10 ** rng.uniform(-1, 1) / sizes.sum()
-    overhead = 10 ** rng.uniform(-2, 1) / n
-    return Workload.from_arrays(1 / 3, backward, sizes), AlphaBeta(
-        float(overhead), float(slope)
-    )
-
-
-WORKERS, DENSITY = 16, 0.001  # of sparsified messages (omgs)
-SELECTION = Log(
-    PUBLISHED_GAMMA_S
-)  # omgs Eq 10 without density, as the authors' code has it
-
-
-def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
-    """Return a cost whose message is that of omgs Eq 11: alpha_s, and beta_s for each dense element."""
-    per_byte = beta_s / (2 * ELEMENT_BYTES * WORKERS * DENSITY)
-    gather = AlphaBeta(alpha_s / 2, per_byte, collective="all_gather", workers=WORKERS)
-    return SparseGather(gather, DENSITY, selecting=SELECTION)
-
-
-def random_workload(
-    rng: np.random.Generator, tensors: range
-) -> tuple[Workload, float, float]:
-    """Return a network, alpha and beta (per element) over decades; sizes are whole thousands of elements."""
-    n = int(rng.choice(tensors))
-    backward_s = 10 ** rng.uniform(-4, -1.5, n)
-    sizes = 1000 * np.rint(10 ** rng.uniform(0, 4, n)).astype(np.int64)
-    workload = Workload.from_arrays(
-        float(backward_s.sum()) / 2, backward_s, ELEMENT_BYTES * sizes
-    )
-    return (
-        workload,
-        float(10 ** rng.uniform(-4, -1.5)),
-        float(10 ** rng.uniform(-10, -8)),
-    )
-
-
-def sparse_draw(rng: np.random.Generator) -> tuple[Workload, SparseGather]:
-    """Return a `random_workload` of 2 to 40 tensors with its cost."""
-    workload, alpha_s, beta_s = random_workload(rng, range(2, 41))
-    return workload, linear_cost(alpha_s, beta_s)

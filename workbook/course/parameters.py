@@ -8,8 +8,8 @@ from typing import Any
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import AUTO, SIMPLE_FIRST
 from ddlkit.core.pieces import LINES
+from ddlkit.core.strategies import STRATEGIES
 from workbook.common import papers, source
-from workbook.dag.equations import STRATEGIES
 from workbook.osf.factors import FORMULAS
 from workbook.plots.shown import show_tables
 from workbook.pytorch.curves import logs

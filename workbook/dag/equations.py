@@ -1,60 +1,19 @@
-"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018): Eqs 1-6, strategies and counts.
+"""dag: equations of Shi et al., A DAG Model of Synchronous SGD (2018): Eqs 1-6 and counts.
 
-Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration.
+Layers are in forward order: index 0 is the paper's layer 1. All times are of one iteration. The graph itself
+is `ddlkit.core.taskgraph`; its tasks' times and the frameworks' edges are in `ddlkit.core.strategies`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ddlkit.core.cost import MessageCost
-from ddlkit.core.errors import UserError
-from ddlkit.core.workload import Floats, Workload
-
-
-@dataclass(frozen=True, eq=False)
-class IterationTimes:
-    """What one iteration consists of (dag Tab I), in seconds.
-
-    t_io = io_s, t_h2d = h2d_s, t_f^(l) = forward_s, t_b^(l) = backward_s, t_c^(l) = communication_s
-    (each (L,); zero on a single GPU), t_u = update_s.
-    """
-
-    io_s: float
-    h2d_s: float
-    forward_s: Floats
-    backward_s: Floats
-    communication_s: Floats
-    update_s: float = 0.0
-
-    @classmethod
-    def of_workload(
-        cls,
-        workload: Workload,
-        cost: MessageCost,
-        io_s: float = 0.0,
-        h2d_s: float = 0.0,
-    ) -> IterationTimes:
-        """Return a workload's tensors as layers, each sent alone at ``cost``; forward stands at layer 1."""
-        backward_s = workload.backward_s[::-1]
-        forward_s = np.zeros_like(backward_s)
-        forward_s[0] = workload.forward_s
-        sent_s = np.asarray(cost(workload.bytes[::-1]))
-        return cls(io_s, h2d_s, forward_s, backward_s, sent_s, workload.update_s)
-
-    @property
-    def fetch_s(self) -> float:
-        """Return t_io + t_h2d."""
-        return self.io_s + self.h2d_s
-
-    @property
-    def gpu_s(self) -> float:
-        """Return t_f + t_b."""
-        return float(np.sum(self.forward_s) + np.sum(self.backward_s))
+from ddlkit.core.strategies import IterationTimes, Strategy
+from ddlkit.core.taskgraph import Gpus
+from ddlkit.core.workload import Floats
 
 
 def sgd_iteration_s(times: IterationTimes) -> float:
@@ -98,49 +57,6 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
     )
 
 
-@dataclass(frozen=True)
-class Strategy:
-    """What a framework hides behind computation (dag IV-C, V-C): which edges the DAG has.
-
-    reads_ahead : a read does not wait for the update before it; one_buffer : it waits for the copy before it,
-        as Eq 3 needs and Fig 1 does not say (errata 3)
-    batches_ahead : so many are fetched beside the one that trains; 0: as many as the disk can
-    """
-
-    copies_ahead: bool
-    sends_during_backward: bool
-    decodes_on_cpu: bool
-    reads_ahead: bool = True
-    one_buffer: bool = False
-    batches_ahead: int = 0
-
-
-STRATEGIES = {
-    "Caffe-MPI": Strategy(
-        copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False
-    ),
-    "CNTK": Strategy(
-        copies_ahead=False, sends_during_backward=False, decodes_on_cpu=True
-    ),
-    "MXNet": Strategy(
-        copies_ahead=False, sends_during_backward=True, decodes_on_cpu=False
-    ),
-    "TensorFlow": Strategy(
-        copies_ahead=False, sends_during_backward=True, decodes_on_cpu=True
-    ),
-}
-
-
-def strategy(framework: str) -> Strategy:
-    """Return a framework's entry in STRATEGIES, in any spelling. Raises UserError for another one."""
-    for name, edges in STRATEGIES.items():
-        if name.lower() == framework.lower():
-            return edges
-    raise UserError(
-        f"no strategy of {framework!r} is known: use one of {', '.join(STRATEGIES)}"
-    )
-
-
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     """dag Eq 5, and what its Section IV-C makes of it for the other frameworks.
 
@@ -164,6 +80,29 @@ def steady_s(
     decoding_s = decoding_s if strategy.decodes_on_cpu else 0.0
     gpu_s = np.maximum(h2d_s, busy_s) if strategy.copies_ahead else h2d_s + busy_s
     return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
+
+
+def period_s(
+    times: IterationTimes,
+    strategy: Strategy,
+    gpus: Gpus,
+    *,
+    decode_s: float = 0.0,
+) -> float:
+    """Return seconds from update to update of equal GPUs' schedule in the long run: dag Eq 5 repaired.
+
+    Symbols as in `ddlkit.core.taskgraph.s_sgd`, every layer a message. Only where reads run ahead of updates
+    and copies (reads_ahead, not one_buffer or batches_ahead) and decoding is on a machine's processor.
+    """
+    sent_s = exposed_communication_s(times)
+    if not strategy.sends_during_backward:
+        sent_s = float(np.sum(times.communication_s))
+    readers = gpus.n if gpus.shared_disk else gpus.per_machine
+    busy_s = times.gpu_s + sent_s + times.update_s
+    decoding_s = decode_s * gpus.per_machine
+    return float(
+        steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy)
+    )
 
 
 def speedup(

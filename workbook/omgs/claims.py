@@ -17,7 +17,6 @@ from ddlkit.core.sparse import ELEMENT_BYTES, Log
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats
 from workbook.common import claims, networks, source
-from workbook.common import settings as audit
 from workbook.common.claims import (
     CHECKS,
     Result,
@@ -33,7 +32,7 @@ from workbook.omgs import equations as omgs
 from workbook.omgs import figures as figures
 from workbook.omgs.equations import LSTM, NETWORKS, PLANS, UNITS
 from workbook.osf import equations as osf
-from workbook.validate import accuracy
+from workbook.validate import accuracy, audit
 
 THRESHOLD = 8192  # elements from which MGS-SGD sends (omgs V-D)
 RESNET, DEEP = "ResNet-50", ("ResNet-50", "Inception-v4")

@@ -30,7 +30,6 @@ from ddlkit.model import make_plan
 from ddlkit.model.calibration import Calibration
 from ddlkit.model.predictor import computed
 from workbook import plots
-from workbook.common import settings as audit
 from workbook.common import source
 from workbook.common.claims import paper_table, prose
 from workbook.common.source import Source
@@ -44,7 +43,7 @@ from workbook.omgs.equations import (
     scan,
 )
 from workbook.osf import equations as osf
-from workbook.validate import accuracy
+from workbook.validate import accuracy, audit
 from workbook.validate.rivals import OURS
 
 TOLERANCE = 0.05  # within which a printed time agrees with a setting

@@ -1,1 +1,1 @@
-"""How predictions are judged: cases, goals, rival models, labs, clusters of others."""
+"""How predictions are judged: cases, goals, rival models, labs, clusters of others; and planners."""

@@ -20,12 +20,13 @@ from ddlkit.core import plan
 from ddlkit.core.cost import Table
 from ddlkit.core.iteration import Iteration, group_ends, no_overlap, perfect_overlap
 from ddlkit.core.link import Link
+from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.formats import ImportOptions, import_file
 from workbook.common.places import DATA
 from workbook.common.specs import datasheet
-from workbook.dag.equations import IterationTimes, wait_free_iteration_s
+from workbook.dag.equations import wait_free_iteration_s
 from workbook.osf.equations import predict_osf
 from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, Rows, table

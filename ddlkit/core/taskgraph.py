@@ -1,9 +1,10 @@
-"""S-SGD as a graph of tasks (dag IV-B, Fig 1): longest path, slack, schedules on resources, and what-if.
+"""Synchronous training as a graph of tasks: longest path, slack, schedules on resources, and what-if.
 
-An edge (a, b) says that b begins after a has ended. A resource does one task at a time, in the order in which
-they become ready, the smaller number first: the schedule is the longest path of the graph with an edge more
-between neighbours on a resource. What the paper leaves open: a message holds the links of all machines, and
-the disk (and the CPU where it decodes) is of a machine, or one NFS of all.
+The graph is that of dag IV-B and its Fig 1. An edge (a, b) says that b begins after a has ended. A resource
+does one task at a time, in the order in which they become ready, the smaller number first: the schedule is
+the longest path of the graph with one more edge between neighbours on a resource. What the paper leaves open:
+a message holds the links of all machines, and the disk (and the CPU where it decodes) is that of a machine,
+or one network file system of all machines.
 """
 
 from __future__ import annotations
@@ -20,19 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import Iteration
 from ddlkit.core.plan import FusionPlan
+from ddlkit.core.strategies import IterationTimes, Strategy
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Floats, Ints
-from workbook.dag.equations import (
-    IterationTimes,
-    Strategy,
-    exposed_communication_s,
-    steady_s,
-)
 
 Bools = NDArray[np.bool_]
-ONE_AFTER_THE_OTHER = Strategy(
-    False, False, False, reads_ahead=False
-)  # dag Eqs 1 and 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,27 +49,18 @@ class TaskGraph:
     edges: Ints
 
     def __post_init__(self) -> None:
-        for name in (
-            "kind",
-            "resource",
-            "rank",
-            "layer",
-            "iteration",
-            "edges",
-            "duration_s",
-        ):
-            column = np.array(
-                getattr(self, name), float if name == "duration_s" else np.int64
-            )
-            object.__setattr__(self, name, column)
-        for bad in np.flatnonzero(
-            ~((self.duration_s >= 0) & (self.duration_s < np.inf))
-        )[:1]:
-            what = KINDS[self.kind[bad]] + (
-                f" on rank {r}" if (r := self.rank[bad]) >= 0 else ""
-            )
-            seconds = f"has a duration of {self.duration_s[bad]:g} s"
-            raise UserError(f"task T{bad} ({what}) {seconds}: give a finite time >= 0")
+        for name in ("kind", "resource", "rank", "layer", "iteration", "edges"):
+            object.__setattr__(self, name, np.array(getattr(self, name), np.int64))
+        object.__setattr__(self, "duration_s", np.array(self.duration_s, float))
+        allowed = (self.duration_s >= 0) & (self.duration_s < np.inf)
+        if allowed.all():
+            return
+        bad = int(np.flatnonzero(~allowed)[0])
+        what = KINDS[self.kind[bad]]
+        if self.rank[bad] >= 0:
+            what += f" on rank {self.rank[bad]}"
+        seconds = f"has a duration of {self.duration_s[bad]:g} s"
+        raise UserError(f"task T{bad} ({what}) {seconds}: give a finite time >= 0")
 
     @classmethod
     def of(
@@ -89,10 +73,8 @@ class TaskGraph:
         seconds = np.asarray(duration_s, float)
         places = np.arange(seconds.size) if resource is None else np.array(resource)
         names = tuple(f"gpu {number}" for number in range(places.max(initial=-1) + 1))
-        kind, none = (
-            np.full(seconds.size, KINDS.index("forward")),
-            np.full(seconds.size, -1),
-        )
+        kind = np.full(seconds.size, KINDS.index("forward"))
+        none = np.full(seconds.size, -1)
         pairs = np.array(edges, np.int64).reshape(-1, 2)
         return cls(names, kind, places, seconds, none, none, none, pairs)
 
@@ -106,19 +88,6 @@ class TaskGraph:
         """Return (n,) whether a task computes; the others communicate (dag IV-A)."""
         compute_kinds = ("decode", "forward", "backward", "update")
         return np.isin(self.kind, [KINDS.index(kind) for kind in compute_kinds])
-
-    def to_networkx(self) -> Any:
-        """Return it as a networkx.DiGraph: an edge weighs what its first task takes."""
-        import networkx as nx
-
-        graph = nx.DiGraph()
-        graph.add_nodes_from(range(self.n))
-        taken_s = self.duration_s[self.edges[:, 0]].tolist()
-        pairs = self.edges.tolist()
-        graph.add_weighted_edges_from(
-            (a, b, s) for (a, b), s in zip(pairs, taken_s, strict=True)
-        )
-        return graph
 
     @cached_property
     def earliest_s(self) -> Floats:
@@ -180,9 +149,8 @@ class Schedule:
             np.argsort(self.graph.resource[self.order], kind="stable")
         ]
         held = self.graph.resource[by_resource]
-        arcs = np.column_stack([by_resource[:-1], by_resource[1:]])[
-            held[:-1] == held[1:]
-        ]
+        neighbours = np.column_stack([by_resource[:-1], by_resource[1:]])
+        arcs = neighbours[held[:-1] == held[1:]]
         return replace(self.graph, edges=np.concatenate([self.graph.edges, arcs]))
 
     @cached_property
@@ -225,9 +193,8 @@ def schedule(graph: TaskGraph) -> Schedule:
 def _following(edges: Ints, n: int) -> tuple[Ints, Ints]:
     """Return (n + 1,) and (m,): the tasks after task i are the second's from first[i] to first[i + 1]."""
     order = np.argsort(edges[:, 0], kind="stable")
-    return np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n))), edges[
-        order, 1
-    ]
+    first = np.append(0, np.cumsum(np.bincount(edges[:, 0], minlength=n)))
+    return first, edges[order, 1]
 
 
 def _run(duration_s: Floats, edges: Ints, resource: Ints) -> tuple[Floats, Ints]:
@@ -307,6 +274,7 @@ def s_sgd(
     times : io_s and h2d_s are of *one* GPU's batch, as decode_s is; communication_s of each layer, or of each
         message of ``plan`` (a tensor is a layer), in forward order
 
+    >>> from ddlkit.core.strategies import ONE_AFTER_THE_OTHER
     >>> toy = IterationTimes(1.0, 1.0, np.ones(3), np.ones(3), np.ones(3), 1.0)
     >>> graph = s_sgd(toy, ONE_AFTER_THE_OTHER, Gpus(1, 4))
     >>> graph.n, graph.longest_path_s, schedule(graph).duration_s
@@ -324,12 +292,17 @@ def s_sgd(
     offsets = n * np.arange(iterations)[:, None, None]
     ahead = fetched + [0, lag * n] + offsets[:-lag]
     edges = within + offsets, between + [0, n] + offsets[:-1], ahead
-    numbers = (
-        np.repeat(np.arange(iterations), n),
-        np.concatenate([e.reshape(-1, 2) for e in edges]),
-    )
     kind, resource, duration_s, rank, layer = np.tile(rows, (iterations, 1)).T
-    return TaskGraph(names, kind, resource, duration_s, rank, layer, *numbers)
+    return TaskGraph(
+        resources=names,
+        kind=kind,
+        resource=resource,
+        duration_s=duration_s,
+        rank=rank,
+        layer=layer,
+        iteration=np.repeat(np.arange(iterations), n),
+        edges=np.concatenate([part.reshape(-1, 2) for part in edges]),
+    )
 
 
 def _one_iteration(
@@ -383,29 +356,6 @@ def _one_iteration(
     return np.array(rows), within, between, last
 
 
-def period_s(
-    times: IterationTimes,
-    strategy: Strategy,
-    gpus: Gpus = Gpus(),
-    *,
-    decode_s: float = 0.0,
-) -> float:
-    """dag Eq 5 repaired: what the schedule of equal GPUs takes from update to update, in the long run.
-
-    Symbols as in ``s_sgd``, every layer a message. Only where reads run ahead of updates and copies
-    (reads_ahead, not one_buffer or batches_ahead) and decoding is on a machine's processor.
-    """
-    sent_s = exposed_communication_s(times)
-    if not strategy.sends_during_backward:
-        sent_s = float(np.sum(times.communication_s))
-    readers = gpus.n if gpus.shared_disk else gpus.per_machine
-    busy_s = times.gpu_s + sent_s + times.update_s
-    decoding_s = decode_s * gpus.per_machine
-    return float(
-        steady_s(readers * times.io_s, decoding_s, times.h2d_s, busy_s, strategy)
-    )
-
-
 def of_iteration(
     iteration: Iteration,
     strategy: Strategy,
@@ -426,12 +376,23 @@ def of_iteration(
     times = replace(
         times, communication_s=iteration.communication_s[::-1], forward_s=forward_s
     )
-    count, plan = iterations, iteration.plan
-    return s_sgd(times, strategy, gpus, iterations=count, plan=plan, decode_s=decode_s)
+    return s_sgd(
+        times,
+        strategy,
+        gpus,
+        iterations=iterations,
+        plan=iteration.plan,
+        decode_s=decode_s,
+    )
 
 
 def tasks_named(graph: TaskGraph, what: str) -> Bools:
-    """Return (n,) tasks of a kind ("all_reduce"), resource ("disk"), "layer 2", or "rank 3" compute_kinds."""
+    """Return (n,) which tasks a name means.
+
+    what : a kind ("all_reduce"), a resource ("disk"), "layer:2", or "rank:3" for all that a rank computes
+
+    Raises UserError for a name that means no task.
+    """
     head, _, number = what.replace(":", " ").partition(" ")
     present = {KINDS[code] for code in np.unique(graph.kind)}
     kind = {name.replace("_", ""): name for name in present}.get(head.replace("_", ""))
@@ -456,7 +417,10 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
 
 
 def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph:
-    """Return the graph with tasks that take other times: (what, factor) each, one after the other."""
+    """Return the graph with tasks that take other times: each change is (what, factor), applied in turn.
+
+    ``what`` is a name as in `tasks_named`; ``factor`` says how many times as long these tasks take.
+    """
     for what, factor in changes:
         if not 0 <= factor < np.inf:
             raise UserError(
@@ -468,7 +432,7 @@ def changed(graph: TaskGraph, changes: Sequence[tuple[str, float]]) -> TaskGraph
 
 
 def described(before: Schedule, after: Schedule) -> dict[str, Any]:
-    """Return the time between iterations and what limits it, of both; the speedup."""
+    """Return the time between iterations and what limits it, of both schedules, and the speedup."""
     facts: dict[str, Any] = {}
     for when, each in (("", before), ("_after", after)):
         limits = each.limits()

@@ -1,0 +1,181 @@
+"""What dag states of Figs 2 and 3 (V-C, I), as quantities that can be computed of a setting."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ddlkit.core.strategies import STRATEGIES
+from ddlkit.core.taskgraph import Gpus
+from workbook.common.claims import load_claims
+from workbook.dag.cluster import (
+    CLUSTERS,
+    MACHINES,
+    NETWORKS,
+    PER_MACHINE,
+    Setting,
+    layer_bytes,
+)
+
+TIED = 0.01
+"""Efficiencies that differ by less, relatively, have one rank."""
+DECODERS = [name for name, strategy in STRATEGIES.items() if strategy.decodes_on_cpu]
+SMALL_BATCHES = ("GoogleNet", "ResNet-50")
+LAYER_WISE = "V100 cluster: messages by layer over one"
+"""In time, ResNet-50's."""
+Efficiencies = dict[tuple[int, str, str, str], Any]
+"""Of a bar in a figure: (number of the figure, cluster, network, framework) -> a number, or an array."""
+
+OF_FIG02 = {
+    "K80 server: good, but AlexNet decoded": "dag-fig02-good",
+    "K80 server: decoding spoils AlexNet": "dag-fig02-decoding",
+    "one server: K80 scales better": "dag-fig02-k80-over-v100",
+    "one server: K80 far better, AlexNet": "dag-fig02-storage",
+    "V100 server: reading costs nothing": "dag-fig02-reading",
+    "V100 server: messages limit": "dag-fig02-messages",
+}
+OF_FIG03 = {
+    "four machines: K80 scales better": "dag-fig03-k80-over-v100",
+    "K80 cluster: Caffe-MPI, MXNet linear": "dag-fig03-linear",
+    "K80 cluster: none scales AlexNet well": "dag-fig03-alexnet",
+    "K80 cluster: TensorFlow is the worst": "dag-fig03-tensorflow",
+    "both clusters: Caffe-MPI is the best": "dag-caffe-best",
+    "V100 cluster: none scales well": "dag-finding3",
+    "V100 cluster: all but Caffe-MPI poor": "dag-fig03-poorly",
+}
+STATEMENTS = {**OF_FIG02, **OF_FIG03}
+"""What dag says of Figs 2 and 3, by quantity and claim; not the 95%, for which `varies` is on the grid."""
+
+
+def efficiencies(setting: Setting) -> Efficiencies:
+    """Return all 48 efficiencies: of four GPUs over one (dag Fig 2), of four machines over one (Fig 3)."""
+    sizes = {2: (Gpus(), Gpus(1, PER_MACHINE)), 3: (Gpus(1, 4), Gpus(MACHINES, 4))}
+    return {
+        (figure, *case): setting.iteration_s(*case, few)
+        / setting.iteration_s(*case, many)
+        for figure, (few, many) in sizes.items()
+        for case in product(CLUSTERS, NETWORKS, STRATEGIES)
+    }
+
+
+def quantities(setting: Setting) -> dict[str, Any]:
+    """Return what the paper states (dag V-C, I), by name: numbers, or the setting's arrays."""
+    efficiency = efficiencies(setting)
+    return {
+        **_one_server(efficiency),
+        **_four_machines(efficiency),
+        "V100 server: reading costs nothing": _most(
+            slower(setting, "reading").values()
+        ),
+        "V100 server: messages limit": _slower_by_messages(setting),
+        LAYER_WISE: _layer_wise_over_one(setting),
+    }
+
+
+def _slower_by_messages(setting: Setting) -> Any:
+    """Return the lesser of two networks' mean over the frameworks."""
+    waits = slower(setting, "sending")
+    each = ([waits[network, name] for name in STRATEGIES] for network in SMALL_BATCHES)
+    return _least(reduce(np.add, of) / len(of) for of in each)
+
+
+def _layer_wise_over_one(setting: Setting) -> Any:
+    """Return the time of all of ResNet-50's messages over that of one with as many bytes."""
+    gpus, sizes = Gpus(MACHINES, PER_MACHINE), layer_bytes("ResNet-50")
+    start_s, per_byte = setting.message("V100", "Caffe-MPI", gpus)
+    sent_s = sizes.sum() * per_byte
+    return (len(sizes) * start_s + sent_s) / (start_s + sent_s)
+
+
+def _means(
+    efficiency: Efficiencies, figure: int, cluster: str, *networks: str
+) -> dict[str, Any]:
+    """Return each framework's mean over the networks."""
+    return {
+        name: reduce(
+            np.add,
+            [efficiency[figure, cluster, network, name] for network in networks],
+        )
+        / len(networks)
+        for name in STRATEGIES
+    }
+
+
+_least = partial(reduce, np.minimum)
+_most = partial(reduce, np.maximum)
+
+
+def _one_server(efficiency: Efficiencies) -> dict[str, Any]:
+    k80, v100 = (
+        {
+            case: efficiency[(2, cluster, *case)]
+            for case in product(NETWORKS, STRATEGIES)
+        }
+        for cluster in CLUSTERS
+    )
+    slow = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
+    means, fast = (_means(efficiency, 2, cluster, *NETWORKS) for cluster in CLUSTERS)
+    return {
+        "K80 server: best efficiency is 95%": _most(k80.values()),
+        "K80 server: good, but AlexNet decoded": _least(
+            k80[case] for case in k80.keys() - slow
+        ),
+        "K80 server: decoding spoils AlexNet": _most(slow.values())
+        / _least(k80["AlexNet", name] for name in STRATEGIES if name not in DECODERS),
+        "one server: K80 scales better": _least(
+            means[name] / fast[name] for name in STRATEGIES
+        ),
+        "one server: K80 far better, AlexNet": _least(
+            k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
+        ),
+    }
+
+
+def slower(setting: Setting, what: str) -> dict[tuple[str, str], Any]:
+    """Return how much longer SMALL_BATCHES take on four V100 by reading, or by sending, by framework."""
+    keys, gpus = [*product(SMALL_BATCHES, STRATEGIES)], Gpus(1, PER_MACHINE)
+    cases = {case: ("V100", *case, gpus) for case in keys}
+    return {
+        name: setting.iteration_s(*case) / setting.iteration_s(*case, without=what)
+        for name, case in cases.items()
+    }
+
+
+def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
+    """Return the rest; here too what is said of no network is taken of a framework's mean."""
+    k80, v100 = (_means(efficiency, 3, cluster, *NETWORKS) for cluster in CLUSTERS)
+    nearly = product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
+    poor = (value for name, value in v100.items() if name != "Caffe-MPI")
+    return {
+        "four machines: K80 scales better": _least(
+            k80[name] / v100[name] for name in STRATEGIES
+        ),
+        "K80 cluster: Caffe-MPI, MXNet linear": MACHINES
+        * _least(efficiency[(3, "K80", *case)] for case in nearly),
+        "K80 cluster: none scales AlexNet well": _most(
+            _means(efficiency, 3, "K80", "AlexNet").values()
+        ),
+        "K80 cluster: TensorFlow is the worst": rank(
+            _means(efficiency, 3, "K80", "ResNet-50"), "TensorFlow"
+        ),
+        "both clusters: Caffe-MPI is the best": _most(
+            rank(means, "Caffe-MPI") for means in (k80, v100)
+        ),
+        "V100 cluster: none scales well": _most(v100.values()),
+        "V100 cluster: all but Caffe-MPI poor": _most(poor),
+    }
+
+
+def rank(efficiency: Any, name: str) -> Any:
+    """Return 1 plus how many frameworks scale better."""
+    own = efficiency[name] * (1 + TIED)
+    others = (np.asarray(value) for other, value in efficiency.items() if other != name)
+    return 1.0 + reduce(np.add, [(other > own).astype(np.int8) for other in others])
+
+
+def unit(claim: str) -> float:
+    """Return a claim's unit in quantities: 0.01 where it is in per cent."""
+    return {each.id: 0.01 if each.unit == "%" else 1.0 for each in load_claims()}[claim]
