@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -113,6 +114,42 @@ def test_a_foreign_file_becomes_a_profile_that_predicts(
     assert imported["findings"]
     predicted = run(capsys, "predict --profile p.csv --cost cost.json")
     assert predicted["compute_s"] == pytest.approx(sum(times_s))
+
+
+@pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
+def test_what_a_drawing_needs_is_asked_for_before_anything_is_fitted_or_measured(
+    absent: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    before = {*Path().iterdir()}
+    asked = {"--html": "advise --model absent.py:net --html page.html"}
+    if absent == "matplotlib":
+        asked["--compare"] = "fit absent.csv --compare"
+    for option, words in asked.items():
+        assert cli.main(words.split()) == 2
+        line = f"{option} needs {absent}: pip install 'ddlkit[plot]'"
+        assert capsys.readouterr().err == f"ddlkit: error: {line}\n"
+    assert {*Path().iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["measure collectives --lab 1gbit", "advise --model absent.py:net --lab 1gbit"],
+)
+def test_what_a_lab_needs_is_asked_for_before_anything_is_measured(
+    words: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {*Path().iterdir()}
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert cli.main(words.split()) == 2
+    assert "the lab needs ip (iproute2)" in capsys.readouterr().err
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cli.main(words.split()) == 2
+    line = "--lab 1gbit: the lab needs root, for network namespaces and traffic shaping"
+    assert capsys.readouterr().err == f"ddlkit: error: {line}\n"
+    assert {*Path().iterdir()} == before
 
 
 def test_a_recorded_timeline_becomes_a_trace(capsys: Capture) -> None:

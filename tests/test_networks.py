@@ -126,3 +126,6 @@ def test_torchvision_is_imported_beside_a_cpu_torch_and_its_absence_is_one_line(
     assert stub in sys.modules
     with pytest.raises(UserError, match="pip install --no-deps torchvision"):
         registry.build("resnet50")
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(UserError, match=r"^resnet50 needs torchvision; .*ddlkit\[net"):
+        registry.require("resnet50")

@@ -244,7 +244,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
             ("ddlkit.core", "ddlkit.store", "ddlkit.formats", "ddlkit.model"),
             {"torch", "matplotlib", "jinja2", "IPython"},
         ),
-        (("ddlkit.cli",), {"torch", "matplotlib", "jinja2"}),
+        (("ddlkit.cli", "ddlkit.show"), {"torch", "matplotlib", "jinja2"}),
         (
             (
                 "ddlkit.lab.network",

@@ -79,7 +79,10 @@ class Installed(NamedTuple):
         kept = ("PATH", "LANG", "OMP_NUM_THREADS")  # no PYTHONPATH, above all
         variables = {name: os.environ[name] for name in kept if name in os.environ}
         variables |= {"HOME": str(self.home), "TMPDIR": str(self.scratch)}
-        variables |= {"MPLCONFIGDIR": str(self.cache), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables |= {"PYTHONDONTWRITEBYTECODE": "1"}
+        # Where matplotlib and torch keep what they have found out about this machine.
+        caches = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
+        variables |= dict.fromkeys(caches, str(self.cache))
         done = subprocess.run(
             [str(self.environment / "bin" / program), *map(str, words)],
             cwd=self.work,
@@ -149,7 +152,10 @@ def snapshot(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
-pytestmark = pytest.mark.usefixtures("writes_only_where_it_works")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("writes_only_where_it_works"),
+]
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(wheel: Path) -> None:
@@ -222,24 +228,20 @@ def test_a_trace_becomes_a_profile(installed: Installed) -> None:
     assert (installed.work / "p.csv").is_file()
 
 
-@pytest.mark.slow
-def test_layers_are_measured_of_a_network_by_name_and_of_ones_own(
-    installed: Installed,
-) -> None:
-    """Without --out the tables go to ``measured`` in the working directory."""
-    networks = ("--networks", "squeezenet1_1:1")
-    installed.run("ddlkit", "measure", "layers", *networks, "--budget", "60s")
-    measured = installed.work / "measured"
-    (table,) = measured.glob("layers-squeezenet1_1-b1*.csv")
+def test_layers_are_measured_in_the_working_directory(installed: Installed) -> None:
+    """Without --out the tables go to ``measured``; of networks by name the plan is made only."""
+    installed.run(
+        *("ddlkit", "measure", "layers", "--model", "mine.py:net", "--budget", "2s")
+    )
+    (table,) = (installed.work / "measured").glob("layers*.csv")
     layers = store.load_table(table, "layers")
-    assert len(layers) == 52 and (layers["backward_s"] >= 0).all()
-    assert layers["parameters"].sum() == 1_235_496
-    assert store.load_stamp(table)["commit"] == "unknown"
+    assert layers["parameters"].sum() == 3 * 65 * 64
+    assert (layers["backward_s"] >= 0).all()
+    assert store.load_stamp(table)["commit"] == "unknown", "there is no clone"
 
-    own = ("--model", "mine.py:net", "--budget", "2s", "--out", "own")
-    installed.run("ddlkit", "measure", "layers", *own)
-    (table,) = (installed.work / "own").glob("layers*.csv")
-    assert store.load_table(table, "layers")["parameters"].sum() == 3 * 65 * 64
+    by_name = ("--networks", "squeezenet1_1:1", "--dry-run")
+    planned = installed.run("ddlkit", "measure", "layers", *by_name)
+    assert "squeezenet1_1-b1" in planned
 
 
 @pytest.mark.alone
