@@ -14,10 +14,12 @@ from ddlkit.core.sparse import Log, Scan, SelectionCost
 from ddlkit.core.units import MIB
 from workbook.common import claims, networks
 from workbook.common.claims import paper_table
-from workbook.omgs import claims as checks
+from workbook.omgs import code_costs, tables
 from workbook.omgs import equations as omgs
-from workbook.omgs import figures as figures
-from workbook.omgs.claims import as_in_the_code, recorded_shares, speedup_range, tensors
+from workbook.omgs.code_costs import as_in_the_code, recorded_shares
+from workbook.omgs.fig04 import less_exposed_s
+from workbook.omgs.settings import tensors
+from workbook.omgs.tables import speedup_range
 from workbook.osf import equations as osf
 from workbook.sharing import equations as sharing
 
@@ -322,7 +324,7 @@ def test_20_omgs_counts_hang_on_alpha() -> None:
         assert (min(agree), max(agree)) == span
     attained = dict[str, list[str]]()
     for network, stated in printed.items():
-        cases = checks.message_counts(str(network))
+        cases = code_costs.message_counts(str(network))
         for how in cases["how"][cases["messages"] == stated].unique():
             attained.setdefault(how, []).append(str(network))
     assert cases.query("units == 1500")["messages"].isin([4, 7]).all()
@@ -412,24 +414,26 @@ def test_29_the_published_code_merges_by_another_rule() -> None:
 
 
 def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
-    saved = figures.savings()[["most_saved_s", "saved_s"]]
+    saved = tables.savings()[["most_saved_s", "saved_s"]]
     assert saved.loc["ResNet-50"].tolist() == pytest.approx([0.061, 0.159], abs=0.0005)
     assert saved.loc["Inception-v4"].tolist() == pytest.approx(
         [0.119, 0.355], abs=0.0005
     )
-    least_s, left_s, _ = checks.left_s("ResNet-50", *checks.topk_parts("ResNet-50", 2))
+    least_s, left_s, _ = code_costs.left_s(
+        "ResNet-50", *code_costs.topk_parts("ResNet-50", 2)
+    )
     assert (
         left_s == pytest.approx(0.45, abs=0.005)
         and least_s > 2 * prose()["resnet50-computing"]
     )
-    both_s = sum(checks.topk_parts("LSTM-PTB", 2))
+    both_s = sum(code_costs.topk_parts("LSTM-PTB", 2))
     assert (
         both_s == pytest.approx(1.116, abs=0.0005)
         and both_s > TIMES["topk_s"]["LSTM-PTB"]
     )
     selecting_s, less_s = (
-        checks.topk_parts("ResNet-50", 2)[0],
-        checks.less_exposed_s("ResNet-50"),
+        code_costs.topk_parts("ResNet-50", 2)[0],
+        less_exposed_s("ResNet-50"),
     )
     exposed_s = (
         TIMES["topk_s"]["ResNet-50"] - prose()["resnet50-computing"] - selecting_s
@@ -440,22 +444,24 @@ def test_30_table_6_saves_more_than_the_published_costs_allow() -> None:
     assert exposed_s / (exposed_s - less_s) == pytest.approx(1.8, abs=0.05)
 
 
-@pytest.mark.parametrize("network", figures.NETWORKS.values())
+@pytest.mark.parametrize("network", omgs.NETWORKS)
 def test_half_the_step_of_what_is_open_attains_the_printed_messages_as_well(
     network: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     printed = paper_table("omgs", "tab05").set_index("model")["omgs"][network]
     for axis in ("OFF", "BACKWARD", "UNITS"):
-        values = np.array(getattr(checks, axis))
+        values = np.array(getattr(code_costs, axis))
         halved = np.sort(
             [*values, *np.rint(1000 * (values[1:] + values[:-1]) / 2) / 1000]
         )
         with monkeypatch.context() as patch:
             patch.setattr(
-                checks, axis, np.rint(halved).astype(int) if axis == "UNITS" else halved
+                code_costs,
+                axis,
+                np.rint(halved).astype(int) if axis == "UNITS" else halved,
             )
-            assert printed in {*checks.message_counts(network)["messages"]}
-    assert printed in {*checks.message_counts(network)["messages"]}
+            assert printed in {*code_costs.message_counts(network)["messages"]}
+    assert printed in {*code_costs.message_counts(network)["messages"]}
 
 
 @pytest.mark.parametrize("network", ["VGG-16", "LSTM-PTB"])

@@ -10,37 +10,38 @@ import pytest
 
 from ddlkit.core.errors import UserError
 from workbook.common import source
-from workbook.omgs import figures as omgs
+from workbook.omgs import fig03, fig04, settings
+from workbook.omgs.tables import at_papers_startup
 
 
 def test_compatible_settings_agree_with_as_many_times_as_any() -> None:
-    every, stated = omgs.scanned("LSTM-PTB"), omgs.printed().loc["LSTM-PTB"]
-    off = (every[[*omgs.TIMES]] / stated[[*omgs.TIMES]].astype(float) - 1).abs()
-    most = (off <= omgs.TOLERANCE).sum(axis=1)
-    best = omgs.compatible("LSTM-PTB")
+    every, stated = settings.scanned("LSTM-PTB"), settings.printed().loc["LSTM-PTB"]
+    off = (every[[*settings.TIMES]] / stated[[*settings.TIMES]].astype(float) - 1).abs()
+    most = (off <= settings.TOLERANCE).sum(axis=1)
+    best = settings.compatible("LSTM-PTB")
     assert sorted(best.index) == most.index[most == most.max()].tolist()
     assert best["agree"].eq(most.max()).all() and best["far"].is_monotonic_increasing
 
 
 @cache
 def played() -> pd.DataFrame:
-    return omgs.replayed(source.open_campaign(name=source.OMGS).alone)
+    return fig04.measured(source.open_campaign(name=source.OMGS).alone)
 
 
 def test_the_lab_computes_in_proportion_to_the_papers_cluster() -> None:
-    whole = played()[list(omgs.PLAYED)].sum(axis=1)
+    whole = played()[list(fig04.PLAYED)].sum(axis=1)
     np.testing.assert_allclose(whole, played()["iteration"], rtol=1e-9)
     for network, rows in played().groupby("network"):
         computed_s = rows["forward"] + rows["backward"] + rows["update"]
         np.testing.assert_allclose(
-            computed_s, omgs.setting(str(network)).compute_s, rtol=1e-3
+            computed_s, settings.setting(str(network)).compute_s, rtol=1e-3
         )
 
 
 def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
-    frame = omgs.fig04(played())
+    frame = fig04.numbers(played())
     ours = frame[frame["algorithm"] == "OMGS"].set_index(["where", "network"])
-    printed = omgs.printed()
+    printed = settings.printed()
     for where in ("model", "lab"):
         rows = ours.loc[where].loc[printed.index]
         assert rows["s1_paper"].tolist() == printed["s1"].tolist()
@@ -49,7 +50,7 @@ def test_figure_4_has_what_the_paper_prints_beside_every_ratio() -> None:
     lab = frame[frame["where"] == "lab"].set_index(["network", "algorithm"])
     topk, sparse = (lab.loc[("LSTM-PTB", name)] for name in ("TopK", "OMGS"))
     assert sparse["less_exposed"] == pytest.approx(topk["exposed"] / sparse["exposed"])
-    speedups = omgs.at_papers_startup().loc["LSTM-PTB"]
+    speedups = at_papers_startup().loc["LSTM-PTB"]
     assert sparse["s1"] == speedups["s1"] == topk["iteration"] / sparse["iteration"]
     assert speedups["fastest"] == "OMGS"
 
@@ -88,23 +89,23 @@ def made_up(scores: dict[str, list[float]]) -> pd.DataFrame:
 def test_a_network_is_judged_when_every_method_has_three_seeds(
     short: dict[str, list[float]], judged: int
 ) -> None:
-    every = {name: [0.7, 0.8, 0.9] for name in omgs.TITLES}
+    every = {name: [0.7, 0.8, 0.9] for name in fig03.TITLES}
     warm = made_up({"omgs": [0.9, 0.9]}).assign(schedule="warm-up")
     both = pd.concat([made_up({**every, **short}), warm])
-    kept = omgs.complete(omgs.fig03(both))
+    kept = fig03.numbers(fig03.measured(both))
     assert kept["method"].nunique() == judged  # a schedule of two seeds is not shown
 
 
 def test_scores_are_means_over_seeds_with_their_spread() -> None:
     """A training that serves two methods counts for both."""
-    frame = omgs.fig03(
+    frame = fig03.measured(
         made_up({"dense": [0.9, 0.8], "topk": [0.82, 0.8], "omgs+exact": [0.5, 0.45]})
     )
-    scores = omgs.final(frame)
+    scores = fig03.final(frame)
     assert scores["mean"].tolist() == pytest.approx([0.85, 0.81, 0.475, 0.475])
     assert scores["spread"].tolist() == pytest.approx([0.1, 0.02, 0.05, 0.05])
     assert scores["seeds"].tolist() == [2] * 4
-    assert omgs.ratios(frame).tolist() == pytest.approx([0.5 / 0.9, 0.45 / 0.8])
+    assert fig03.ratios(frame).tolist() == pytest.approx([0.5 / 0.9, 0.45 / 0.8])
     assert scores["sends"].to_list()[1:] == pytest.approx([0.16] * 3)
     with pytest.raises(UserError, match="no sparsified training"):
-        omgs.fig03(made_up({"dense": [1.0]}).iloc[:0])
+        fig03.measured(made_up({"dense": [1.0]}).iloc[:0])

@@ -12,7 +12,7 @@ from test_networks import size
 from workbook.common.claims import paper_table
 from workbook.common.specs import network_named
 from workbook.dag import tables as dag
-from workbook.omgs import claims as omgs
+from workbook.omgs import tables as omgs
 from workbook.osf import tables as osf
 from workbook.sharing import tables as sharing
 
