@@ -436,6 +436,10 @@ MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """(workload, cost or None, the text after the colon) -> plan"""
 
 
+PLAIN_LOOK = ("#8f8f8f", "", "-", "")
+"""Colour, marker, line and hatch of a planner that has none of its own."""
+
+
 @dataclass(frozen=True)
 class Planner:
     """A planner as it is registered: what makes its plans, how it is written, how it is drawn.
@@ -447,7 +451,7 @@ class Planner:
     name: str
     make: MakePlan
     label: str = ""
-    look: tuple[str, str, str, str] = ("#8f8f8f", "", "-", "")
+    look: tuple[str, str, str, str] = PLAIN_LOOK
     variants: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
 
@@ -461,11 +465,18 @@ PLANNERS: dict[str, Planner] = {}
 """Every planner that is registered, by name."""
 
 
-def planner(name: str, **drawn: Any) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as a planner; ``drawn`` : label, look, ... of a `Planner`."""
+def planner(
+    name: str,
+    *,
+    label: str = "",
+    look: tuple[str, str, str, str] = PLAIN_LOOK,
+    variants: tuple[str, ...] = (),
+    examples: tuple[str, ...] = (),
+) -> Callable[[MakePlan], MakePlan]:
+    """Register the decorated function as a planner; label, look, variants and examples as of a `Planner`."""
 
     def register(make: MakePlan) -> MakePlan:
-        PLANNERS[name] = Planner(name, make, **drawn)
+        PLANNERS[name] = Planner(name, make, label, look, variants, examples)
         return make
 
     return register

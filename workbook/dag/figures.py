@@ -8,11 +8,11 @@ mean of their absolute values, as dag V-D has it, should be no larger than the l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import product
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -163,11 +163,14 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how: dict[str, Any] = {
-            "workers": self.ranks,
-            "algorithm": rows["algorithm"].iloc[0],
-        }
-        table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
+        table = fit(
+            "table",
+            rows["bytes"],
+            rows["seconds"],
+            draws=0,
+            workers=self.ranks,
+            algorithm=rows["algorithm"].iloc[0],
+        )
         return np.asarray(table.cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:
@@ -185,13 +188,12 @@ class Parts:
 
     def predicted_s(self, stored: str, ahead: int, sends: str) -> float:
         """Return the mean seconds between updates of a case's schedule, one disk for all ranks."""
-        loads = {
-            "copies_ahead": ahead > 0,
-            "reads_ahead": ahead > 0,
-            "decodes_on_cpu": True,
-        }
         strategy = Strategy(
-            **loads, sends_during_backward=sends == "during", batches_ahead=ahead
+            copies_ahead=ahead > 0,
+            reads_ahead=ahead > 0,
+            decodes_on_cpu=True,
+            sends_during_backward=sends == "during",
+            batches_ahead=ahead,
         )
         gpus = Gpus(
             1, self.ranks, decoding="own" if self.cores >= 2 * self.ranks else "trains"
@@ -274,13 +276,16 @@ def compatible() -> Setting:
     drawn = np.array([settings.varies * 0 + bar for bar in bars(settings).values()])
     off = np.abs(np.log(drawn / np.median(drawn, axis=1, keepdims=True))).sum(axis=0)
     order = np.argsort(off, kind="stable")
-    return Setting(**{name: values[order] for name, values in vars(settings).items()})
+    return replace(
+        settings, **{name: values[order] for name, values in vars(settings).items()}
+    )
 
 
 def central() -> Setting:
     """Return the most central of the compatible settings, in numbers."""
-    return Setting(
-        **{name: float(values[0]) for name, values in vars(compatible()).items()}
+    every = compatible()
+    return replace(
+        every, **{name: float(values[0]) for name, values in vars(every).items()}
     )
 
 
@@ -347,11 +352,12 @@ def fig04() -> pd.DataFrame:
             setting.reads_s(*case, Gpus()),
         )
         times = BATCH[network] * setting.copy_s, alone_s, alone_s + exposed_s
-        shape: dict[str, Any] = {
-            "machines": gpus.machines,
-            "gpus_per_machine": gpus.per_machine,
-        }
-        eq6 = speedup(partial(mul, read_s), *times, **shape)
+        eq6 = speedup(
+            partial(mul, read_s),
+            *times,
+            machines=gpus.machines,
+            gpus_per_machine=gpus.per_machine,
+        )
         rows.append(
             (cluster, network, gpus.n, eq6, *_speedups(case, gpus, Gpus()), share)
         )
@@ -437,8 +443,10 @@ def draw(bars: pd.DataFrame) -> Figure:
         f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples()
     )
     said = f"Speedups of 4: {spans}; the paper's, {rows['paper'].max():g} at most"
-    shape: dict[str, Any] = {"columns": 3, "rows": 2, "sharex": True, "sharey": True}
-    with plots.sheet(said, height=4.3, **shape) as (figure, axes):
+    with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
         panels = rows.groupby(["cluster", "network"], sort=False)
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
@@ -465,8 +473,7 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     said = "Replayed in the lab: {} off in the mean; the paper prints {}".format(
         *errors
     )
-    shape = {"columns": len(printed), "rows": 2, "height": 5.4}
-    with plots.sheet(said, **shape) as (figure, axes):
+    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
             wide = upper[upper["network"] == network].pivot(
                 index="gpus", columns="cluster"
@@ -475,11 +482,16 @@ def draw04(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
             drawn, low, high = (
                 100 * wide[end].div(wide.index, axis=0) for end in MODEL
             )
-            by_gpus, linear = (
-                {"xlabel": "GPUs", "log": "x", "legend": ""},
-                "speedup over linear [%]",
+            linear = "speedup over linear [%]"
+            plots.lines(
+                above,
+                drawn,
+                ends=(low, high),
+                xlabel="GPUs",
+                ylabel=linear,
+                log="x",
+                legend="",
             )
-            plots.lines(above, drawn, ends=(low, high), ylabel=linear, **by_gpus)
             above.set_xticks(wide.index, wide.index)
             above.set(title=f"{network}, model", ylim=(0, 112))
             rows = lower[lower["network"] == network]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -135,8 +134,13 @@ def savings() -> pd.DataFrame:
 def setting(network: str) -> Setting:
     """Return the compatible setting that is nearest to the printed times."""
     best = compatible(network).iloc[0]
-    numbers = {name: float(best[name]) for name in ("compute_s", "backward", "even")}
-    return Setting(network, **numbers, units=int(best["units"]))
+    return Setting(
+        network,
+        compute_s=float(best["compute_s"]),
+        backward=float(best["backward"]),
+        even=float(best["even"]),
+        units=int(best["units"]),
+    )
 
 
 @cache
@@ -293,9 +297,13 @@ def draw_fig04(frame: pd.DataFrame) -> Figure:
         ):
             rows = own.set_index(places.names).reindex(places)
             parts = rows[list(PLAYED)].set_axis(KINDS, axis=1).droplevel(1)
-            how: dict[str, Any] = {"label": "iteration [s]", "legend": ""}
             plots.bars(
-                ax, parts, stacked=True, pairs="left: model, right: replayed", **how
+                ax,
+                parts,
+                label="iteration [s]",
+                stacked=True,
+                legend="",
+                pairs="left: model, right: replayed",
             )
             paper_s = rows["paper"].to_numpy()[::2]
             plots.points(ax, 2 * np.arange(len(SHOWN)) + 0.5, paper_s, "paper", size=6)
@@ -401,12 +409,6 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 def draw_fig03(frame: pd.DataFrame) -> Figure:
     """Draw omgs Fig 3 of what is `complete`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
-    how: dict[str, Any] = {
-        "x": "epoch",
-        "y": "value",
-        "series": "method",
-        "center": "mean",
-    }
     with plots.sheet(columns=len(of_omgs), height=3.4, squeeze=False) as (figure, axes):
         for ax, (network, rows) in zip(
             axes[0], frame.groupby("network", sort=False), strict=True
@@ -414,7 +416,15 @@ def draw_fig03(frame: pd.DataFrame) -> Figure:
             shown = rows[
                 rows["epoch"] >= 5 * (network == LEARNED[TEXT])
             ]  # before, far above
-            plots.samples(ax, shown, percent=100, **how)
+            plots.samples(
+                ax,
+                shown,
+                x="epoch",
+                y="value",
+                series="method",
+                center="mean",
+                percent=100,
+            )
             ax.set_ylabel(str(rows["measure"].iloc[0]))
             ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")
     return figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,16 @@ class Style:
         return "white" if self.hollow else self.color
 
 
-def _style(line: Any = "-", **listed: Any) -> Style:
+def _style(listed: Mapping[str, Any]) -> Style:
     """Return a style as looks.yml lists it; matplotlib wants a tuple for dashes."""
-    return Style(line=line if isinstance(line, str) else tuple(line), **listed)
+    line = listed.get("line", "-")
+    return Style(**{**listed, "line": line if isinstance(line, str) else tuple(line)})
 
 
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 _SERIES = _LISTED.pop("series")
 FAMILIES = {
-    family: {k: _style(**v) for k, v in looks.items()}
+    family: {k: _style(v) for k, v in looks.items()}
     for family, looks in _LISTED.items()
 }
 FAMILIES["spans"] |= {
