@@ -395,10 +395,18 @@ def advice_figure(advice: Advice) -> Figure:
     return figure
 
 
-def png(figure: Figure, **options: Any) -> bytes:
-    """Return a figure as a file whose bytes depend on nothing but the figure."""
+def png(figure: Figure, *, tight: bool = False) -> bytes:
+    """Return a figure as a file whose bytes depend on nothing but the figure.
+
+    tight : whether the image is only as large as what is drawn
+    """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None}, **options)
+    figure.savefig(
+        buffer,
+        format="png",
+        metadata={"Software": None},
+        bbox_inches="tight" if tight else None,
+    )
     return buffer.getvalue()
 
 

@@ -182,11 +182,10 @@ class _Collective:
         input_tensor: Tensor,
         group: Any,
         op: Any = None,
-        **how: Any,
+        async_op: bool = False,
     ) -> dist.Work | None:
         to, of, gathers = output_tensor, input_tensor, self._name == GATHER
         self._owner.seen.append((self._name, max(to.nbytes, of.nbytes)))
-        how |= {"group": group}
         if not self._owner.sends:
             rows = (to if gathers else of).view(group.size(), -1)
             for row, copied in (
@@ -197,9 +196,9 @@ class _Collective:
             one, each = to.new_zeros(1), to.new_zeros(group.size())
             to, of = (each, one) if gathers else (one, each)
         return (
-            peers.gather_single(to, of, **how)
+            peers.gather_single(to, of, group=group, async_op=async_op)
             if gathers
-            else peers.scatter_single(to, of, op, **how)
+            else peers.scatter_single(to, of, op, group=group, async_op=async_op)
         )
 
 

@@ -78,14 +78,17 @@ class Book:
 
     folder: Path
 
-    def run(self, data: str = "", **options: Any) -> list[bool]:
+    def run(
+        self, data: str = "", *, timeout_s: float = book.TIMEOUT_S, at_once: int = 1
+    ) -> list[bool]:
         return book.run(
             book.notebooks(folder=self.folder / "notebooks"),
             data,
             executed=self.folder / "executed",
             reports=self.folder / "reports",
             inputs=(self.folder / "data",),
-            **options,
+            timeout_s=timeout_s,
+            at_once=at_once,
         )
 
     def add(self, name: str, *cells: tuple[str, str]) -> Path:

@@ -27,13 +27,18 @@ def workload_of(case: dict[str, Any]) -> Workload:
     )
 
 
+def cost_of(case: dict[str, Any]) -> AlphaBeta:
+    wire = case["wire"]
+    return AlphaBeta(wire["alpha_s"], wire["beta_s_per_byte"])
+
+
 def planned(case: dict[str, Any], spec: str) -> list[int]:
-    return [*make_plan(spec, workload_of(case), AlphaBeta(**case["wire"])).ends]
+    return [*make_plan(spec, workload_of(case), cost_of(case)).ends]
 
 
 def told(case: dict[str, Any], ends: list[int]) -> Prediction:
     plan = FusionPlan("page", tuple(ends))
-    return predict(workload_of(case), plan, AlphaBeta(**case["wire"]))
+    return predict(workload_of(case), plan, cost_of(case))
 
 
 def test_a_case_is_what_was_recorded() -> None:

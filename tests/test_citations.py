@@ -77,12 +77,13 @@ def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it
         for name in ("GOALS", "REPRODUCTION")
     )
     held = outputs.read_summaries(places.REPORTS)
-    assert page == site._render("goals.md", summaries=held), (
+    assert page == site._render("goals.md", {"summaries": held}), (
         "run: python -m workbook build --recorded"
     )
     rows = re.findall(r"^\| (?!goal \||campaign \| replayed or)", page, re.MULTILINE)
     assert len(rows) == sum(map(len, TABLES))
-    front = site._render("index.html", summaries=held, pages=[], figures=[], papers=[])
+    held_by = {"summaries": held, "pages": [], "figures": [], "papers": []}
+    front = site._render("index.html", held_by)
     shown = {name for name in ANCHORS if f'"goals.html#{name}"' in front}
     assert {source.CAMPAIGN, source.REPEATS, source.LINKS, source.LINKS_FOURTH} < shown
     assert source.LIMIT in shown and "and without a goal" in front
@@ -98,4 +99,4 @@ def test_goals_stand_on_their_page_and_the_front_page_and_live_coverage_where_it
             for name in campaigns
         )
     held["05-is-it-true"]["training_source"] = "live"
-    assert "| measured here | real |" in site._render("goals.md", summaries=held)
+    assert "| measured here | real |" in site._render("goals.md", {"summaries": held})

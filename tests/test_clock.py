@@ -147,8 +147,13 @@ def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"warmup": -1}, {"min_repeats": 101}, {"max_s": float("nan")}]
+    "wrong",
+    [
+        lambda: Budget(warmup=-1),
+        lambda: Budget(min_repeats=101),
+        lambda: Budget(max_s=float("nan")),
+    ],
 )
-def test_contradictory_budget_is_refused(wrong: dict[str, float]) -> None:
+def test_contradictory_budget_is_refused(wrong: Callable[[], Budget]) -> None:
     with pytest.raises(UserError, match="budget"):
-        Budget(**wrong)  # type: ignore[arg-type]
+        wrong()

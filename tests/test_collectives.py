@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -75,14 +76,10 @@ def test_one_wrong_element_is_refused(name: str, at: int, seed: int) -> None:
 def test_two_real_ranks(tmp_path: Path) -> None:
     budget = Budget(warmup=1, min_repeats=5, max_repeats=20, max_s=0.2)
     settings = CollectivesSettings(sizes=[1000, 65536, 4 << 20], budget=budget)
-    how: dict[str, Any] = {
-        "ranks": 2,
-        "place": Loopback(),
-        "join": {"torch_threads": 1},
-    }
-    frame = launch(collectives_job, settings, out=tmp_path / "out", **how)[
-        "collectives"
-    ]
+    run = functools.partial(
+        launch, ranks=2, place=Loopback(), join={"torch_threads": 1}
+    )
+    frame = run(collectives_job, settings, out=tmp_path / "out")["collectives"]
     assert set(frame["collective"]) == set(COLLECTIVES)
     counts = frame.groupby(["collective", "bytes"])["sample"].agg(["count", "max"])
     assert len(counts) == 3 * len(COLLECTIVES) and counts["count"].between(5, 20).all()

@@ -95,8 +95,15 @@ def test_eq6_reads_for_too_many_gpus() -> None:
     machines, gpus = int(PROSE["fig03-machines"]), int(PROSE["fig03-gpus-per-machine"])
 
     def eq6(machines: int, literal: bool) -> float:
-        how = {"machines": machines, "gpus_per_machine": gpus}
-        return dag.speedup(lambda y: 0.1 * y, 0.0, 1.0, 1.0, **how, literal=literal)
+        return dag.speedup(
+            lambda y: 0.1 * y,
+            0.0,
+            1.0,
+            1.0,
+            machines=machines,
+            gpus_per_machine=gpus,
+            literal=literal,
+        )
 
     assert eq6(machines, literal=False) == pytest.approx(16)
     assert eq6(machines, literal=True) == pytest.approx(10)

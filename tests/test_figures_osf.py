@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,12 +56,14 @@ def made() -> Lab:
     for spec, negotiated in REPLAYED:
         plan = make_plan(spec, slow)
         place = ("replay", "resnet101", "cpu", 1, 4, "lab:1gbit", 1e9, "all_reduce")
-        how: dict[str, Any] = {
-            "dilation": 3.0,
-            "profile_sha256": "abc",
-            "negotiated": negotiated,
-        }
-        case = Case(*place, spec, ";".join(map(str, plan.ends)), **how)
+        case = Case(
+            *place,
+            spec,
+            ";".join(map(str, plan.ends)),
+            dilation=3.0,
+            profile_sha256="abc",
+            negotiated=negotiated,
+        )
         told, timeline = (
             predict(slow, plan, COST),
             Iteration(slow, plan, COST).timeline(),

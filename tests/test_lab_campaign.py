@@ -45,10 +45,11 @@ def written(directory: Path, described: object, name: str = "tiny.json") -> Path
     return path
 
 
-def points(file: Path, out: Path, **how: Any) -> list[Point]:
-    return list(
-        grammar.points(out=out, session=1, name=str(file), device="cpu", **how).body
+def points(file: Path, out: Path, predict: bool = False) -> list[Point]:
+    made = grammar.points(
+        out=out, session=1, name=str(file), device="cpu", predict=predict
     )
+    return list(made.body)
 
 
 def labs(file: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> list[LabPoints]:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -48,8 +47,10 @@ pytestmark = [
 ]
 
 
-def shape(ranks: int = 2, rate: float = 1e9, **how: Any) -> LabShape:
-    return LabShape(ranks, rate, conditions=Conditions(**how))
+def shape(
+    ranks: int = 2, rate: float = 1e9, delay_s: float = 0.0, loss: float = 0.0
+) -> LabShape:
+    return LabShape(ranks, rate, conditions=Conditions(delay_s=delay_s, loss=loss))
 
 
 def link_process(label: str) -> psutil.Process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from dataclasses import replace
@@ -59,12 +60,15 @@ def test_dilation_stretches_time_and_leaves_bytes(
 
 
 def test_only_the_last_rank_straggles_and_selection_stretches_with_it() -> None:
-    more: dict[str, Any] = {
-        "density": 0.01,
-        "selection_sha256": "abc",
-        "straggler": 1.5,
-    }
-    case = planned("buffer:512KiB", Loopback(), workers=3, dilation=2.0, **more)
+    case = planned(
+        "buffer:512KiB",
+        Loopback(),
+        workers=3,
+        dilation=2.0,
+        density=0.01,
+        selection_sha256="abc",
+        straggler=1.5,
+    )
     script = Script.from_case(case, lambda elements, density: 1e-9 * elements)
     assert script.kept == [max(1, round(0.01 * d)) for d in script.elements]
     assert script.sent_bytes == [8 * k for k in script.kept]
@@ -116,8 +120,10 @@ def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) ->
         planned("none", place, **sparse, straggler=2.0),
     ]
     keys = [case.case.key for case in cases]
-    how: dict[str, Any] = {"selection": waited, "out": tmp_path}
-    runs, spans = replay.replay(place, 2, cases, 2, done=[(keys[1], 1)], **how)
+    play = functools.partial(
+        replay.replay, place, 2, cases, 2, selection=waited, out=tmp_path
+    )
+    runs, spans = play(done=[(keys[1], 1)])
     assert list(runs["case"]) == [*keys, keys[0], *keys[2:]]
     assert list(runs["repeat"]) == [0] * 4 + [1] * 3
     selection_s = float(waited(TINY.bytes.sum() / 4, 0.01))
@@ -145,7 +151,7 @@ def test_replays_over_loopback_are_never_shorter_than_compute(tmp_path: Path) ->
     script = Script.from_case(cases[2], waited)
     assert sums[keys[2], "all_gather"] == 2 * sum(script.sent_bytes)
     assert sums[keys[2], "sparsify"] == 2 * TINY.bytes.sum()
-    again = replay.replay(place, 2, cases, 2, **how)
+    again = play()
     assert len(again.runs) == 8
     pd.testing.assert_frame_equal(again.runs.head(7), runs)
 

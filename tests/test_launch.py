@@ -48,8 +48,22 @@ ENDLESS = CollectivesSettings(
 )
 
 
-def run_endless(out: Path | None, place: Place, **how: Any) -> None:
-    launch.launch(collectives_job, ENDLESS, ranks=2, place=place, out=out, **how)
+def run_endless(
+    out: Path | None,
+    place: Place,
+    *,
+    join: dict[str, Any] | None = None,
+    timeout_s: float = 900.0,
+) -> None:
+    launch.launch(
+        collectives_job,
+        ENDLESS,
+        ranks=2,
+        place=place,
+        join=join,
+        timeout_s=timeout_s,
+        out=out,
+    )
 
 
 def python(*argv: str, **how: Any) -> subprocess.CompletedProcess[str]:

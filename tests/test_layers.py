@@ -143,8 +143,15 @@ def test_slowest_line_waits_for_the_last_rank_at_every_point(spans: np.ndarray) 
 
 def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
     settings = LayersSettings({"lenet5": 8}, Budget(1, max_repeats=8, max_s=1.0))
-    how: Any = {"ranks": 2, "timeout_s": PATIENCE_S, "join": {"torch_threads": 1}}
-    launch(layers_job, settings, place=Loopback(), out=tmp_path, **how)
+    launch(
+        layers_job,
+        settings,
+        ranks=2,
+        place=Loopback(),
+        join={"torch_threads": 1},
+        timeout_s=PATIENCE_S,
+        out=tmp_path,
+    )
     profile = store.read_profile(tmp_path / "layers.csv", ranks=2, threads=1)
     samples = store.load_table(tmp_path / "samples.csv", "samples")
     median = samples.groupby("quantity")["seconds"].median()
@@ -157,16 +164,16 @@ def test_two_ranks_profile_at_the_same_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("batch", "precision", "line"),
     [
-        ({"batch": 0}, "batch 0 of lenet5"),
-        ({"batch": 10**12}, "out of memory: lenet5 at batch 1000000000000 on cpu"),
-        ({"precision": "tf32"}, "precision 'tf32' needs a CUDA device"),
+        (0, "fp32", "batch 0 of lenet5"),
+        (10**12, "fp32", "out of memory: lenet5 at batch 1000000000000 on cpu"),
+        (2, "tf32", "precision 'tf32' needs a CUDA device"),
     ],
 )
-def test_a_mistake_is_one_line(arguments: dict[str, Any], line: str) -> None:
+def test_a_mistake_is_one_line(batch: int, precision: str, line: str) -> None:
     with pytest.raises(UserError, match=f"^{line}.*$"):
-        profile_layers(**{"network": "lenet5", "batch": 2, "budget": ONCE, **arguments})
+        profile_layers("lenet5", batch, precision=precision, budget=ONCE)
 
 
 def test_an_iteration_that_cannot_be_a_graph_costs_only_that(

@@ -78,15 +78,31 @@ def imb(name: str = "Allreduce", n: int = 8) -> str:
 
 
 def read(
-    folder: Path, text: str, **how: Any
+    folder: Path,
+    text: str,
+    *,
+    collective: str | None = None,
+    ranks: int | None = None,
+    place: str | None = None,
+    table: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     (folder / "a.log").write_text(text)
-    return read_bytes_seconds(folder / "a.log", **how)
+    return read_bytes_seconds(
+        folder / "a.log", collective=collective, ranks=ranks, place=place, table=table
+    )
 
 
-def refusal(folder: Path, text: str, **how: Any) -> str:
+def refusal(
+    folder: Path,
+    text: str,
+    *,
+    collective: str | None = None,
+    ranks: int | None = None,
+    place: str | None = None,
+    table: int | None = None,
+) -> str:
     with pytest.raises(UserError) as caught:
-        read(folder, text, **how)
+        read(folder, text, collective=collective, ranks=ranks, place=place, table=table)
     return str(caught.value)
 
 
@@ -216,11 +232,8 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(
     for table in (None, 0, 5):
         assert f"{first}, 10 rows{others}" in refusal(tmp_path, text, table=table)
     assert others not in refusal(tmp_path, text, collective="all_reduce")
-    chosen: list[dict[str, Any]] = [
-        {"table": 2},
-        {"collective": "all_reduce", "ranks": 8},
-    ]
-    assert [read(tmp_path, text, **how)[2]["ranks"] for how in chosen] == [8, 8]
+    assert read(tmp_path, text, table=2)[2]["ranks"] == 8
+    assert read(tmp_path, text, collective="all_reduce", ranks=8)[2]["ranks"] == 8
     one_rank = {osu(f"MPI All-to-All{v} Personalized Exchange"): 8 for v in ("", "v")}
     one_rank |= {imb("Allgather"): 8, imb("Reduce_scatter"): 1, osu("MPI Broadcast"): 1}
     for text, n in one_rank.items():

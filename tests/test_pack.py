@@ -25,14 +25,28 @@ PARTS = store.list_tables(places.RECORDED, "**/*.csv*")
 FOLDERS = sorted({path.parent for path in PARTS})
 
 
-def save(folder: Path, name: str, seconds: float = 0.5, **more: Any) -> Path:
-    moment = "end" if "append" in more else "start"
+def save(
+    folder: Path,
+    name: str,
+    seconds: float = 0.5,
+    *,
+    machine: dict[str, Any] = MACHINE,
+    append: bool = False,
+) -> Path:
+    moment = "end" if append else "start"
     frame = pd.DataFrame(
         {"moment": moment, "work": "a, quoted", "device": "cpu"}, range(3)
     )
     frame = frame.assign(sample=range(3), seconds=seconds)
-    how = {"schema": "drift", "command": ["test"], "machine": MACHINE, **more}
-    return store.save_table(frame, folder, name, **how)
+    return store.save_table(
+        frame,
+        folder,
+        name,
+        schema="drift",
+        command=["test"],
+        machine=machine,
+        append=append,
+    )
 
 
 @pytest.fixture

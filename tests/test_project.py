@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import graphlib
 import json
 import re
@@ -60,6 +61,12 @@ FLOORS = {
     "workbook.site": 14,
     "workbook.cli": 15,
     "workbook.__main__": 16,
+}
+DEFINED = {
+    node.name
+    for path in SOURCES.values()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
 }
 NAMES_A_MODULE = re.compile(
     r"ddlkit(\.\w+)+(:\w+)?"
@@ -214,6 +221,77 @@ def test_rooms_import_only_from_the_rooms_before_them() -> None:
         if floor(other) > floor(module)
     ]
     assert upwards == []
+
+
+# Calls of our own that may take keywords from a mapping: each with what checks the keywords instead.
+MAY_SPREAD = {
+    "ddlkit/core/case.py: cls": "a row of a table by the fields of the class itself",
+    "ddlkit/core/cost.py: kind": "JSON, whose names are compared with the form's own first",
+    "ddlkit/core/fit.py: kind": "what the fitter of this form returns, and what is not None",
+    "ddlkit/formats/transformer_shapes.py: Decoder": "rows of a table with a schema",
+    "ddlkit/jobs/launch.py: Rank.join": "JSON of a job, in another process",
+    "ddlkit/jobs/rank.py: kind": "JSON of a job, in another process",
+    "ddlkit/lab/__init__.py: Conditions": "JSON of a job, in another process",
+    "ddlkit/lab/tunnel.py: Conditions": "JSON, in another process",
+    "ddlkit/measure/given.py: function": "a user's function, whose signature was asked",
+    "ddlkit/measure/given.py: plain": "torch's own function, in whose place it stands",
+    "ddlkit/measure/session/engine.py: Row": "rows of a table with a schema",
+    "workbook/common/catalog.py: Entry": "YAML; a wrong key is told",
+    "workbook/common/claims.py: Claim": "rows of a table that is checked by its hash",
+    "workbook/course/exercises.py: Key": "what a solution defines, by the fields of the class",
+    "workbook/dag/settings.py: Setting": "the axes of a grid, each named as its field",
+    "workbook/omgs/settings.py: Setting": "a row of a table by the fields of the class",
+    "workbook/omgs/tables.py: claims.recomputed": "takes any column, by its name",
+    "workbook/plots/style.py: Style": "YAML, read at import",
+    "workbook/record/contention.py: kind": "modules of torch",
+    "workbook/record/grammar.py: Budget": "a suite; a wrong key is told",
+    "workbook/record/grammar.py: Described": "a suite, by the signature: read_keys",
+    "workbook/record/grammar.py: Grid": "a suite, by the signature: read_keys",
+    "workbook/record/grammar.py: Suite": "a suite, by the signature: read_keys",
+    "workbook/record/grammar.py: make": "a suite, by the signature: read_keys",
+    "workbook/validate/accuracy.py: Goal": "YAML; a test reads every goal",
+    "tests/test_figures_dag.py: Setting": "every field of the class, from such an object",
+    "tests/test_kineto.py: gpu.launch": "of this test; names of a trace's arguments have blanks",
+    "tests/test_kineto.py: self.add": "of this test, likewise",
+    "tests/test_parameters.py: parameters.validate": "takes any parameter of a notebook",
+}
+
+
+def spread(path: Path) -> Iterator[str]:
+    """Yield the callees of ours, or that may be ours, which a file gives keywords from a mapping.
+
+    What nobody imports from elsewhere may be ours, and so may a method with the name of one of ours; in
+    tests a bare name that is not imported is a helper of the tests.
+    """
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    ours, others = set[str](), {*dir(builtins)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            of = getattr(node, "module", None)
+            for alias in node.names:
+                mine = (of or alias.name).split(".")[0] in (*PACKAGES, "sharded")
+                (ours if mine else others).add(alias.asname or alias.name.split(".")[0])
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or all(each.arg for each in node.keywords):
+            continue
+        callee = node.func
+        if ast.unparse(callee) in ("partial", "functools.partial"):
+            callee = node.args[0]
+        name, last = ast.unparse(callee), getattr(callee, "attr", None)
+        root, in_tests = name.partition(".")[0], "tests" in path.parts
+        helper = in_tests and last is None and root not in ours
+        if root in ours or not (
+            root in others or helper or last not in (None, *DEFINED)
+        ):
+            yield f"{path.relative_to(ROOT).as_posix()}: {name}"
+
+
+def test_our_own_functions_get_keywords_that_mypy_can_check() -> None:
+    """Where they come from a mapping of anything, a wrong one is found when it is too late."""
+    files = [*SOURCES.values(), *sorted((ROOT / "tests").glob("*.py"))]
+    files.append(ROOT / "examples" / "sharded.py")
+    found = [each for path in files for each in spread(path)]
+    assert {*found} == MAY_SPREAD.keys()
 
 
 def test_the_report_needs_neither_torch_nor_what_measures() -> None:

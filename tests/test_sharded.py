@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -77,16 +77,25 @@ def drawn(seed: int, layers: int) -> LayerProfile:
 
 
 PROFILES = st.builds(drawn, st.integers(0, 10**6), st.integers(1, 6))
-FLAGS = st.fixed_dictionaries({name: st.booleans() for name in ("prefetch", "reshard")})
+
+
+class Flags(NamedTuple):
+    """What of a sharded iteration is switched on or off."""
+
+    prefetch: bool
+    reshard: bool
+
+
+FLAGS = st.builds(Flags, st.booleans(), st.booleans())
 
 
 @given(PROFILES, FLAGS, st.floats(1e-10, 1e-5))
 def test_an_iteration_lies_between_its_bounds(
-    profile: LayerProfile, how: dict[str, bool], slope: float
+    profile: LayerProfile, how: Flags, slope: float
 ) -> None:
     """Blocking it is the sum; longer messages make none shorter; many scenarios at once are each alone."""
     whole = Sharding.of(profile, "blocks.*")
-    program = whole.program(**how)
+    program = whole.program(prefetch=how.prefetch, reshard=how.reshard)
     sizes = np.array([message.bytes for message in program.messages])
     message_s = np.multiply.outer([0.0, 1.0, 1.5], slope * sizes)
     free_s, taken_s, longer_s = program.play(message_s)
@@ -106,18 +115,17 @@ def test_an_iteration_lies_between_its_bounds(
         taken_s,
         longer_s,
     ]
-    blocking = whole.program(**how, blocking=True)
+    blocking = whole.program(prefetch=how.prefetch, reshard=how.reshard, blocking=True)
     assert blocking.play(message_s[1]) == pytest.approx(compute_s + sent_s)
     assert blocking.messages == program.messages
 
 
 @given(PROFILES, FLAGS)
-def test_a_unit_is_whole_when_it_computes(
-    profile: LayerProfile, how: dict[str, bool]
-) -> None:
+def test_a_unit_is_whole_when_it_computes(profile: LayerProfile, how: Flags) -> None:
     """Each is gathered once, or twice if it was resharded, the root once; gradients leave in reverse."""
     whole = Sharding.of(profile, "blocks.*")
-    program, units = whole.program(**how), range(len(whole.bytes))
+    program = whole.program(prefetch=how.prefetch, reshard=how.reshard)
+    units = range(len(whole.bytes))
     gathers = [m.unit for m in program.messages if m.collective == GATHER]
     scatters = [m.unit for m in program.messages if m.collective == SCATTER]
     ends = (
@@ -126,7 +134,7 @@ def test_a_unit_is_whole_when_it_computes(
     assert scatters == [*reversed(units[2:]), *ends] and gathers[: len(units)] == [
         *units
     ]
-    assert [gathers.count(unit) for unit in units] == [1] + [1 + how["reshard"]] * (
+    assert [gathers.count(unit) for unit in units] == [1] + [1 + how.reshard] * (
         len(units) - 1
     )
     posted, awaited = set[float](), set[float]()
@@ -154,8 +162,10 @@ def test_two_units_by_hand() -> None:
     whole = Sharding.of(profile, "a,b")
     costs = {GATHER: 1.0, SCATTER: 2.0}
 
-    def taken_s(**how: bool) -> float:
-        program = whole.program(**how)
+    def taken_s(
+        *, prefetch: bool = True, reshard: bool = True, blocking: bool = False
+    ) -> float:
+        program = whole.program(prefetch=prefetch, reshard=reshard, blocking=blocking)
         return float(
             program.play(np.array([costs[m.collective] for m in program.messages]))
         )
@@ -176,11 +186,14 @@ def test_units_by_size_are_layers_in_a_row() -> None:
     assert whole.bytes[0] == 0 and min(whole.bytes[1:-1]) >= 3e6 > 0
 
 
-def order_of(network: str, spec: str, **how: bool) -> OrderSettings:
+def order_of(
+    network: str, spec: str, *, prefetch: bool = True, reshard: bool = True
+) -> OrderSettings:
     """How to train a network, and what that sends."""
     whole = Sharding.of(profile(network, 4), spec)
-    labels = {"network": network, "batch": 1, "reshard": how.get("reshard", True)}
-    messages = [(each.collective, each.bytes) for each in whole.program(**how).messages]
+    labels = {"network": network, "batch": 1, "reshard": reshard}
+    program = whole.program(prefetch=prefetch, reshard=reshard)
+    messages = [(each.collective, each.bytes) for each in program.messages]
     return OrderSettings(
         sharded.Settings(labels, units={spec: whole.modules[1:]}), messages
     )
@@ -236,17 +249,19 @@ def test_an_iteration_is_played_and_trained(tmp_path: Path) -> None:
     )
     lenet: dict[str, Any] = {**labels, "network": "lenet5", "batch": 4}
     units = {"conv1,fc1": (("conv1",), ("fc1",))}
-    how: dict[str, Any] = {
-        "ranks": 2,
-        "place": Loopback(),
-        "join": {"backend": "gloo"},
-        "timeout_s": 120,
-    }
     for settings, origin in (
         (sharded.Settings({}, 1, [script]), "replayed"),
         (sharded.Settings(lenet, 2, units=units, iterations=2), "measured"),
     ):
-        rows = launch(sharded.sharded_job, settings, **how)["sharded"]
+        tables = launch(
+            sharded.sharded_job,
+            settings,
+            ranks=2,
+            place=Loopback(),
+            join={"backend": "gloo"},
+            timeout_s=120,
+        )
+        rows = tables["sharded"]
         store.save_table(rows, tmp_path, origin, schema="sharded", command=[])
         assert set(rows["origin"]) == {origin} and (rows["ranks"] == 2).all()
         sizes = rows.groupby("quantity").size().to_dict()
@@ -379,12 +394,13 @@ def came(case: dict[str, Any], rows: pd.DataFrame) -> dict[str, float]:
         whole = Sharding.of(
             profile(case["network"], case["batch"], start), case["units"]
         )
-        how: dict[str, Any] = {
-            "single": start == "together",
-            "missed": 0.0,
-            "brief_s": brief_s,
-        }
-        found, interval_s = forecast(whole.program(blocking=True), by, **how)
+        found, interval_s = forecast(
+            whole.program(blocking=True),
+            by,
+            brief_s=brief_s,
+            single=start == "together",
+            missed=0.0,
+        )
         assert interval_s
         predicted_s, low_s, high_s = found.iteration_s, *interval_s
     exposed_s = measured_s - case["compute_s"]

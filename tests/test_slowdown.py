@@ -245,12 +245,15 @@ def test_the_command_says_what_it_takes_compute_for(
     ]
     cost, table = tmp_path / "cost.json", tmp_path / "slowdown-net.csv"
     cost.write_text(json.dumps(COST.to_dict()))
-    elsewhere: dict[str, Any] = {
-        "machine": {"name": "cpu-made-up"},
-        "command": ["test"],
-    }
     whole = rows(network="resnet18")
-    store.save_table(whole, tmp_path, "slowdown-net", schema="slowdown", **elsewhere)
+    store.save_table(
+        whole,
+        tmp_path,
+        "slowdown-net",
+        schema="slowdown",
+        command=["test"],
+        machine={"name": "cpu-made-up"},
+    )
     answers = []
     for words in ([], ["--slowdown", str(table)]):
         asked = [

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from places import PATIENCE_S
 from workbook.common import places, specs
 
 COMMAND = ["ddlkit", "measure", "collectives"]
+MACHINE: Mapping[str, Any] = {"name": "test"}
 
 
 def collectives(n: int = 3, **changed: Any) -> pd.DataFrame:
@@ -80,14 +81,25 @@ def layers(**changed: Any) -> pd.DataFrame:
     return pd.DataFrame({**columns, **changed})
 
 
-def save(directory: Path, frame: pd.DataFrame, name: str = "c", **options: Any) -> Path:
-    options = {
-        "schema": "collectives",
-        "command": COMMAND,
-        "machine": {"name": "test"},
-        **options,
-    }
-    return store.save_table(frame, directory, name, **options)
+def save(
+    directory: Path,
+    frame: pd.DataFrame,
+    name: str = "c",
+    *,
+    schema: str = "collectives",
+    command: Sequence[str] = COMMAND,
+    machine: Mapping[str, Any] | None = MACHINE,
+    append: bool = False,
+) -> Path:
+    return store.save_table(
+        frame,
+        directory,
+        name,
+        schema=schema,
+        command=command,
+        machine=machine,
+        append=append,
+    )
 
 
 def refusal(action: Callable[[], object]) -> str:

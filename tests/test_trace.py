@@ -38,9 +38,12 @@ def traces(draw: st.DrawFn) -> LayerTrace:
     block = st.lists(
         st.lists(times, min_size=layers, max_size=layers), min_size=k, max_size=k
     )
-    columns = {column: np.array(draw(block)) for column in TIMES}
     return LayerTrace(
-        tuple(f"layer{i}" for i in range(layers)), np.array(sizes), **columns
+        tuple(f"layer{i}" for i in range(layers)),
+        np.array(sizes),
+        forward_s=np.array(draw(block)),
+        backward_s=np.array(draw(block)),
+        communication_s=np.array(draw(block)),
     )
 
 

@@ -104,12 +104,14 @@ def recorded(level: float) -> pd.DataFrame:
     cases = accuracy.trained(CAMPAIGN).set_index("case")
     for key, row in cases.iterrows():
         case = Case.from_row(row.to_dict())
-        how: dict[str, Any] = {
-            "compute_scatter": scatter[case.profile_sha256],
-            "level": level,
-        }
-        how["compute_drift"] = 0.0  # of which that campaign knew nothing
-        forecast = forecast_case(case, workloads, known, **how)
+        forecast = forecast_case(
+            case,
+            workloads,
+            known,
+            compute_scatter=scatter[case.profile_sha256],
+            level=level,
+            compute_drift=0.0,  # of which that campaign knew nothing
+        )
         point_s, ends_s = (
             forecast.prediction.iteration_s,
             forecast.interval_s or (0.0, 0.0),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +71,17 @@ def import_(arguments: argparse.Namespace) -> None:
     findings: tuple[Finding, ...] = ()
     sent = _messages(arguments) if arguments.messages else None
     if arguments.out:
-        chosen = [field.name for field in fields(formats.ImportOptions)]
         options = formats.ImportOptions(
-            **{name: getattr(arguments, name) for name in chosen}
+            network=arguments.network,
+            batch=arguments.batch,
+            device=arguments.device,
+            peak=arguments.peak,
+            utilisation=arguments.utilisation,
+            without_input=arguments.without_input,
+            compute_s=arguments.compute_s,
+            sequence=arguments.sequence,
+            gradient_bytes=arguments.gradient_bytes,
+            iterations=arguments.iterations,
         )
         imported = formats.import_file(arguments.file, arguments.kind, options)
         profile, workload = imported.profile, imported.profile.workload()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -63,9 +64,14 @@ def fit(arguments: argparse.Namespace) -> None:
         from ddlkit.show import DRAWING, needs
 
         needs("--compare", DRAWING)
-    names = ("collective", "link", "ranks", "place", "table")
-    wanted = {name: getattr(arguments, name) for name in names}
-    sizes, seconds, said = messages.read_bytes_seconds(arguments.file, **wanted)
+    sizes, seconds, said = messages.read_bytes_seconds(
+        arguments.file,
+        collective=arguments.collective,
+        link=arguments.link,
+        ranks=arguments.ranks,
+        place=arguments.place,
+        table=arguments.table,
+    )
     of: dict[str, Any] = {"collective": said.get("collective") or "all_reduce"}
     of |= {"workers": said.get("ranks"), "algorithm": said.get("algorithm")}
     note = {"place": said["place"]} if "place" in said else {}
@@ -75,7 +81,14 @@ def fit(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--draw {arguments.draw}: draws what --compare compares: give both"
         )
-    fitted = fitting.fit(arguments.form, sizes, seconds, **of)
+    fitted = fitting.fit(
+        arguments.form,
+        sizes,
+        seconds,
+        collective=of["collective"],
+        workers=of["workers"],
+        algorithm=of["algorithm"],
+    )
     description = fitted.to_dict()
     measured = fits.Measured.of(sizes, said.get("backend"), said["source"])
     if "median_abs_held_out_error" not in description["fit"]:
@@ -106,7 +119,14 @@ def _compare(
     from ddlkit.store import own_output
 
     forms = [] if arguments.form == "auto" else [arguments.form]
-    compared = fits.compare(sizes, seconds, *forms, **of)
+    compared = fits.compare(
+        sizes,
+        seconds,
+        *forms,
+        collective=of["collective"],
+        workers=of["workers"],
+        algorithm=of["algorithm"],
+    )
     to = arguments.draw or Path(f"{arguments.file.name.partition('.')[0]}-fits.png")
     own_output(to, arguments.file)
     write_cost_forms(compared.fits, compared.chosen, to)
@@ -210,11 +230,14 @@ def _profile(arguments: argparse.Namespace) -> Any:
     from ddlkit import store
 
     assumed: list[str] = []
-    chosen = {
-        name: getattr(arguments, name) for name in ("network", "batch", "forward_s")
-    }
-    chosen |= {"ranks": arguments.profile_ranks, "assumed": assumed}
-    profile = store.read_profile(arguments.profile, **chosen)
+    profile = store.read_profile(
+        arguments.profile,
+        arguments.network,
+        arguments.batch,
+        forward_s=arguments.forward_s,
+        assumed=assumed,
+        ranks=arguments.profile_ranks,
+    )
     if assumed:
         text = one_line(f"{arguments.profile}: assumed {', '.join(assumed)}")
         print(f"ddlkit: {text}", file=sys.stderr)
@@ -242,8 +265,13 @@ def forecast_of(
     cost = communication.cost
     written = formats.read_plan(Path(spec)) if spec.endswith(".json") else None
     plan = written or plan_beside(spec, workload, communication)
-    how = {"copy_s_per_byte": arguments.copy_s_per_byte, "level": arguments.level}
-    predicted = forecast(workload, plan, communication, **how)
+    predicted = forecast(
+        workload,
+        plan,
+        communication,
+        copy_s_per_byte=arguments.copy_s_per_byte,
+        level=arguments.level,
+    )
     n_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
     if cost.collective != "all_reduce" and not cost.selects:
         notes.append(
@@ -379,16 +407,23 @@ def _calibrated(arguments: argparse.Namespace, notes: list[str]) -> tuple[Any, A
     from ddlkit.model.fits import Measured
     from ddlkit.store.readers import choose
 
-    how = {"ranks": arguments.ranks, "link": arguments.link}
     usual = of_gradients(sparse=arguments.density is not None)
-    wanted = {"collective": arguments.collective or usual, **how}
-    of_log = {
-        name: getattr(arguments, name) for name in ("collective", "place", "table")
+    wanted = {
+        "collective": arguments.collective or usual,
+        "ranks": arguments.ranks,
+        "link": arguments.link,
     }
-    paths = store.expand_tables(arguments.collectives)
-    rows = pd.concat(
-        [read_collectives(path, notes=notes, **how, **of_log) for path in paths]
+    read = functools.partial(
+        read_collectives,
+        collective=arguments.collective,
+        link=arguments.link,
+        ranks=arguments.ranks,
+        place=arguments.place,
+        table=arguments.table,
+        notes=notes,
     )
+    paths = store.expand_tables(arguments.collectives)
+    rows = pd.concat([read(path) for path in paths])
     rows, chosen = choose(
         rows.reset_index(drop=True), tuple(wanted), wanted, Path("--collectives")
     )
@@ -666,12 +701,16 @@ def _graph(arguments: argparse.Namespace, iteration: Any, profile: Any) -> Any:
 
     read_s = read_inputs(arguments.inputs, profile.batch) if arguments.inputs else {}
     gpus = Gpus.of(iteration.cost.workers or 1, arguments.gpus_per_machine, False)
-    how = {
-        "iterations": 10,
-        "forward_s": profile.forward_s * arguments.dilation,
-        **read_s,
-    }
-    return of_iteration(iteration, strategy(arguments.strategy), gpus, **how)
+    return of_iteration(
+        iteration,
+        strategy(arguments.strategy),
+        gpus,
+        forward_s=profile.forward_s * arguments.dilation,
+        iterations=10,
+        io_s=read_s.get("io_s", 0.0),
+        decode_s=read_s.get("decode_s", 0.0),
+        h2d_s=read_s.get("h2d_s", 0.0),
+    )
 
 
 def _change(text: str, parted_by: str, of: str = "") -> tuple[str, float]:

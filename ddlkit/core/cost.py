@@ -388,9 +388,18 @@ class HeldOut(Form):
         shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
         sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
         times = np.where(np.arange(count) % 2, sizes, -sizes)
-        names = ("collective", "workers", "algorithm", "samples")
-        use = {name: getattr(cost, name) for name in names}
-        return tuple(_Off(cost, self, float(factor), **use) for factor in times)
+        return tuple(
+            _Off(
+                cost,
+                self,
+                float(factor),
+                collective=cost.collective,
+                workers=cost.workers,
+                algorithm=cost.algorithm,
+                samples=cost.samples,
+            )
+            for factor in times
+        )
 
 
 @dataclass(frozen=True, eq=False)

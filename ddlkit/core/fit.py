@@ -19,6 +19,7 @@ from ddlkit.core.cost import (
     Chords,
     HeldOut,
     MessageCost,
+    Samples,
     Table,
     checked_form,
     parameters,
@@ -153,12 +154,23 @@ class Fit(Generic[C]):
 
 
 def fit(
-    form: str, sizes: ArrayLike, seconds: ArrayLike, draws: int = DRAWS, **use: Any
+    form: str,
+    sizes: ArrayLike,
+    seconds: ArrayLike,
+    draws: int = DRAWS,
+    *,
+    collective: str | None = None,
+    workers: int | None = None,
+    algorithm: str | None = None,
+    samples: Samples | None = None,
+    operation: str | None = None,
+    device: str | None = None,
 ) -> Fit[Any]:
     """Fit ``form`` to raw samples, (n,) each, repeats allowed.
 
     form : AUTO for the best for messages, one of METHODS, or as "piecewise:45KB", "alpha_beta:ends"
-    use : what the cost holds for, as of `MessageCost` or `SelectionCost`
+    collective, workers, algorithm, samples : what a cost of messages holds for, as of `MessageCost`
+    operation, device : what a cost of selections holds for, as of `SelectionCost`
 
     >>> line = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
     >>> round(line.cost.alpha_s, 6), round(line.cost.beta_s_per_byte * 1e6, 6)
@@ -171,7 +183,7 @@ def fit(
         form, why = chosen_because(every)
         held = every.get(form)
     kind, fitter, least = _method(form)
-    if "collective" in use and issubclass(kind, SelectionCost):
+    if collective is not None and issubclass(kind, SelectionCost):
         raise UserError(
             f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
         )
@@ -180,6 +192,15 @@ def fit(
         raise UserError(
             f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}"
         )
+    said = {
+        "collective": collective,
+        "workers": workers,
+        "algorithm": algorithm,
+        "samples": samples,
+        "operation": operation,
+        "device": device,
+    }
+    use = {name: value for name, value in said.items() if value is not None}
     cost = kind(**fitter(sizes, seconds), **use)
     held_out, costs = None, tuple[Any, ...]()
     if draws and isinstance(cost, MessageCost) and np.median(repeats) < ENOUGH_REPEATS:

@@ -58,8 +58,24 @@ class Timeline:
             {**{"rank": 0, "iteration": 0, "bytes": 0, "group": -1}, **row}
             for row in rows
         ]
+        return cls.from_columns(
+            {name: np.array([row[name] for row in listed]) for name in COLUMNS}
+        )
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Any]) -> Timeline:
+        """Return the timeline of a table, or of arrays (n,) by name; others than COLUMNS are ignored."""
         return cls(
-            **{name: np.array([row[name] for row in listed]) for name in COLUMNS}
+            task=np.asarray(columns["task"]),
+            kind=np.asarray(columns["kind"]),
+            stream=np.asarray(columns["stream"]),
+            rank=np.asarray(columns["rank"]),
+            iteration=np.asarray(columns["iteration"]),
+            group=np.asarray(columns["group"]),
+            origin=np.asarray(columns["origin"]),
+            start_s=np.asarray(columns["start_s"]),
+            end_s=np.asarray(columns["end_s"]),
+            bytes=np.asarray(columns["bytes"]),
         )
 
     @property
@@ -69,7 +85,9 @@ class Timeline:
 
     def select(self, mask: NDArray[np.bool_]) -> Timeline:
         """Return the spans where ``mask`` (n,) is true."""
-        return Timeline(**{name: getattr(self, name)[mask] for name in COLUMNS})
+        return Timeline.from_columns(
+            {name: getattr(self, name)[mask] for name in COLUMNS}
+        )
 
     def spans(self, kinds: Sequence[str]) -> NDArray[np.float64]:
         """Return the (m, 2) disjoint, sorted union of the spans of ``kinds``."""

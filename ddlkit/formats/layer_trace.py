@@ -165,9 +165,13 @@ def parse_trace(text: str, file: str) -> LayerTrace:
         problem = f"the last iteration ends before layer {left} ({frame['name'][left]})"
         sheet.fail(len(ids) - 1, "id", problem)
     times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
-    columns = dict(zip(TIMES, np.moveaxis(times, -1, 0), strict=True))
+    forward_s, backward_s, communication_s = np.moveaxis(times, -1, 0)
     return LayerTrace(
-        tuple(frame["name"][:count]), frame["size"].to_numpy()[:count], **columns
+        name=tuple(frame["name"][:count]),
+        n_bytes=frame["size"].to_numpy()[:count],
+        forward_s=forward_s,
+        backward_s=backward_s,
+        communication_s=communication_s,
     )
 
 

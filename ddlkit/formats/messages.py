@@ -21,15 +21,24 @@ if TYPE_CHECKING:
 
 
 def read_bytes_seconds(
-    path: Path, **wanted: Any
+    path: Path,
+    *,
+    collective: str | None = None,
+    link: str | None = None,
+    ranks: int | None = None,
+    place: str | None = None,
+    table: int | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
     """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
 
-    wanted : which rows, by columns of KEYS; taken as said where the file is silent; of a log place and table
+    collective, link, ranks : which rows; taken as said where the file is silent
+    place, table : which times of a log, as of `MessageOptions`
     """
-    of_log = {name: wanted.pop(name, None) for name in ("place", "table")}
-    asked = {name: wanted.get(name) for name in ("collective", "ranks")}
-    source, frame, note = _messages(path, MessageOptions(**asked, **of_log))
+    options = MessageOptions(
+        collective=collective, ranks=ranks, place=place, table=table
+    )
+    wanted = {"collective": collective, "link": link, "ranks": ranks}
+    source, frame, note = _messages(path, options)
     frame, chosen = choose(frame, KEYS, wanted, path)
     said = {name: value for name, value in wanted.items() if value is not None}
     meta = {"source": source, **said, **chosen, **({"place": note} if note else {})}
@@ -43,16 +52,21 @@ def read_bytes_seconds(
 def read_collectives(
     path: Path,
     *,
+    collective: str | None = None,
     link: str | None = None,
+    ranks: int | None = None,
+    place: str | None = None,
+    table: int | None = None,
     notes: list[str] | None = None,
-    **of_log: Any,
 ) -> DataFrame:
     """Return samples as a ``collectives`` table, whoever measured them; what a file does not say as given.
 
     notes : a list to which is added what should be known of the rows
-    of_log : ranks, collective, place and table, as of `read_bytes_seconds`
+    collective, link, ranks, place, table : as of `read_bytes_seconds`
     """
-    options = MessageOptions(**of_log)
+    options = MessageOptions(
+        collective=collective, ranks=ranks, place=place, table=table
+    )
     source, frame, note = _messages(path, options)
     if source == "recorded":
         return frame

@@ -138,17 +138,27 @@ def measure_interleaved(
     return {name: np.array(seconds) for name, seconds in samples.items()}
 
 
-def measure(action: Action, budget: Budget, **how: Any) -> Floats:
-    """Return raw seconds of one action, one per repeat; ``how`` as of `measure_interleaved`."""
-    return measure_interleaved({"": action}, budget, **how)[""]
+def measure(
+    action: Action,
+    budget: Budget,
+    *,
+    synchronize: Action = _nothing,
+    setup: Action = _nothing,
+    agree: Callable[[bool], bool] = bool,
+) -> Floats:
+    """Return raw seconds of one action, one per repeat; all else as of `measure_interleaved`."""
+    samples = measure_interleaved(
+        {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
+    )
+    return samples[""]
 
 
 def measure_on(
-    device: torch.device, action: Action, budget: Budget, **how: Any
+    device: torch.device, action: Action, budget: Budget, *, setup: Action = _nothing
 ) -> Floats:
-    """Return raw seconds of one action by the device's own clock."""
+    """Return raw seconds of one action by the device's own clock; ``setup`` runs untimed before each."""
     return measure(
-        timed(action, device), budget, synchronize=synchronizer(device), **how
+        timed(action, device), budget, synchronize=synchronizer(device), setup=setup
     )
 
 

@@ -79,7 +79,9 @@ class LabShape:
         """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
         conditions = described["conditions"]
         return cls(
-            **{**described, "conditions": conditions and Conditions(**conditions)}
+            workers=described["workers"],
+            rate_bits_per_s=described["rate_bits_per_s"],
+            conditions=conditions and Conditions(**conditions),
         )
 
     @property

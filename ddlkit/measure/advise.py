@@ -294,9 +294,9 @@ def _refuse(training: Training, settings: AdviseSettings) -> None:
         advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
         raise UserError(f"{settings.model}: {what}: {advice}")
     whole = torch.zeros(training.gradient_bytes // 4, device=training.device)
-    how: dict[str, Any] = {"synchronize": clock.synchronizer(training.device)}
+    synchronize = clock.synchronizer(training.device)
     iteration_s, message_s = (
-        float(np.median(slowest(clock.measure(action, EACH, **how))))
+        float(np.median(slowest(clock.measure(action, EACH, synchronize=synchronize))))
         for action in (training.iterate, lambda: dist.all_reduce(whole))
     )
     needed_s = LEAST * iteration_s / FOR_SLOWDOWN
@@ -357,8 +357,9 @@ def trial(
             me.say(f"plan {name} is not tried: {asked}")
         else:
             wrapped[name] = ddp
-    how: Any = {"synchronize": clock.synchronizer(me.device)}
-    one_s = float(np.median(slowest(clock.measure(training.iterate, EACH, **how))))
+    synchronize = clock.synchronizer(me.device)
+    once = clock.measure(training.iterate, EACH, synchronize=synchronize)
+    one_s = float(np.median(slowest(once)))
     count = int(
         np.clip(max_s / (ROUNDS * len(wrapped) * one_s) - 1, EACH.min_repeats, MOST)
     )
@@ -373,7 +374,9 @@ def trial(
         ]:  # so drift within a round cancels
             training.use(wrapped[name])
             dist.barrier()
-            seconds[name] = slowest(clock.measure(training.iterate, each, **how))
+            seconds[name] = slowest(
+                clock.measure(training.iterate, each, synchronize=synchronize)
+            )
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         me.say(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -194,9 +193,12 @@ def _seconds(
         torch.cuda._sleep(HOLD_CYCLES)
         return timed(checked.run, me.device)()
 
-    how: Any = {"synchronize": synchronize, "setup": together, "agree": peers.agree_all}
     seconds = measure(
-        held if me.backend == "nccl" else checked.run, settings.budget, **how
+        held if me.backend == "nccl" else checked.run,
+        settings.budget,
+        synchronize=synchronize,
+        setup=together,
+        agree=peers.agree_all,
     )
     checked.check()
     ahead_s = (me.world_size - 1 - me.rank) * settings.apart_s

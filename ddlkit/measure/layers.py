@@ -286,12 +286,14 @@ def _measure(
     def run_watched() -> None:
         watched.append(_Seen(training, Marks(device)))
 
-    how: Any = {
-        "synchronize": clock.synchronizer(device),
-        "agree": peers.agree_all if me else bool,
-    }
     actions = {"plain": run_plain, "watched": run_watched}
-    repeats = len(clock.measure_interleaved(actions, budget, **how)["plain"])
+    samples = clock.measure_interleaved(
+        actions,
+        budget,
+        synchronize=clock.synchronizer(device),
+        agree=peers.agree_all if me else bool,
+    )
+    repeats = len(samples["plain"])
     marks = np.array([run.seconds() for run in plain[-repeats:]])
     return marks, watched[-repeats:], np.array(issue_s[-repeats:])
 

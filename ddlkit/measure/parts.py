@@ -83,26 +83,42 @@ class Ranks:
     join: Mapping[str, Any]
 
     @classmethod
-    def of(cls, count: int, device: str, link: str = "loopback", **join: Any) -> Ranks:
-        """Return ranks that meet to measure a device: what else the machine has is not asked."""
-        join |= {
+    def of(
+        cls,
+        count: int,
+        device: str,
+        link: str = "loopback",
+        *,
+        on_gpu: bool | None = None,
+    ) -> Ranks:
+        """Return ranks that meet to measure a device: what else the machine has is not asked.
+
+        on_gpu : whether tensors lie on a GPU, as of `Rank.join`; None leaves it to that
+        """
+        join: dict[str, Any] = {
             "backend": "nccl" if device == "cuda" else "gloo",
             "timeout_s": MEETING_S,
         }
+        if on_gpu is not None:
+            join["on_gpu"] = on_gpu
         return cls(count, partial(Loopback, name=link), join)
 
     def run(
         self, job: Any, settings: Any, estimate_s: float, out: Path | None = None
     ) -> Tables:
         """Return the tables that a job leaves on them, also in ``out``."""
-        place, how = (
-            self.place(),
-            dict[str, Any](ranks=self.count, join=self.join, out=out),
-        )
+        place = self.place()
         in_lab = not isinstance(place, Loopback)
-        how["timeout_s"] = max(IN_LAB_S * in_lab, PATIENCE * estimate_s)
         with place if in_lab else nullcontext():
-            return launch(job, settings, place=place, **how)
+            return launch(
+                job,
+                settings,
+                ranks=self.count,
+                place=place,
+                join=self.join,
+                timeout_s=max(IN_LAB_S * in_lab, PATIENCE * estimate_s),
+                out=out,
+            )
 
 
 def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
@@ -130,8 +146,13 @@ def layers(
         measure: Callable[[], Any] = partial(layer_times.layer_tables, *how)
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
-            where: dict[str, Any] = {"ranks": count, "place": Loopback()}
-            measure = partial(launch, layer_times.layers_job, settings, **where)
+            measure = partial(
+                launch,
+                layer_times.layers_job,
+                settings,
+                ranks=count,
+                place=Loopback(),
+            )
         estimate_s = BUILD_S + LAUNCH_S * (count > 1) + WARMTH * budget.max_s
         key = f"{name}-b{batch}-" + (f"r{count}" if count else precision)
         yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
@@ -160,8 +181,6 @@ def collectives(
 ) -> Iterator[Point]:
     """In labs, by one of _LINKS, or as devices are joined, what is lacking; apart : starts of ranks [s]."""
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-    in_lab = {"messages_per_sample": messages, "tries": tries} if rate else {}
-    how: dict[str, Any] = {"apart_s": apart, **in_lab}
 
     def left(name: str, members: Ranks) -> dict[tuple[int, ...], list[str]]:
         """Return collectives by the sizes that they still lack."""
@@ -179,7 +198,14 @@ def collectives(
         for lacks, names in left(
             name, members
         ).items():  # in one launch, if all lack the same
-            settings = messages_alone.CollectivesSettings(names, lacks, budget, **how)
+            settings = messages_alone.CollectivesSettings(
+                names,
+                lacks,
+                budget,
+                messages_per_sample=messages if rate else 1,
+                tries=tries if rate else 1,
+                apart_s=apart,
+            )
             tables = members.run(messages_alone.collectives_job, settings, estimate_s)
             frames.append(tables["collectives"])
         return pd.concat(frames, ignore_index=True)

@@ -131,8 +131,10 @@ def imposed(
 
     It trains until DDP has made them. Raises UserError unless all ranks then hold equal gradients.
     """
-    how: dict[str, Any] = {"bucket_cap_mb_list": bucket_caps_mb(sizes)} if sizes else {}
-    ddp = training.wrap(**how)
+    if sizes:
+        ddp = training.wrap(bucket_cap_mb_list=bucket_caps_mb(sizes))
+    else:
+        ddp = training.wrap()
     sums = list[float]()
     for _ in range(WARMUP):
         training.iterate(lambda: sums.append(training.gradient_sum()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -159,26 +159,47 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     """Return ``form`` fitted to one link's messages of one collective, sent one by one."""
     per_sample = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(per_sample.index.to_numpy(float), per_sample.to_numpy(float))
-    how: dict[str, Any] = {**_labels(rows), "samples": samples, "draws": draws}
-    return fit(form, rows["bytes"], rows["seconds"], **how)
+    of = _Messages.of(rows)
+    return fit(
+        form,
+        rows["bytes"],
+        rows["seconds"],
+        draws,
+        collective=of.collective,
+        workers=of.workers,
+        algorithm=of.algorithm,
+        samples=samples,
+    )
 
 
-def _labels(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return collective, workers and algorithm of these messages: keywords that a cost takes."""
-    first = rows.iloc[0]
-    use = {"collective": str(first["collective"]), "workers": int(first["ranks"])}
-    return {**use, "algorithm": str(first["algorithm"])}
+class _Messages(NamedTuple):
+    """What a cost of messages holds for."""
+
+    collective: str
+    workers: int
+    algorithm: str
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame) -> _Messages:
+        """Return what the rows, which are of one collective on one link, say."""
+        first = rows.iloc[0]
+        collective, algorithm = str(first["collective"]), str(first["algorithm"])
+        return cls(collective, int(first["ranks"]), algorithm)
 
 
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the smallest message's time, and bytes at the link's rate."""
-    use, rate_bits_per_s = _labels(rows), float(rows["link_bits_per_s"].iloc[0])
+    of, rate_bits_per_s = _Messages.of(rows), float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
-    wire_s = wire_s_per_byte(
-        use["collective"], use["workers"], rate_bits_per_s, framing
-    )
+    wire_s = wire_s_per_byte(of.collective, of.workers, rate_bits_per_s, framing)
     smallest_s = float(rows["seconds"][rows["bytes"] == rows["bytes"].min()].median())
-    return AlphaBeta(smallest_s, wire_s, **use)
+    return AlphaBeta(
+        smallest_s,
+        wire_s,
+        collective=of.collective,
+        workers=of.workers,
+        algorithm=of.algorithm,
+    )
 
 
 def shared_link(samples: pd.DataFrame) -> Link:

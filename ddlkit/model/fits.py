@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import MessageCost, Table
+from ddlkit.core.cost import DRAWS, MessageCost, Table
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import SIMPLE_FIRST, Fit, chosen_because, errors_by_form, fit
 from ddlkit.core.units import format_bytes
@@ -40,9 +40,14 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    sizes: ArrayLike, seconds: ArrayLike, *forms: str, **use: Any
+    sizes: ArrayLike,
+    seconds: ArrayLike,
+    *forms: str,
+    collective: str | None = None,
+    workers: int | None = None,
+    algorithm: str | None = None,
 ) -> Comparison:
-    """Return what "auto" chooses between, and ``forms`` beside, on rows (n,); ``use`` as `fit` takes it."""
+    """Return what "auto" chooses between, and ``forms`` beside, on rows (n,); all else as `fit` takes it."""
     import pandas as pd
 
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
@@ -52,9 +57,16 @@ def compare(
     )
     fits, rows = {}, {}
     for form in names:
-        draws = {} if form == chosen else {"draws": 0}
         try:
-            fits[form] = fit(form, sizes, seconds, **draws, **use)
+            fits[form] = fit(
+                form,
+                sizes,
+                seconds,
+                DRAWS if form == chosen else 0,
+                collective=collective,
+                workers=workers,
+                algorithm=algorithm,
+            )
         except UserError:
             if form in (chosen, *forms):
                 raise
@@ -139,7 +151,13 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
 
 def table_cost(rows: DataFrame, workers: int) -> MessageCost:
     """Return the cost of one collective, by its rows of a table ``collectives``."""
-    labels = {name: rows[name].iloc[0] for name in ("collective", "algorithm")}
-    return fit(
-        "table", rows["bytes"], rows["seconds"], workers=workers, draws=0, **labels
-    ).cost
+    fitted = fit(
+        "table",
+        rows["bytes"],
+        rows["seconds"],
+        draws=0,
+        collective=rows["collective"].iloc[0],
+        workers=workers,
+        algorithm=rows["algorithm"].iloc[0],
+    )
+    return fitted.cost

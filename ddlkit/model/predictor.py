@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from pandas import DataFrame
@@ -155,9 +154,15 @@ def forecast_case(
         computed(case, workloads, selections or {}),
         calibration.of_case(case),
     )
-    how: Any = {"copy_s_per_byte": copy_s_per_byte, "compute_scatter": compute_scatter}
-    how |= {"compute_drift": compute_drift, "level": level}
-    return forecast(workload, plan_of(case), messages, **how)
+    return forecast(
+        workload,
+        plan_of(case),
+        messages,
+        copy_s_per_byte=copy_s_per_byte,
+        compute_scatter=compute_scatter,
+        compute_drift=compute_drift,
+        level=level,
+    )
 
 
 def plan_of(case: Case) -> FusionPlan:

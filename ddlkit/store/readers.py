@@ -17,7 +17,6 @@ from ddlkit.core.cost import from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import DDP_BUCKET_BYTES
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
-from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import LayerProfile
 from ddlkit.store import files
@@ -77,9 +76,12 @@ def read_profile(
     *,
     forward_s: float | None = None,
     assumed: list[str] | None = None,
-    **wanted: Any,
+    device: str | None = None,
+    precision: str | None = None,
+    ranks: int | None = None,
+    threads: int | None = None,
 ) -> LayerProfile:
-    """Return the one profile in a ``layers`` table, or the one that is ``wanted``.
+    """Return the one profile in a ``layers`` table, or the one that is wanted by its PROFILE_KEYS.
 
     A user's own, without a stamp, needs only columns tensor, gradient_bytes, backward_s and forward_s.
     forward_s : seconds of the whole forward pass, in place of the column of that name
@@ -91,7 +93,14 @@ def read_profile(
         frame = _own_profile(
             path, forward_s is not None, [] if assumed is None else assumed
         )
-    wanted |= {"network": network, "batch": batch}
+    wanted = {
+        "network": network,
+        "device": device,
+        "batch": batch,
+        "precision": precision,
+        "ranks": ranks,
+        "threads": threads,
+    }
     frame, chosen = choose(frame, PROFILE_KEYS, wanted, path)
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
@@ -104,11 +113,19 @@ def read_profile(
             )
     if frame["update_s"].nunique() > 1:
         raise UserError(f"{path}: column update_s: differs between rows of one profile")
-    arrays = ("parameters", "gradient_bytes", "forward_s", "backward_s", "flops")
-    fields: dict[str, Any] = {name: frame[name].to_numpy() for name in arrays}
-    fields |= {name: tuple(frame[name]) for name in ("tensor", "layer")}
-    fields |= {name: chosen[name] for name in ("network", "device", "batch")}
-    return LayerProfile(**fields, update_s=float(frame["update_s"].iloc[0]))
+    return LayerProfile(
+        network=chosen["network"],
+        device=chosen["device"],
+        batch=chosen["batch"],
+        tensor=tuple(frame["tensor"]),
+        layer=tuple(frame["layer"]),
+        parameters=frame["parameters"].to_numpy(),
+        gradient_bytes=frame["gradient_bytes"].to_numpy(),
+        forward_s=frame["forward_s"].to_numpy(),
+        backward_s=frame["backward_s"].to_numpy(),
+        flops=frame["flops"].to_numpy(),
+        update_s=float(frame["update_s"].iloc[0]),
+    )
 
 
 def read_copy_s_per_byte(path: Path) -> float:
@@ -173,7 +190,7 @@ def read_timeline(
         raise UserError(
             f"{path}: {len(frame)} spans in one timeline: at most {MOST_SPANS}"
         )
-    return Timeline(**{name: frame[name].to_numpy() for name in TIMELINE_COLUMNS})
+    return Timeline.from_columns(frame)
 
 
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:

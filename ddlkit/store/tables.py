@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,8 +63,8 @@ def save_table(
     name: str,
     *,
     schema: str,
-    command: list[str],
-    machine: dict[str, Any] | None = None,
+    command: Sequence[str],
+    machine: Mapping[str, Any] | None = None,
     remark: str = "",
     append: bool = False,
 ) -> Path:

@@ -11,7 +11,7 @@ import pandas as pd
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import SelectionTimes
-from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.workload import Floats, LayerProfile, Workload
 from ddlkit.model.predictor import scatter_of
 from workbook.common import places
@@ -174,7 +174,7 @@ class Source:
     def timeline(self, case: str) -> Timeline:
         """Return the measured or replayed timeline of a case; of one that none was kept of, an empty one."""
         rows = self.table("timeline").query("case == @case")
-        return Timeline(**{name: rows[name].to_numpy() for name in COLUMNS})
+        return Timeline.from_columns(rows)
 
 
 def default_recording() -> Path:

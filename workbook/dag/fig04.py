@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from operator import mul
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -145,8 +144,7 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
     ends = [f"{each.min():.1f} to {each.max():.1f}%" for each in (off, printed)]
     said = f"Replayed in the lab: {ends[0]} off in the mean; the paper prints {ends[1]}"
-    shape = {"columns": len(printed), "rows": 2, "height": 5.4}
-    with plots.sheet(said, **shape) as (figure, axes):
+    with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
             _draw_modelled(above, upper[upper["network"] == network])
             above.set(title=f"{network}, model", ylim=(0, 112))
@@ -161,8 +159,15 @@ def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
     wide = rows.pivot(index="gpus", columns="cluster")
     wide = wide.rename(columns={"K80": "slow", "V100": "fast"})
     drawn, low, high = (100 * wide[end].div(wide.index, axis=0) for end in MODEL)
-    how: dict[str, Any] = {"xlabel": "GPUs", "log": "x", "legend": ""}
-    plots.lines(ax, drawn, ends=(low, high), ylabel=LABEL, **how)
+    plots.lines(
+        ax,
+        drawn,
+        ends=(low, high),
+        ylabel=LABEL,
+        xlabel="GPUs",
+        log="x",
+        legend="",
+    )
     ax.set_xticks(wide.index, wide.index)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,8 +53,10 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
         f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples()
     )
     said = f"Speedups of 4: {spans}; the paper's, {rows['paper'].max():g} at most"
-    shape: dict[str, Any] = {"columns": 3, "rows": 2, "sharex": True, "sharey": True}
-    with plots.sheet(said, height=4.3, **shape) as (figure, axes):
+    with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
         panels = rows.groupby(["cluster", "network"], sort=False)
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,11 +60,14 @@ class Parts:
         rows, tensors = self._sent, self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensors))
-        how: dict[str, Any] = {
-            "workers": self.ranks,
-            "algorithm": rows["algorithm"].iloc[0],
-        }
-        table = fit("table", rows["bytes"], rows["seconds"], draws=0, **how)
+        table = fit(
+            "table",
+            rows["bytes"],
+            rows["seconds"],
+            draws=0,
+            workers=self.ranks,
+            algorithm=rows["algorithm"].iloc[0],
+        )
         return np.asarray(table.cost(tensors))
 
     def times(self, stored: str) -> IterationTimes:

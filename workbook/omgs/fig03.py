@@ -110,14 +110,21 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw `numbers`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
-    how = {"x": "epoch", "y": "value", "series": "method", "center": "mean"}
     with plots.sheet(columns=len(of_omgs), height=3.4, squeeze=False) as (figure, axes):
         for ax, (network, rows) in zip(
             axes[0], frame.groupby("network", sort=False), strict=True
         ):
             # The text's perplexity is far above before its fifth epoch.
             shown = rows[rows["epoch"] >= 5 * (network == LEARNED[TEXT])]
-            plots.samples(ax, shown, percent=100, **how)
+            plots.samples(
+                ax,
+                shown,
+                x="epoch",
+                y="value",
+                series="method",
+                center="mean",
+                percent=100,
+            )
             ax.set_ylabel(str(rows["measure"].iloc[0]))
             ax.set_title(f"{network}\nOMGS: {of_omgs[network]:.0%} of dense")
     return figure

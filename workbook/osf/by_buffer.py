@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -78,12 +76,14 @@ def draw(frame: pd.DataFrame, shown: list[str], said: str) -> Figure:
             rows = rows_of(frame.assign(mb=mb), network=network)
             wide = rows[rows["grade"] == "model"].pivot(index="mb", columns="quantity")
             ends = wide["model_low"][shown[:1]], wide["model_high"][shown[:1]]
-            words: dict[str, Any] = {
-                "xlabel": "buffer [MB]",
-                "ylabel": "scaling factor",
-            }
             plots.lines(
-                ax, wide["model"][shown], ends=ends, **words, log="x", legend=""
+                ax,
+                wide["model"][shown],
+                xlabel="buffer [MB]",
+                ylabel="scaling factor",
+                log="x",
+                legend="",
+                ends=ends,
             )
             for mark, links in LABS.items():
                 at = rows[rows["look"] == mark]

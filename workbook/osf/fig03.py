@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -95,8 +94,8 @@ def numbers() -> pd.DataFrame:
     plain = in_lab((CAMPAIGN, LAB))
     regime = in_lab((REGIMES,))
     frame = graded(model, plain, regime.assign(network=regime["network"] + EXPENSIVE))
-    first = {"network": "VGG16", "quantity": "simulated"}
-    frame["paper"] = printed_at(frame, claimed("osf-fig08-before"), **first)
+    before = claimed("osf-fig08-before")
+    frame["paper"] = printed_at(frame, before, network="VGG16", quantity="simulated")
     for name, (low, high) in printed_errors().items():
         rows = frame["quantity"] == ("CSF" if name == "CSF" else "OSF printed")
         ends = [low / 100, high / 100]
@@ -141,8 +140,14 @@ def draw(frame: pd.DataFrame) -> Figure:
         label = (
             "error against the factor simulated on the cluster, measured in the lab [%]"
         )
-        words: dict[str, Any] = {"label": label, "printed": printed, "mirrored": True}
-        plots.intervals(ax, low.index, percent_ranges(low, high), **words)
+        plots.intervals(
+            ax,
+            low.index,
+            percent_ranges(low, high),
+            label=label,
+            printed=printed,
+            mirrored=True,
+        )
         ax.set_title(
             f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints"
         )

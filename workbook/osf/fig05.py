@@ -24,14 +24,15 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
 
     cases = {"network": TWO, "workers": WORKER_COUNTS, "slowest": (1.0, slow_rank)}
     frame = phases.shares(seconds, cases)
-    place = {
-        "network": "ResNet101",
-        "workers": WORKERS,
-        "slowest": 1.0,
-        "phase": "ALLREDUCE",
-    }
-    printed = claimed("osf-fig05-allreduce") / 100
-    return frame.assign(paper=printed_at(frame, printed, **place))
+    printed = printed_at(
+        frame,
+        claimed("osf-fig05-allreduce") / 100,
+        network="ResNet101",
+        workers=WORKERS,
+        slowest=1.0,
+        phase="ALLREDUCE",
+    )
+    return frame.assign(paper=printed)
 
 
 def numbers(slow_rank: float) -> pd.DataFrame:

@@ -55,8 +55,15 @@ def draw(frame: pd.DataFrame) -> Figure:
     with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
         for ax, images in zip(axes, ("running", "training", "held_out"), strict=True):
             rows = frame[frame["measured_on"] == images]
-            value = {"x": "epoch", "y": "share_of_guess", "series": "network"}
-            plots.samples(ax, rows, **value, center="mean", percent=100)
+            plots.samples(
+                ax,
+                rows,
+                x="epoch",
+                y="share_of_guess",
+                series="network",
+                center="mean",
+                percent=100,
+            )
             printed = rows.dropna(subset="paper").drop_duplicates("network")
             for width, row in zip((1, 2), printed.itertuples(), strict=False):
                 shape = {

@@ -145,8 +145,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     links = (clear if len(clear) else sides).groupby(LINK).groups
     won = (clear["eq18_error"] < clear["line_error"]).sum()
     said = f"Eq 18 beats every line on {won} of {len(sides)} sides of the bandwidth-delay product (BDP)"
-    shape = {"columns": len(links), "height": 3.6, "sharey": True, "squeeze": False}
-    with plots.sheet(said, **shape) as (figure, axes):
+    with plots.sheet(
+        said, columns=len(links), height=3.6, sharey=True, squeeze=False
+    ) as (figure, axes):
         for ax, (link, ranks) in zip(axes.flat, links, strict=True):
             rows = rows_of(frame, link=link, ranks=ranks)
             errors = (

@@ -27,12 +27,18 @@ def tidy(
 
 def rows_of(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
     """Return the rows in which columns have these values."""
+    return _rows_with(frame, values)
+
+
+def _rows_with(frame: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the rows in which columns have the values that belong to their names."""
     return frame[(frame[list(values)] == list(values.values())).all(axis=1)]
 
 
 def printed_at(frame: pd.DataFrame, number: float, **values: Any) -> pd.Series:
     """Return a printed number in the rows in which columns have these values, else NaN."""
-    return pd.Series(number, rows_of(frame, **values).index, float).reindex(frame.index)
+    rows = _rows_with(frame, values)
+    return pd.Series(number, rows.index, float).reindex(frame.index)
 
 
 def percent_ranges(

@@ -13,7 +13,7 @@ from functools import lru_cache
 import pandas as pd
 
 from ddlkit.core.case import Case
-from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import parse_bytes
 from ddlkit.core.workload import Workload
 from ddlkit.model.calibration import Calibration
@@ -98,12 +98,8 @@ class Lab:
         first : the phase that counts where two happen at once
         """
         repeats = self.spans[self.spans["case"] == case.key].groupby("repeat")
-        columns = [
-            {name: rows[name].to_numpy() for name in COLUMNS} for _, rows in repeats
-        ]
-        return pd.DataFrame(
-            [of_timeline(Timeline(**spans), first=first) for spans in columns]
-        )
+        timelines = [Timeline.from_columns(rows) for _, rows in repeats]
+        return pd.DataFrame([of_timeline(spans, first=first) for spans in timelines])
 
 
 def buffer_of(case: Case) -> tuple[str, int] | None:

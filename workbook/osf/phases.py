@@ -87,8 +87,9 @@ def in_lab(
 def draw(frame: pd.DataFrame, by: str, label: str, said: str) -> Figure:
     """Draw phases in %, stacked: of each network and ``place``, by model, or beside the measured."""
     places, both = list(dict.fromkeys(frame["place"])), "of each pair: model, lab"
-    shape = {"columns": len(TWO), "rows": len(places), "height": 7.0, "sharey": True}
-    with plots.sheet(said, **shape) as (figure, axes):
+    with plots.sheet(
+        said, columns=len(TWO), rows=len(places), height=7.0, sharey=True
+    ) as (figure, axes):
         for ax, (place, network) in zip(axes.flat, product(places, TWO), strict=True):
             rows = rows_of(frame, network=network, place=place)
             names = list(dict.fromkeys(rows["bar"]))

@@ -76,7 +76,13 @@ class Grid:
         """Return the setting at one place of the grid, given in the order of ``shape``."""
         places = zip(self.free.items(), index[1:], strict=True)
         times_s = {name: float(scanned[place]) for (name, scanned), place in places}
-        return PaperSetting(**times_s, unit=UNITS[index[0]])
+        return PaperSetting(
+            resnet101_s=times_s["resnet101_s"],
+            vgg16_s=times_s["vgg16_s"],
+            overhead_s=times_s["overhead_s"],
+            timeout_s=times_s["timeout_s"],
+            unit=UNITS[index[0]],
+        )
 
 
 def quantities(

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -41,12 +41,30 @@ from workbook.plots.style import (
     time_unit,
 )
 
+Shared = bool | Literal["none", "all", "row", "col"]
+"""Which axes have one scale, as ``plt.subplots`` takes it."""
+
 
 def canvas(
-    columns: int = 1, rows: int = 1, height: float = 3.2, **options: Any
+    columns: int = 1,
+    rows: int = 1,
+    height: float = 3.2,
+    *,
+    sharex: Shared = False,
+    sharey: Shared = False,
+    squeeze: bool = True,
+    height_ratios: Sequence[float] | None = None,
 ) -> tuple[Figure, Any]:
     """Return a themed figure so many inches high, and its axes as ``plt.subplots`` gives them."""
-    return plt.subplots(rows, columns, figsize=(WIDTH, height), **options)
+    return plt.subplots(
+        rows,
+        columns,
+        figsize=(WIDTH, height),
+        sharex=sharex,
+        sharey=sharey,
+        squeeze=squeeze,
+        height_ratios=height_ratios,
+    )
 
 
 def heading(ax: Axes, text: str) -> None:
@@ -63,9 +81,27 @@ def title(figure: Figure, text: str) -> None:
 
 
 @contextmanager
-def sheet(said: str = "", **shape: Any) -> Iterator[tuple[Figure, Any]]:
+def sheet(
+    said: str = "",
+    *,
+    columns: int = 1,
+    rows: int = 1,
+    height: float = 3.2,
+    sharex: Shared = False,
+    sharey: Shared = False,
+    squeeze: bool = True,
+    height_ratios: Sequence[float] | None = None,
+) -> Iterator[tuple[Figure, Any]]:
     """Give a `canvas` to draw on; on leaving, what it shows above, and below a legend of all panels."""
-    figure, axes = canvas(**shape)
+    figure, axes = canvas(
+        columns,
+        rows,
+        height,
+        sharex=sharex,
+        sharey=sharey,
+        squeeze=squeeze,
+        height_ratios=height_ratios,
+    )
     yield figure, axes
     _shared_legend(figure)
     if said:
@@ -119,12 +155,14 @@ def paired_bars(
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
-        words: dict[str, Any] = {
-            "label": f"{label} [{unit}]",
-            "pairs": which,
-            "legend": "",
-        }
-        bars(ax, factor * parts, stacked=True, **words)
+        bars(
+            ax,
+            factor * parts,
+            label=f"{label} [{unit}]",
+            stacked=True,
+            legend="",
+            pairs=which,
+        )
         heading(ax, name)
     _shared_legend(figure)
     return figure, axes[-1]
@@ -247,8 +285,13 @@ def heat_maps(
         max(lengths[first : first + columns])
         for first in range(0, len(lengths), columns)
     ]
-    shape: dict[str, Any] = {"squeeze": False, "height_ratios": ratios}
-    figure, axes = canvas(columns, len(ratios), height=len(ratios) * height, **shape)
+    figure, axes = canvas(
+        columns,
+        len(ratios),
+        height=len(ratios) * height,
+        squeeze=False,
+        height_ratios=ratios,
+    )
     numbers = pd.concat([panel.grid.stack() for panel in panels.values()]).astype(float)
     low, high = numbers.min(), numbers.max()
     far = max(high, 1 / low) if log else max(abs(low), abs(high))
@@ -310,11 +353,14 @@ def samples(
     low, high = (
         by_place.quantile(0.5 + side).unstack()[names] for side in (-half, half)
     )
-    words = {"xlabel": x, "ylabel": y}
-    if timed:
-        words = {"xlabel": "message size", "ylabel": f"time [{unit}]", "log": "by"}
     lines(
-        ax, by_place.agg(center).unstack()[names], ends=(low, high), legend="", **words
+        ax,
+        by_place.agg(center).unstack()[names],
+        xlabel="message size" if timed else x,
+        ylabel=f"time [{unit}]" if timed else y,
+        log="by" if timed else "",
+        legend="",
+        ends=(low, high),
     )
 
 

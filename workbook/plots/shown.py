@@ -34,23 +34,29 @@ def save_figure(
     name: str,
     numbers: pd.DataFrame,
     reports: Path | None = None,
-    **options: Any,
+    *,
+    tight: bool = False,
 ) -> Path:
-    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG."""
+    """Write ``figures/<name>.png`` and ``.csv``, the numbers; show it in a notebook. Returns the PNG.
+
+    tight : as of `write_png`; such a figure is not shown
+    """
     outputs.write_numbers(name, numbers, reports)
-    path = write_png(figure, outputs.figure_files(name, reports)[0], **options)
+    path = write_png(figure, outputs.figure_files(name, reports)[0], tight=tight)
     plt.close(figure)
-    if not options:
+    if not tight:
         show(figure_html(path, round(100 * figure.get_figwidth())))
     return path
 
 
-def write_png(figure: Figure, path: Path, **options: Any) -> Path:
+def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """Write a figure as a file whose bytes depend on nothing but the figure; return its path.
+
+    tight : whether the image is only as large as what is drawn
 
     An image that nobody could tell from it stays: processors' last digits shade a dozen pixels otherwise.
     """
-    image = png(figure, **options)
+    image = png(figure, tight=tight)
     try:
         old, new = (
             np.asarray(PIL.Image.open(file), dtype=int)
@@ -112,7 +118,7 @@ def table(
         drawn[0, place].set_text_props(weight="bold")
         drawn[0, place].set_height(2 * drawn[1, place].get_height())
     numbers = frame if numbers is None else numbers
-    path = save_figure(figure, name, numbers, reports, bbox_inches="tight")
+    path = save_figure(figure, name, numbers, reports, tight=True)
     show(table_html(frame.style.hide(), name, path.with_suffix(".csv")))
     return figure
 

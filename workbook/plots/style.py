@@ -6,7 +6,7 @@ comes from `ddlkit.show`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,15 @@ _FOLDER = Path(__file__).parent
 mpl.rcParams.update(mpl.rc_params_from_file(show.THEME, use_default_template=False))
 
 
-def _style(line: Any = "-", **listed: Any) -> Style:
+def _style(listed: Mapping[str, Any]) -> Style:
     """Return a style as looks.yml lists it; matplotlib wants a tuple for dashes."""
-    return Style(line=line if isinstance(line, str) else tuple(line), **listed)
+    line = listed.get("line", "-")
+    return Style(**{**listed, "line": line if isinstance(line, str) else tuple(line)})
 
 
 _LISTED = own_yaml((_FOLDER / "looks.yml").read_text(encoding="utf-8"))
 FAMILIES = {
-    family: {name: _style(**listed) for name, listed in styles.items()}
+    family: {name: _style(listed) for name, listed in styles.items()}
     for family, styles in _LISTED.items()
 }
 FAMILIES["roles"] = {**show.ROLES, **FAMILIES["roles"]}

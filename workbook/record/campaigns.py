@@ -373,16 +373,19 @@ class LabPoints:
         rows = self.rows("collectives", f"{self.shape.name}-{request.collective}")
         # The session after the replays would change the plans of what is replayed already.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
-        how: dict[str, Any] = {
-            "density": request.density,
-            "straggler": request.straggler,
-        }
+        selection_sha256 = ""
         if request.sparse:
             selecting = self.selection_times(request.density)
-            how["selection_sha256"] = selecting.sha256
+            selection_sha256 = selecting.sha256
             cost = SparseGather(cost, request.density, selecting=selecting)
         return plan_case(
-            store.read_profile(profile), request.plan, cost, Lab(self.shape), **how
+            store.read_profile(profile),
+            request.plan,
+            cost,
+            Lab(self.shape),
+            density=request.density,
+            straggler=request.straggler,
+            selection_sha256=selection_sha256,
         )
 
     def planned(self) -> dict[PlannedCase, int]:
@@ -450,11 +453,18 @@ class LabPoints:
         wanted, rounds = list(dict(missing)), 1 + max(turn for _, turn in missing)
         every = {(case.case.key, turn) for case in wanted for turn in range(rounds)}
         done = every - {(case.case.key, turn) for case, turn in missing}
-        how: dict[str, Any] = {"tries": vitals.TRIES, "out": self.unsaved, "done": done}
-        how["selection"] = lambda n, density: self.selection_times(density)(n, density)
         self.unsaved.mkdir(parents=True, exist_ok=True)
         with Lab(self.shape) as lab:
-            played = replay(lab, self.shape.workers, wanted, rounds, **how)
+            played = replay(
+                lab,
+                self.shape.workers,
+                wanted,
+                rounds,
+                selection=lambda n, density: self.selection_times(density)(n, density),
+                done=done,
+                tries=vitals.TRIES,
+                out=self.unsaved,
+            )
         stragglers = {
             c.case.key: c.case.workers - 1 for c in wanted if c.case.straggler > 1
         }

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
@@ -37,10 +36,16 @@ def preflight(device: str) -> int:
     """Have all checks say a line each; returns the exit status. Raises UserError without the GPU."""
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked; use --suite cpu")
-    start_s, how = time.monotonic(), dict[str, Any](isolate=True, gpu=device == "cuda")
+    start_s = time.monotonic()
     with TemporaryDirectory() as out:
         # That others use the GPU is for a check to say.
-        run_session(partial(checks, device=device), Path(out), ignore_load=True, **how)
+        run_session(
+            partial(checks, device=device),
+            Path(out),
+            isolate=True,
+            gpu=device == "cuda",
+            ignore_load=True,
+        )
         rows = store.load_table(Path(out) / "outcomes.csv", "outcomes")
     failed = rows["point"][rows["outcome"] != MEASURED]
     verdict = f"FAILED: {', '.join(failed)}" if len(failed) else "all is well"
@@ -56,9 +61,15 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
         return {}
 
     named = {**CHECKS, **(GPU_CHECKS if device == "cuda" else {})}
-    how: dict[str, Any] = {"estimate_s": EXPECTED_S, "left": lambda: ["all of it"]}
     points = [
-        Point("check", n, partial(passed, n, each), **how) for n, each in named.items()
+        Point(
+            "check",
+            name,
+            partial(passed, name, each),
+            EXPECTED_S,
+            left=lambda: ["all of it"],
+        )
+        for name, each in named.items()
     ]
     return PointList(points)
 

@@ -65,7 +65,14 @@ class PlannedCase(NamedTuple):
 
 
 def plan_case(
-    profile: LayerProfile, spec: str, cost: MessageCost, place: Place, **axes: Any
+    profile: LayerProfile,
+    spec: str,
+    cost: MessageCost,
+    place: Place,
+    *,
+    density: float = 1.0,
+    straggler: float = 1.0,
+    selection_sha256: str = "",
 ) -> PlannedCase:
     """Plan the profile by ``spec``. Raises UserError for a plan that cannot be made for it.
 
@@ -73,7 +80,7 @@ def plan_case(
     of their overlap has most to lose.
 
     cost : of a group by its dense size. What a `sparse.SparseGather` knows of selecting is dilated, too
-    axes : further fields of the Case, such as density, straggler
+    density, straggler, selection_sha256 : as of `Case`
     """
     workload = profile.workload()
     dilation = float(f"{float(cost(workload.bytes.sum())) / workload.compute_s:.4g}")
@@ -98,7 +105,9 @@ def plan_case(
         ends=";".join(map(str, plan.ends)),
         dilation=dilation,
         profile_sha256=profile.sha256,
-        **axes,
+        density=density,
+        straggler=straggler,
+        selection_sha256=selection_sha256,
     )
     return PlannedCase(case, workload, plan)
 
@@ -132,7 +141,8 @@ class Script:
         case, plan = planned.case, planned.plan
         slow = planned.workload.scaled(case.dilation)
         elements = sparse.elements_of(plan.group_bytes(slow)).astype(int)
-        sent: dict[str, Sequence[Any]] = {}
+        kept: Sequence[int] = ()
+        selection_s: Sequence[float] = ()
         if case.collective != (posted := of_gradients(sparse=case.sparse)):
             kind = "sparse" if case.sparse else "dense"
             raise UserError(
@@ -146,7 +156,7 @@ class Script:
                 )
             waited_s = case.dilation * selection(elements, case.density)
             kept = [sparse.selected(size, case.density) for size in elements.tolist()]
-            sent = {"kept": kept, "selection_s": waited_s.tolist()}
+            selection_s = waited_s.tolist()
         return cls(
             case=case,
             forward_s=slow.forward_s,
@@ -154,7 +164,8 @@ class Script:
             bytes=plan.group_bytes(slow).tolist(),
             elements=elements.tolist(),
             update_s=slow.update_s,
-            **sent,
+            kept=kept,
+            selection_s=selection_s,
         )
 
     @property
@@ -199,8 +210,15 @@ def calibrate(
     lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0
 ) -> pd.DataFrame:
     """Measure table ``collectives`` of all ranks of the lab."""
-    how: Any = {"ranks": lab.ranks, "place": lab, "join": JOIN, "timeout_s": timeout_s}
-    return launch(collectives_job, settings, **how)["collectives"]
+    tables = launch(
+        collectives_job,
+        settings,
+        ranks=lab.ranks,
+        place=lab,
+        join=JOIN,
+        timeout_s=timeout_s,
+    )
+    return tables["collectives"]
 
 
 @dataclass(frozen=True)
@@ -239,8 +257,15 @@ def replay(
         played = {*keep_complete(directory), *done}
         every = product(range(rounds), range(len(keys)))
         turns = [(repeat, n) for repeat, n in every if (keys[n], repeat) not in played]
-        how: Any = {"ranks": ranks, "place": place, "join": JOIN, "timeout_s": limit_s}
-        launch(replay_job, ReplaySettings(scripts, turns, tries), out=directory, **how)
+        launch(
+            replay_job,
+            ReplaySettings(scripts, turns, tries),
+            ranks=ranks,
+            place=place,
+            join=JOIN,
+            timeout_s=limit_s,
+            out=directory,
+        )
         return read_replayed(directory, [planned.case for planned in cases])
 
 
@@ -386,17 +411,21 @@ def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
     forward_end_s, waited_s, end_s = seen_s[-3:].tolist()
 
     def span(
-        kind: str, group: int, start_s: float, end_s: float, **more: Any
+        kind: str,
+        group: int,
+        start_s: float,
+        end_s: float,
+        stream: str = "compute",
+        n_bytes: int = 0,
     ) -> dict[str, Any]:
-        task = kind if group < 0 else f"{kind} {group}"
-        times = {"start_s": start_s, "end_s": max(start_s, end_s)}
         return {
-            "task": task,
+            "task": kind if group < 0 else f"{kind} {group}",
             "kind": kind,
-            "stream": "compute",
+            "stream": stream,
             "group": group,
-            **times,
-            **more,
+            "start_s": start_s,
+            "end_s": max(start_s, end_s),
+            "bytes": n_bytes,
         }
 
     yield span("forward", -1, 0.0, forward_end_s)
@@ -405,12 +434,16 @@ def _spans(script: Script, seen_s: Floats) -> Iterable[dict[str, Any]]:
         awake_s, selected_s, posted_s, done_s = (
             seen_s[:-3].reshape(4, -1)[:, group].tolist()
         )
-        yield span("backward", group, begin_s, awake_s, bytes=n_bytes)
+        yield span("backward", group, begin_s, awake_s, n_bytes=n_bytes)
         if script.kept:
-            yield span("sparsify", group, awake_s, selected_s, bytes=n_bytes)
-        sent = {"stream": "communication", "bytes": script.sent_bytes[group]}
+            yield span("sparsify", group, awake_s, selected_s, n_bytes=n_bytes)
         yield span(
-            script.case.collective, group, max(selected_s, free_s), done_s, **sent
+            script.case.collective,
+            group,
+            max(selected_s, free_s),
+            done_s,
+            stream="communication",
+            n_bytes=script.sent_bytes[group],
         )
         begin_s, free_s = posted_s, done_s
     yield span("wait", -1, begin_s, waited_s)

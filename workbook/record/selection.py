@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -92,14 +91,16 @@ def measure_selection(
                     way(tensor, k)
 
             flush = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place).sum
-            how: Any = {"synchronize": clock.synchronizer(place), "setup": flush}
+            synchronize = clock.synchronizer(place)
             for density in densities:
                 k = selected(elements, density)
                 actions = {
                     name: clock.timed(partial(on_each, way, k), place)
                     for name, way in WAYS.items()
                 }
-                samples = clock.measure_interleaved(actions, budget, **how)
+                samples = clock.measure_interleaved(
+                    actions, budget, synchronize=synchronize, setup=flush
+                )
                 each = {name: seconds / count for name, seconds in samples.items()}
                 named = {**labels, "density": density, "distribution": "normal"}
                 yield clock.rows_by("operation", each, named)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlkit.core.timeline import COLUMNS, Timeline
+from ddlkit.core.timeline import Timeline
 from workbook import plots
 from workbook.common.claims import check, prose
 from workbook.sharing import implied, model
@@ -55,7 +55,7 @@ def measured(tables: Tables) -> list[Group]:
         first = of_cell(tables["spans"], gains.iloc[0])  # of several sessions
         first = first.drop_duplicates(["configuration", "task", "rank"])
         spans = {
-            name: Timeline(**{column: each[column].to_numpy() for column in COLUMNS})
+            name: Timeline.from_columns(each)
             for name, each in first.groupby("configuration")
         }
         if {*ways} <= spans.keys():

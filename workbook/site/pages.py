@@ -62,16 +62,23 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
         "papers": yaml.safe_load(citation)["references"],
     }
     names = ("index.html", "gallery.html", "verdicts.html", "style.css")
-    texts = {name: _render(name, **values) for name in names}
+    texts = {name: _render(name, values) for name in names}
     texts |= {"buckets.html": bucket_page(), "glossary.html": document_page(GLOSSARY)}
-    store.atomic_write_text(reports / "GOALS.md", _render("goals.md", **values))
+    store.atomic_write_text(reports / "GOALS.md", _render("goals.md", values))
     texts["equations.html"] = document_page(EQUATIONS)
     texts["goals.html"] = document_page(reports / "GOALS.md")
     for before, page, after in zip(
         [None, *pages], pages, [*pages[1:], None], strict=False
     ):
-        around = {"before": before, "after": after, "title": page.title}
-        texts[page.file] = _render("page.html", body=page.body(), **around)
+        texts[page.file] = _render(
+            "page.html",
+            {
+                "body": page.body(),
+                "before": before,
+                "after": after,
+                "title": page.title,
+            },
+        )
     for name, text in texts.items():
         store.atomic_write_text(folder / name, text)
     return folder / "index.html"
@@ -80,7 +87,7 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
 def bucket_page() -> str:
     """Return the page of buckets: one file, with its styles, its script and what it is given."""
     colours = {name: look(name).color for name in buckets.COLOURED}
-    return _render("buckets.html", cases=buckets.cases(), colours=colours)
+    return _render("buckets.html", {"cases": buckets.cases(), "colours": colours})
 
 
 def document_page(path: Path) -> str:
@@ -88,7 +95,8 @@ def document_page(path: Path) -> str:
     text = re.sub(
         r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", path.read_text(encoding="utf-8")
     )
-    return _render("page.html", title=_first(r"^# (.+)$", text), body=_to_html(text))
+    title = _first(r"^# (.+)$", text)
+    return _render("page.html", {"title": title, "body": _to_html(text)})
 
 
 def _reproduction(reports: Path, outcomes: Mapping[str, Any]) -> str:
@@ -98,7 +106,7 @@ def _reproduction(reports: Path, outcomes: Mapping[str, Any]) -> str:
     figures = [
         (e, catalog.deviations(e, frame)) for e, frame in zip(made, frames, strict=True)
     ]
-    return _render("reproduction.md", figures=figures, **outcomes)
+    return _render("reproduction.md", {"figures": figures, **outcomes})
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
@@ -112,7 +120,7 @@ def recorded_for(entry: catalog.Entry) -> list[str]:
     return [name for name in rows["campaign"].unique() if name in folders]
 
 
-def _render(template: str, **values: Any) -> str:
+def _render(template: str, values: Mapping[str, Any]) -> str:
     """Return a rendered template; a page escapes every value that it does not mark safe."""
     environment = jinja2.Environment(
         loader=TEMPLATES,

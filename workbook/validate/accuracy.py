@@ -88,10 +88,15 @@ def mean_difference(values: pd.Series) -> float:
 
 
 def calibrated(
-    collectives: pd.DataFrame, form: str = "table", draws: int = 200, **how: Any
+    collectives: pd.DataFrame,
+    form: str = "table",
+    draws: int = 200,
+    slowdown: pd.DataFrame | None = None,
 ) -> Calibration:
     """Return a calibration that holds the costs of every model on trial too, from the same samples."""
-    return Calibration.of(collectives, form, draws, also=rivals.TRIAL_COSTS, **how)
+    return Calibration.of(
+        collectives, form, draws, also=rivals.TRIAL_COSTS, slowdown=slowdown
+    )
 
 
 def validate(

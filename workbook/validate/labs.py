@@ -9,7 +9,6 @@ the smallest size: "start-up" where bytes take less than half of that, "bytes" w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -75,8 +74,9 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
 
 def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
     """Return errors of TRIVIAL models on the iteration and on exposed communication, by title of rows."""
-    shape: dict[str, Any] = {"rows": 2, "sharex": "row", "squeeze": False}
-    with plots.sheet(columns=len(kinds), height=5.0, **shape) as (figure, axes):
+    with plots.sheet(
+        columns=len(kinds), rows=2, height=5.0, sharex="row", squeeze=False
+    ) as (figure, axes):
         for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
             whats = {"": "iteration", "_exposed": "exposed communication"}
             for ax, (kind, what) in zip(column, whats.items(), strict=True):

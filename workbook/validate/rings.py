@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from ddlkit.core.collective import STEPS
 from ddlkit.core.link import Named, read_link
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Ints
 from ddlkit.model.calibration import undisturbed
 
 EQUAL = re.compile(r"lab:[\w.]+bit|emulated:[\w.]+bit-delay[\d.]+ms(-burst[\d.]+ms)?")
@@ -49,12 +49,12 @@ class GlooRing:
     (0.0006, 0.0246)
     """
 
-    software_s: float
-    link_s_per_byte: float
-    workers: int
-    delay_s: float = 0.0
-    burst_s: float = 0.0
-    core_share: float = 0.0
+    software_s: float | Floats
+    link_s_per_byte: float | Floats
+    workers: int | Ints
+    delay_s: float | Floats = 0.0
+    burst_s: float | Floats = 0.0
+    core_share: float | Floats = 0.0
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
         """Return seconds of two halves, which add parts and hand them round; a scalar gives a float."""
@@ -129,10 +129,11 @@ def fit_rings(
     alike = np.repeat([count**-0.5 for count in counts], counts) * np.sqrt(
         sizes.size / len(labs)
     )
-    rings = [vars(ring_of(np.zeros(3), lab.named, lab.workers, waking)) for lab in labs]
-    known = {
-        name: np.repeat([ring[name] for ring in rings], counts) for name in rings[0]
-    }
+    rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
+    link_s_per_byte, workers, delay_s, burst_s = (
+        np.repeat([getattr(ring, name) for ring in rings], counts)
+        for name in ("link_s_per_byte", "workers", "delay_s", "burst_s")
+    )
     first = labs[0]
     step_s = (
         float(first.seconds[0]) / (2 * (first.workers - 1)) - 4 * first.named.delay_s
@@ -142,9 +143,15 @@ def fit_rings(
     def residuals(values: Floats) -> Floats:
         """Return (..., n + 1): log errors of n medians over SCATTER, and the log share less its prior."""
         software_s, over, of_cores = np.moveaxis(np.exp(values), -1, 0)[..., None]
-        fitted = {"software_s": software_s, "core_share": of_cores * (waking is None)}
-        fitted["link_s_per_byte"] = over * known["link_s_per_byte"]
-        predicted_s = GlooRing(**{**known, **fitted})(sizes)
+        ring = GlooRing(
+            software_s=software_s,
+            link_s_per_byte=over * link_s_per_byte,
+            workers=workers,
+            delay_s=delay_s,
+            burst_s=burst_s,
+            core_share=of_cores * (waking is None),
+        )
+        predicted_s = ring(sizes)
         misses = np.log(predicted_s / seconds) * alike / SCATTER
         # Labs of one number of ranks do not tell the share: it may well be off by a factor of e.
         return np.concatenate([misses, values[..., 2:] - share], axis=-1)

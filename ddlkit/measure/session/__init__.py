@@ -103,8 +103,16 @@ class Origin:
         self, path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False
     ) -> None:
         """Write and stamp a table. Raises UserError like `store.save_table`."""
-        how: dict[str, Any] = {**vars(self), "schema": schema, "append": append}
-        store.save_table(frame, path.parent, path.name, **how)
+        store.save_table(
+            frame,
+            path.parent,
+            path.name,
+            schema=schema,
+            command=self.command,
+            machine=self.machine,
+            remark=self.remark,
+            append=append,
+        )
 
 
 @dataclass(frozen=True)

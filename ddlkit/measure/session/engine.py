@@ -414,13 +414,10 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
 
 def pack_into(out: Path, file: Path) -> None:
     """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
-    nobody: dict[str, Any] = {
-        "uid": 0,
-        "gid": 0,
-        "uname": "",
-        "gname": "",
-        "deep": False,
-    }
+
+    def of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
+
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
         for directory in (
@@ -432,9 +429,7 @@ def pack_into(out: Path, file: Path) -> None:
             ):  # a table with its own stamp, not with the next one
                 for path in _kept(directory):
                     name = str(path.relative_to(out.parent))
-                    archive.add(
-                        path, name, filter=lambda member: member.replace(**nobody)
-                    )
+                    archive.add(path, name, filter=of_nobody)
     files.atomic_write(file, packed.getvalue())
 
 
