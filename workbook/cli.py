@@ -9,12 +9,12 @@ from pathlib import Path
 
 from ddlkit import cli
 from ddlkit.cli.command import (
-    SESSION,
     Command,
     arg,
     flag,
     keeping,
     session_budget_s,
+    session_options,
 )
 from ddlkit.cli.command import command as any_command
 from ddlkit.core.errors import UserError
@@ -94,7 +94,7 @@ _PREDICT = (
     flag(
         "--preflight", "measure nothing: check in half a minute that all it needs works"
     ),
-    *SESSION,
+    *session_options("build/measured, or data/recorded/..."),
 )
 def record(arguments: argparse.Namespace) -> int | None:
     if arguments.preflight:
@@ -133,7 +133,7 @@ def _recorded(arguments: argparse.Namespace) -> None:
     "replay the cases of a campaign in labs (root, Linux); goes on where it stopped",
     arg("name", metavar="FILE", help="a file of points, as examples/campaign.yml"),
     flag("--predict", _PREDICT),
-    *SESSION,
+    *session_options("build/measured, or data/recorded/..."),
 )
 def campaign(arguments: argparse.Namespace) -> None:
     arguments.profile = "quick"

@@ -96,14 +96,21 @@ does one forward pass and returns the scalar; or torchvision:resnet50:32; also u
 _PACK = """keep the whole recording in this file, too, every 20 s: a kill at any time leaves it whole, and
 the next run goes on from it where the directory is empty; by hand: tar xzf FILE.tgz"""
 _BUDGET = "when to end, as in 8m30s or 90s [when all is measured]"
-SESSION = (
-    arg("--budget", type=units.parse_seconds, help=_BUDGET),
-    flag("--dry-run", "only say what and how long"),
-    arg("--out", type=Path, help="directory for the tables [measured]"),
-    arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
-    flag("--ignore-load", "measure although others use the GPU; every stamp says so"),
-)
-"""Options of every command that measures."""
+
+
+def session_options(default_out: str) -> tuple[Argument, ...]:
+    """Return the options of every command that measures; its tables go to ``default_out``."""
+    return (
+        arg("--budget", type=units.parse_seconds, help=_BUDGET),
+        flag("--dry-run", "only say what and how long"),
+        arg("--out", type=Path, help=f"directory for the tables [{default_out}]"),
+        arg("--pack", type=Path, metavar="FILE.tgz", help=_PACK),
+        flag(
+            "--ignore-load", "measure although others use the GPU; every stamp says so"
+        ),
+    )
+
+
 PARTS = ("quick", "layers", "collectives", "slowdown", "copies", "training")
 IN_THE_WORKBOOK = (
     *("full", "cpu", "gpu", "smoke", "all"),
@@ -141,7 +148,7 @@ def keeping() -> Iterator[None]:
         metavar="RATE[,DELAY]",
         help="over rate-limited links of this machine (root, Linux), as 1gbit [none]",
     ),
-    *SESSION,
+    *session_options("measured"),
 )
 def measure(arguments: argparse.Namespace) -> None:
     part = arguments.part
