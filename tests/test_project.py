@@ -247,6 +247,7 @@ MAY_SPREAD = {
     "workbook/validate/accuracy.py: Goal": "YAML; a test reads every goal",
     "tests/test_figures_dag.py: Setting": "every field of the class, from such an object",
     "tests/test_kineto.py: gpu.launch": "of this test; names of a trace's arguments have blanks",
+    "tests/test_kineto.py: self.add": "of this test, likewise",
     "tests/test_parameters.py: parameters.validate": "takes any parameter of a notebook",
 }
 

@@ -140,6 +140,7 @@ KEYS: dict[str, Check | Many] = {
         ("batch", "side", "width", "height", "messages", "tries", "epochs"), _count
     ),
     **dict.fromkeys(("repeats", "iterations", "rounds", "accumulate"), _count),
+    **dict.fromkeys(("training_images", "held_out_images"), _count),
     **dict.fromkeys(("ranks", "workers", "sides"), Many(_count)),
     **dict.fromkeys(("size", "sizes"), sizes),
     "networks": Many(network_of),

@@ -133,14 +133,23 @@ def training_beside_messages(
 
 
 @kind("convergence")
-def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Point]:
+def convergences(
+    here: Here,
+    epochs: int,
+    seeds: Sequence[int],
+    training_images: int = convergence.Recipe.training_images,
+    held_out_images: int = convergence.Recipe.held_out_images,
+) -> Iterator[Point]:
     """All networks of one seed before the next seed."""
+    recipe = convergence.Recipe(
+        epochs, training_images=training_images, held_out_images=held_out_images
+    )
     for seed, name in product(seeds, convergence.NETWORKS):
         measure = partial(
             convergence.train,
             name,
             seed,
-            convergence.Recipe(epochs),
+            recipe,
             device=here.device,
             threads=machine.cores(),
         )
@@ -149,12 +158,21 @@ def convergences(here: Here, epochs: int, seeds: Sequence[int]) -> Iterator[Poin
 
 @kind("convergence")
 def sparse_convergences(
-    here: Here, seeds: Sequence[int], epochs: int = 0
+    here: Here,
+    seeds: Sequence[int],
+    epochs: int = 0,
+    training_images: int = convergence.Recipe.training_images,
+    held_out_images: int = convergence.Recipe.held_out_images,
 ) -> Iterator[Point]:
     """omgs Fig 3, on a core of the processor, seed by seed; epochs : in place of each network's own."""
     for seed, name in product(seeds, convergence.TASKS):
         _, recipe = convergence.TASKS[name]
-        recipe = replace(recipe, epochs=epochs or recipe.epochs)
+        recipe = replace(
+            recipe,
+            epochs=epochs or recipe.epochs,
+            training_images=training_images,
+            held_out_images=held_out_images,
+        )
         for method in convergence.plans(name):
             key = f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}"
             measure = partial(convergence.train_sparse, name, method, seed, recipe)

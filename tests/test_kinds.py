@@ -1,0 +1,211 @@
+"""Every kind of points that a suite may ask for is measured once, at its smallest; every part starts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbook.cli
+from ddlkit import cli, store
+from ddlkit.cli import command
+from ddlkit.measure import parts
+from workbook.record import grammar, recording
+from workbook.record.kinds import KINDS
+from workbook.record.recording import record
+
+Described = dict[str, Any]
+BRIEF = {"warmup": 0, "min_repeats": 2, "max_repeats": 2, "max_s": 0.05}
+NETWORK = "lenet5:2"
+LAB = {"ranks": 2, "rate": "1gbit"}
+FEW = {"epochs": 1, "seeds": [0], "training_images": 64, "held_out_images": 8}
+LAYERS = {"measure": "layers", "networks": NETWORK, "budget": BRIEF}
+MESSAGES = {
+    "measure": "collectives",
+    "sizes": ["4KiB", "64KiB", "1MiB"],
+    "collectives": "all_reduce",
+    "budget": BRIEF,
+}
+BESIDE = {"measure": "slowdowns", "networks": NETWORK, "budget": BRIEF}
+TRAINING = {"networks": NETWORK, "repeats": 1, "iterations": 1}
+
+SMALLEST: dict[str, tuple[Described, set[str]]] = {
+    "drift": ({"moment": "start", "side": 64, "size": "64KiB"}, {"drift"}),
+    "matrix_products": (
+        {"precisions": ["fp32"], "sides": [64], "budget": BRIEF},
+        {"peaks"},
+    ),
+    "memory_copies": ({"sizes": ["4KiB"], "budget": BRIEF}, {"copies"}),
+    "input_alone": (
+        {"batch": 2, "side": 32, "width": 64, "height": 48, "budget": BRIEF},
+        {"inputs"},
+    ),
+    "cost_models_of_torch": ({}, {"estimators"}),
+    "selections": ({"brief": True}, {"selection"}),
+    "layers": ({**LAYERS, "ranks": 1}, {"layers", "samples"}),
+    "collectives": (MESSAGES, {"collectives"}),
+    "slowdowns": (BESIDE, {"slowdown"}),
+    "trainings": (TRAINING, {"runs", "timeline"}),
+    "convergences": (FEW, {"convergence"}),
+    "sparse_convergences": (FEW, {"sparse_convergence"}),
+    "replays": (
+        {**LAB, "networks": NETWORK, "plans": ["single"], "rounds": 1},
+        {"runs", "timeline"},
+    ),
+    "campaign": (
+        {
+            "networks": NETWORK,
+            "workers": 2,
+            "rates": "1gbit",
+            "plans": ["single"],
+            "rounds": 1,
+            "calibration": "quick",
+        },
+        {"collectives", "layers", "runs", "samples", "timeline"},
+    ),
+}
+"""By kind, what a file says of the smallest such point, and the tables that it leaves."""
+BEFORE: dict[str, list[Described]] = {
+    "replays": [{**LAYERS, "ranks": 1}, {**MESSAGES, **LAB}],
+}
+"""By kind, the points that give what it reads."""
+GPU: dict[str, Described] = {
+    "kernels_beside_messages": {"brief": True},
+    "training_beside_messages": {"networks": NETWORK, "brief": True, "budget": BRIEF},
+}
+"""Kinds that need a GPU."""
+IN_LABS = ("replays", "campaign")
+CASES = [
+    pytest.param(kind, marks=pytest.mark.lab if kind in IN_LABS else ())
+    for kind in KINDS
+    if kind not in GPU
+]
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may start slowly: others may hold the processor."""
+    monkeypatch.setattr(parts, "PATIENCE", 20 * parts.PATIENCE)
+
+
+def written(directory: Path, *points: Described) -> str:
+    file = directory / "asked.json"
+    file.write_text(json.dumps({"points": points}))
+    return str(file)
+
+
+def measured(directory: Path, *points: Described) -> Path:
+    """Where the points were measured, each of them to its end."""
+    file, out = written(directory, *points), directory / "out"
+    record(file, device="cpu", out=out)
+    listed = str(record(file, device="cpu", out=out, dry_run=True)).splitlines()
+    done = re.match(r"(\d+) of (\d+) points are there", listed[-1])
+    assert done and done[1] == done[2] and int(done[1]) >= len(points), listed
+    return out
+
+
+def tables_of(out: Path) -> set[str]:
+    """The schemas of all tables there, each of which has rows, and times above zero."""
+    schemas = set[str]()
+    for path in store.list_tables(out, "**/*.csv*"):
+        schema = path.name.partition("-")[0].partition(".")[0]
+        rows = store.load_table(path, schema)
+        assert len(rows) > 0, path.name
+        if "seconds" in rows:
+            assert rows["seconds"].sum() > 0, path.name
+        schemas.add(schema)
+    return schemas - {"outcomes"}
+
+
+def test_every_kind_has_its_smallest_point() -> None:
+    assert SMALLEST.keys() | GPU.keys() == KINDS.keys()
+    assert not SMALLEST.keys() & GPU.keys()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", CASES)
+def test_a_kind_leaves_the_tables_of_its_smallest_point(
+    kind: str, tmp_path: Path, patient: None, request: pytest.FixtureRequest
+) -> None:
+    if kind in IN_LABS:
+        request.getfixturevalue("require_lab")
+    described, tables = SMALLEST[kind]
+    out = measured(tmp_path, *BEFORE.get(kind, []), {**described, "measure": kind})
+    assert tables <= tables_of(out)
+    if kind not in BEFORE:
+        assert tables == tables_of(out)
+
+
+@pytest.mark.alone
+@pytest.mark.lab
+@pytest.mark.usefixtures("require_lab", "patient")
+def test_training_in_a_lab_follows_what_is_measured_there(tmp_path: Path) -> None:
+    training = {**TRAINING, **LAB, "measure": "trainings", "plans": ["ddp", "single"]}
+    before = [{**LAYERS, "ranks": 2}, {**MESSAGES, **LAB}]
+    out = measured(tmp_path, *before, training)
+    assert {"runs", "timeline"} <= tables_of(out)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != grammar.CAMPAIGN])
+def test_the_arguments_of_a_point_fit_the_function_that_measures(
+    kind: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr("ddlkit.lab.network.available", lambda: "")
+    described = GPU[kind] if kind in GPU else SMALLEST[kind][0]
+    file = written(tmp_path, {**described, "measure": kind})
+    listed = grammar.points(out=tmp_path, session=1, name=file, device=device)
+    points = [*listed.opening, *listed.body, *listed.closing]
+    assert points
+    for point in points:
+        assert isinstance(point.measure, partial) or kind == "cost_models_of_torch"
+        if isinstance(point.measure, partial):
+            made = point.measure
+            inspect.signature(made.func).bind(*made.args, **made.keywords)
+
+
+SUITES = sorted(path.stem for path in grammar.SUITES.glob("*.json"))
+
+
+@pytest.mark.parametrize("profile", ["quick", "full"])
+@pytest.mark.parametrize("part", [*recording.PARTS, *SUITES])
+def test_every_part_of_a_recording_starts(
+    part: str, profile: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["record", part, "--dry-run", "--out", str(tmp_path), "--profile", profile]
+    on_gpu = part == "gpu" and not torch.cuda.is_available()
+    status = workbook.cli.main(argv)
+    said = capsys.readouterr()
+    if on_gpu:
+        assert status and "no GPU" in said.err and said.err.count("\n") == 1
+    elif "no lab" not in said.err:
+        assert not status and re.search(
+            r"^0 of [1-9]\d* points are there", said.out, re.M
+        )
+
+
+def test_all_of_a_profile_lacks_what_is_by_name() -> None:
+    """Copies can be asked for; a recording of all else does not grow by them."""
+    for profile in ("quick", "full"):
+        whole, copies = (
+            str(record(part, profile=profile, out=Path("none"), dry_run=True))
+            for part in ("all", "copies")
+        )
+        assert "copies/" not in whole and copies.startswith("copies/")
+
+
+@pytest.mark.parametrize("part", command.PARTS)
+def test_every_part_of_a_measurement_starts(
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not cli.main(["measure", part, "--dry-run", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert re.search(r"^0 of [1-9]\d* points are there", said, re.M)
