@@ -112,6 +112,9 @@ def session_options(default_out: str) -> tuple[Argument, ...]:
 
 
 PARTS = ("quick", "layers", "collectives", "slowdown", "copies", "training")
+_PARTS = """layers (time of each layer), collectives (time of messages by size), slowdown (what compute and
+messages take from each other), copies (time of copies in memory), training (iterations under
+DistributedDataParallel), or quick (all of these)"""
 IN_THE_WORKBOOK = (
     *("full", "cpu", "gpu", "smoke", "all"),
     *("replay", "campaign", "convergence", "input", "estimators"),
@@ -130,10 +133,10 @@ def keeping() -> Iterator[None]:
 
 @command(
     "measure what predictions need of this machine; goes on where it stopped",
-    arg("part", metavar="PART", help=f"{', '.join(PARTS)}; quick is all of them"),
+    arg("part", metavar="PART", help=_PARTS),
     arg(
         "--networks",
-        help="for layers, slowdown, training: resnet50:32,vgg16 [resnet50:4]",
+        help="for layers, slowdown, training, with batch sizes: resnet50:32,vgg16:8 [resnet50:4]",
     ),
     arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
     arg(
@@ -146,7 +149,7 @@ def keeping() -> Iterator[None]:
     arg(
         "--lab",
         metavar="RATE[,DELAY]",
-        help="over rate-limited links of this machine (root, Linux), as 1gbit [none]",
+        help="over rate-limited links of this machine (root, Linux), as 1gbit or 1gbit,2ms [none]",
     ),
     *session_options("measured"),
 )
