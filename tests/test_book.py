@@ -161,7 +161,7 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
     script.write_text(PLAYED)
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
-    monkeypatch.setattr(book, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(book, "PACKAGES", (tmp_path / "package",))
     for folder in ("package", "data"):
         (tmp_path / folder).mkdir()
     return Book(tmp_path)
@@ -306,7 +306,7 @@ def test_build_gives_the_notebooks_their_tables_and_writes_everything(
     """Only recordings write the published report."""
     folder, ran = played.folder, []
     monkeypatch.setattr(site, "bucket_page", lambda: "")
-    for name in ("DATA", "RECORDED", "NOTEBOOKS", "BUILD", "REPORTS"):
+    for name in ("RECORDED", "NOTEBOOKS", "BUILD", "REPORTS"):
         monkeypatch.setattr(places, name, folder / name.lower())
     played.add("10_a.ipynb", ("parameters", "data = ''"))
     with pytest.raises(UserError, match="holds no recording"):

@@ -273,7 +273,7 @@ def staged(clone: Clone, stage: str) -> list[str]:
     )
     paths = shlex.quote(os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     argv = shlex.join([*as_command(STAGES[stage]), str(clone.path)])
-    clone.workbook_does(f"exec env PYTHONPATH={paths} {argv}")
+    clone.workbook_does(f"exec env PYTHONSAFEPATH=1 PYTHONPATH={paths} {argv}")
     return [] if stage == "02-measure" else ["--recorded"]
 
 
