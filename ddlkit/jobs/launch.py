@@ -48,6 +48,8 @@ SOCKETS = (
     "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
 )
 # What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
+PRELOADED = ["ddlkit.jobs", "ddlkit.jobs.rank"]
+"""Modules that the fork server imports once, so that no rank has to: packages with jobs add their own."""
 IMPORTED: list[str] = []
 """Modules that every rank imports before its job, such as those that register networks by name."""
 POLL_S = 0.05
@@ -213,7 +215,7 @@ def _start_server(job: str) -> None:
     job : module of the first job. The server imports it, and torch with it, once, so that no rank has to.
     """
     _keep_sockets()
-    forkserver.set_forkserver_preload(["ddlkit.jobs", "ddlkit.jobs.rank", job])
+    forkserver.set_forkserver_preload([*PRELOADED, job])
     before = dict(os.environ)
     # One thread each: read when torch is loaded; each rank sets its own number.
     os.environ.update(
