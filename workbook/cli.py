@@ -73,7 +73,7 @@ def figures(arguments: argparse.Namespace) -> int:
 
 _NAME = """a suite (quick, full, cpu, gpu, smoke), a file of points, or a part of the suite quick: layers,
 collectives, slowdown, copies, training, replay, campaign, convergence, input, estimators (what PyTorch's own
-cost models say), all (without the last three)"""
+cost models say), all (without copies and the last three)"""
 _PREDICT = (
     "of a campaign: calibrate its labs and write down what models say, without runs"
 )
