@@ -1,17 +1,19 @@
-"""Figures of prediction errors: wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation."""
+"""Figures of prediction errors.
+
+They are wb-lab-errors, wb-validate-training, wb-training-campaign and wb-lab-extrapolation.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbook import plots
 from workbook.common.specs import link_title, network_title
-from workbook.plots.style import FAINT, SOFT, case_rows, look
+from workbook.plots.style import SOFT, look
 from workbook.validate.labs import WELL
 from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 
@@ -84,21 +86,27 @@ def training_errors(cases: pd.DataFrame) -> Figure:
         names.append(f"{network_title(network)}, {link_title(link)}:")
         rows += range(len(names), len(names) + len(runs))
         names += [PLANS.get(plan, look(plan).label) for plan in runs["plan"]]
-    cases = cases.assign(row=rows)
+    cases = cases.set_axis(rows)
+    tested = cases[~cases["one_message"]]
 
     height = 1.5 + 0.28 * len(names)
     figure, axes = plots.canvas(columns=2, height=height, sharex=True, sharey=True)
     for ax, (kind, label) in zip(axes, QUANTITIES.items(), strict=True):
-        case_rows(ax, names, 0.0)
-        _draw_training(ax, cases, kind)
-        ax.set_xlabel(label)
-    for name, tick in zip(names, axes[0].get_yticklabels(), strict=True):
-        if name.endswith(":"):
-            tick.set_fontweight("bold")
-    for row in cases.loc[cases["one_message"], "row"]:
-        axes[0].get_yticklabels()[row].set_color(SOFT)
+        columns = {f"{role}{kind}_error": role for role in TRIVIAL}
+        errors = 100 * cases[[*columns]].rename(columns=columns)
+        shown = errors.loc[tested.index].reindex(range(len(names)))
+        repeats = 100 * cases[f"repeatability{kind}"].reindex(range(len(names)))
+        band = ("repeatability", repeats)
+        plots.dots(ax, names, shown, band=band, legend="", label=label)
+        for role, name in TRIVIAL.items():
+            untested = errors[role].drop(tested.index)
+            grey = replace(look(role), color="#b5b5b5")
+            plots.points(ax, untested, untested.index, grey, size=4.5)
+            above = errors[role].iloc[0], rows[0] - 0.35
+            words = {"ha": "center", "va": "bottom", "color": look(role).color}
+            ax.text(*above, name, linespacing=0.95, **words)
+    _weigh_names(axes[0], cases)
 
-    tested = cases[~cases["one_message"]]
     ours = tested["model_error"].abs()
     trivial = tested[["no_overlap_error", "perfect_overlap_error"]].abs().stack()
     plots.title(
@@ -109,22 +117,13 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw_training(ax: Axes, cases: pd.DataFrame, kind: str) -> None:
-    """Draw one quantity of all cases, each in its ``row``."""
-    repeats = 100 * cases[f"repeatability{kind}"]
-    band = {"height": 0.7, "color": FAINT, "label": "repeatability"}
-    ax.barh(cases["row"], 2 * repeats, left=-repeats, **band)
-    for role, name in TRIVIAL.items():
-        style = look(role)
-        tested = cases[~cases["one_message"]]
-        untested = cases[cases["one_message"]]
-        column = f"{role}{kind}_error"
-        plots.points(ax, 100 * tested[column], tested["row"], style, size=6)
-        grey = replace(style, color="#b5b5b5", label="_")
-        plots.points(ax, 100 * untested[column], untested["row"], grey, size=6)
-        above = 100 * tested[column].iloc[0], tested["row"].iloc[0] - 0.4
-        words = {"ha": "center", "va": "bottom", "color": style.color}
-        ax.text(*above, name, linespacing=0.95, **words)
+def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
+    """Set names of networks in bold, and those of plans with one message in grey."""
+    for row, name in enumerate(ax.get_yticklabels()):
+        if row not in cases.index:
+            name.set_fontweight("bold")
+        elif cases.loc[row, "one_message"]:
+            name.set_color(SOFT)
 
 
 def _span(shares: pd.Series) -> str:
@@ -170,7 +169,11 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
 KINDS = {"emulated": "Links with a delay", "tbf": "Links without a delay"}
 """Kinds of labs, and the headings of their panels."""
 
-DECIDES = {"start-up": "start-up decides", "knee": "both count", "bytes": "bytes decide"}
+DECIDES = {
+    "start-up": "start-up decides",
+    "knee": "both count",
+    "bytes": "bytes decide",
+}
 """What decides how long a message takes, and the names of the rows."""
 
 
