@@ -31,6 +31,7 @@ from workbook.plots.style import (
     FAINT,
     INK,
     WIDTH,
+    Style,
     add_legend,
     case_rows,
     known,
@@ -193,17 +194,17 @@ def error_rows(
     errors: Mapping[str, ArrayLike],
     *,
     label: str,
-    roles: Sequence[str] = (),
+    styles: Sequence[Style] = (),
 ) -> None:
     """Draw one row of points for each name, with a bar at the median of its errors.
 
     The median of the absolute errors stands at the right of each row.
 
     errors : by name of the row (n,) relative errors, drawn in per cent
-    roles : the role in whose look each row is drawn; that of the model if none is given
+    styles : the style of each row; if none is given, all have the style of the model
     """
     case_rows(ax, [*errors], 0.0)
-    styles = looks(roles) if roles else [look("model")] * len(errors)
+    styles = styles or [look("model")] * len(errors)
     at_right = {"va": "center", "ha": "left", "fontweight": "bold"}
     for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
         percent = 100 * np.asarray(shares, dtype=float)
