@@ -205,17 +205,17 @@ def error_rows(
     """
     case_rows(ax, [*errors], 0.0)
     styles = styles or [look("model")] * len(errors)
-    at_right = {"va": "center", "ha": "left", "fontweight": "bold"}
     for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
         percent = 100 * np.asarray(shares, dtype=float)
         places = np.full(percent.size, row)
         (dots,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
         dots.set(color=style.color, markerfacecolor=style.face)
-        bar = {"color": INK, "markersize": 16, "markeredgewidth": 2.2}
-        ax.plot(np.median(percent), row, "|", **bar)
+        (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
+        bar.set(markersize=16, markeredgewidth=2.2)
         off = np.median(np.abs(percent))
-        edge = ax.get_yaxis_transform()
-        ax.text(1.02, row, f"{off:.1f}%", transform=edge, **at_right)
+        at_right = ax.get_yaxis_transform()
+        number = ax.text(1.02, row, f"{off:.1f}%", transform=at_right)
+        number.set(verticalalignment="center", fontweight="bold")
     ax.text(1.02, 1.02, "median\n|error|", transform=ax.transAxes, va="bottom")
     ax.set_xlabel(label)
 

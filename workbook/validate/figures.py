@@ -107,9 +107,9 @@ def training_errors(cases: pd.DataFrame) -> Figure:
             untested = errors[role].drop(tested.index)
             grey = replace(look(role), color="#b5b5b5")
             plots.points(ax, untested, untested.index, grey, size=4.5)
-            above = errors[role].iloc[0], rows[0] - 0.35
-            words = {"ha": "center", "va": "bottom", "color": INK}
-            ax.text(*above, name, linespacing=0.95, **words)
+            first = errors[role].iloc[0]
+            named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
+            named.set(color=INK, linespacing=0.95)
     _weigh_names(axes[0], cases)
 
     ours = tested["model_error"].abs()
