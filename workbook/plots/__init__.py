@@ -23,8 +23,7 @@ from ddlkit.show import gantt as gantt
 from ddlkit.show import lines as lines
 from ddlkit.show import look as look
 from ddlkit.show import points as points
-from workbook.plots.shown import live_box as live_box
-from workbook.plots.shown import measured_here as measured_here
+from workbook.plots.shown import on_this_machine as on_this_machine
 from workbook.plots.shown import save_figure as save_figure
 from workbook.plots.shown import table as table
 from workbook.plots.shown import write_png as write_png
