@@ -24,8 +24,9 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.workload import Workload
 from ddlkit.model import make_plan
 from workbook.common import places, source
-from workbook.course import example, lessons
-from workbook.course.lessons import Lesson, reading_time, working_time
+from workbook.common.catalog import REFERENCE
+from workbook.course import example
+from workbook.site.pages import Page, format_minutes
 from workbook.validate import accuracy
 
 FILES = (
@@ -126,47 +127,62 @@ def _paragraph(text: str) -> str:
 # -- how long the notebooks take ------------------------------------------------------------------
 
 
-def _read_in_order(course: list[Lesson]) -> list[Lesson]:
-    return [lesson for lesson in course if not lesson.reference]
+def notebooks() -> list[Page]:
+    """Return all notebooks of the course, in the order of their numbers."""
+    return [Page(path) for path in sorted(places.NOTEBOOKS.glob("*.ipynb"))]
+
+
+def _core_and_whole(pages: list[Page]) -> tuple[list[Page], list[Page]]:
+    """Return the notebooks of the core path, and all that are read and not looked up."""
+    core = [page for page in pages if page.core]
+    return core, [page for page in pages if page.number != REFERENCE]
+
+
+def _title(page: Page) -> str:
+    return page.title.removesuffix(" (core)")
+
+
+def _reading(pages: list[Page]) -> str:
+    return format_minutes(sum(page.minutes for page in pages))
+
+
+def _working(pages: list[Page]) -> str:
+    return format_minutes(sum(page.working for page in pages))
 
 
 @_passage
 def course_in_brief() -> str:
     """Return where to begin, and how long the course takes."""
-    course = lessons.load()
-    core = [lesson for lesson in course if lesson.core]
-    whole = _read_in_order(course)
+    core, whole = _core_and_whole(notebooks())
     return _paragraph(
         "**Learn it.** The core path, which begins with "
-        f"[{core[0].title.lower()}](notebooks/{core[0].name}.ipynb), has "
-        f"{len(core)} notebooks and takes {reading_time(core)} to read. All "
-        f"{len(whole)} notebooks take {reading_time(whole)}; "
-        "[teaching](docs/teaching.md) has a plan for a class."
+        f"[{_title(core[0]).lower()}](notebooks/{core[0].name}.ipynb), has "
+        f"{len(core)} notebooks and takes {_reading(core)} to read. The whole course of "
+        f"{len(whole)} notebooks takes {_reading(whole)}. "
+        "[Teaching](docs/teaching.md) has a plan for a class."
     )
 
 
 @_passage
 def reading_times() -> str:
     """Return the table of all notebooks, and the sums."""
-    course = lessons.load()
-    core = [lesson for lesson in course if lesson.core]
-    whole = _read_in_order(course)
-    (reference,) = (lesson for lesson in course if lesson.reference)
+    pages = notebooks()
+    core, whole = _core_and_whole(pages)
     sums = _paragraph(
-        f"The core path takes {reading_time(core)} to read, and {working_time(core)} "
-        f"with the exercises. All notebooks but {reference.number} take "
-        f"{reading_time(whole)}, and {working_time(whole)} with the exercises. "
-        f"Notebook {reference.number} is a reference, which is looked up."
+        f"The core path takes {_reading(core)} to read, and {_working(core)} with the "
+        f"exercises. All notebooks but {REFERENCE} take {_reading(whole)}, and "
+        f"{_working(whole)} with the exercises. Notebook {REFERENCE} is a reference, "
+        "which is looked up."
     )
     head = (
         "| notebook | after it a student can | reading, min | with exercises, min |\n"
         "|---|---|--:|--:|"
     )
     rows = [
-        f"| [{lesson.number} {lesson.title}](../notebooks/{lesson.name}.ipynb)"
-        f"{', core' if lesson.core else ''} | {_in_a_table(lesson.objective)} "
-        f"| {lesson.minutes} | {lesson.minutes_with_exercises} |"
-        for lesson in course
+        f"| [{page.number} {_title(page)}](../notebooks/{page.name}.ipynb)"
+        f"{', core' if page.core else ''} | {_in_a_table(page.line)} "
+        f"| {page.minutes} | {page.working} |"
+        for page in pages
     ]
     return "\n".join([sums, "", head, *rows])
 
