@@ -225,9 +225,7 @@ def answer_plans() -> str:
     )
 
 
-def _steps_s(
-    workload: Workload, cost: MessageCost, *plans: str
-) -> dict[str, float]:
+def _steps_s(workload: Workload, cost: MessageCost, *plans: str) -> dict[str, float]:
     """Return the predicted steps of a workload under plans, by plan, in seconds."""
     return {
         plan: predict(workload, make_plan(plan, workload, cost), cost).iteration_s
@@ -249,8 +247,7 @@ def goals_met() -> str:
     return _paragraph(
         f"**{met} of {of} preset goals were met.** A goal is preset if it was committed, "
         "with the model and the statistic, before the first run. "
-        "[The goals page](reports/GOALS.md) lists every goal, and how often intervals "
-        "covered what was measured."
+        "[The goals page](reports/GOALS.md) lists all, and how often intervals covered the measurement."
     )
 
 
