@@ -23,14 +23,20 @@ ERROR = "predicted / measured - 1 [%]"
 # -- wb-lab-errors --------------------------------------------------------------------------------
 
 
-def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
+def every_case(
+    tuned: pd.DataFrame, fresh: pd.DataFrame, training: pd.DataFrame
+) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    replays, training : `accuracy.labelled` cases
+    tuned, fresh : `accuracy.labelled` replays on which the model was settled, and of plans
+        that were recorded afterwards
+    training : `accuracy.labelled` cases of real training
     """
+    replays = pd.concat([tuned, fresh])
     every = pd.concat([replays, training])
+    counts = f"{len(tuned)} replays and {len(fresh)}\nof later plans, our model"
     rows = {
-        f"{len(replays)} replays,\nour model": replays["model_error"],
+        counts: replays["model_error"],
         f"{len(training)} runs of real training,\nour model": training["model_error"],
         f"the same {len(every)} cases,\na model without overlap": every[
             "no_overlap_error"
