@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,11 @@ from ddlkit.core.errors import UserError, one_line
 from workbook.common import claims, outputs
 from workbook.common.claims import Claim, Evidence, Outcome, Result, Verdict
 from workbook.common.outputs import format_quantity
-from workbook.dag import claims as _dag
-from workbook.omgs import claims as _omgs
-from workbook.osf import claims as _osf
-from workbook.pytorch import claims as _pytorch
-from workbook.sharing import claims as _sharing
+from workbook.common.papers import PAPERS
 
-REGISTERING = (_osf, _sharing, _dag, _omgs, _pytorch)
-"""Modules whose import registers the checks of their paper."""
+# Importing the module ``claims`` of a paper registers all checks of that paper.
+for _paper in PAPERS:
+    import_module(f"workbook.{_paper}.claims")
 
 
 RESULT = ("evidence", "spans", "low", "high", "grade", "interval", "judge")
