@@ -312,6 +312,7 @@ def _reference(entry: dict[str, Any]) -> str:
         "title": f"{{{entry['title']}}}",
         "author": " and ".join(_author(author) for author in entry["authors"]),
         "booktitle": entry.get("conference", {}).get("name", ""),
+        "journal": entry.get("journal", ""),
         "year": entry.get("year", ""),
         "version": entry.get("version", ""),
         "doi": entry.get("doi", ""),
@@ -321,6 +322,8 @@ def _reference(entry: dict[str, Any]) -> str:
         kind = "software"
     elif "conference" in entry:
         kind = "inproceedings"
+    elif "journal" in entry:
+        kind = "article"
     else:
         kind = "misc"
     return _bibtex(kind, entry["abbreviation"], fields)
