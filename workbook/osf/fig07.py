@@ -69,7 +69,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     bars = frame["buffer_bytes"].map(buffer_name)
     places = frame["look"].fillna("").map(PLACES)
     said = (
-        "A buffer exchanges ALLREDUCE for WAIT: ResNet-101 gains by that, VGG-16 loses"
+        "A buffer of 1 GB replaces ALLREDUCE by WAIT; only ResNet-101 with expensive "
+        "start-ups gains by it"
     )
     named = frame.assign(**over, bar=bars, place=places)
     return phases.draw(named, "buffer", "communication [% of unfused]", said)

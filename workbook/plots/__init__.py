@@ -23,6 +23,7 @@ from ddlkit.show import gantt as gantt
 from ddlkit.show import lines as lines
 from ddlkit.show import look as look
 from ddlkit.show import points as points
+from workbook.plots.shown import fold as fold
 from workbook.plots.shown import live_box as live_box
 from workbook.plots.shown import measured_here as measured_here
 from workbook.plots.shown import save_figure as save_figure
@@ -262,11 +263,15 @@ def intervals(
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
+
+    names : what stands behind each number, if anything
+    """
 
     grid: pd.DataFrame
     low: pd.DataFrame
     high: pd.DataFrame
+    names: pd.DataFrame | None = None
 
 
 def heat_maps(
@@ -310,13 +315,21 @@ def heat_maps(
     return figure
 
 
+def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
+    """Return the numbers of a heat map as text, in parentheses those that may be no difference."""
+    unsure = (panel.low < no_difference) & (panel.high > no_difference)
+    written = panel.grid.map(form.format, na_action="ignore").fillna("")
+    return written.mask(unsure, "(" + written + ")")
+
+
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     import seaborn as sns  # takes longer to import than all else here
 
     log = isinstance(scale, LogNorm)
     grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
-    text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
+    text = texts(panel, form, no_difference=float(log)).to_numpy()
+    if panel.names is not None:
+        text = text + "   " + panel.names.fillna("").to_numpy()
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
     colors = "RdBu_r" if log else "RdBu"
     sns.heatmap(

@@ -215,8 +215,20 @@ def table_html(
     rows, columns = data.shape
     if rows <= 30 and columns <= 10:
         return page
-    summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
-    return f"<details><summary>{summary}</summary>{page}</details>"
+    return _folded(
+        page,
+        f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns",
+    )
+
+
+def _folded(page: str, summary: str) -> str:
+    """Return HTML of which only the summary is seen until it is opened."""
+    return f"<details><summary>{escape(summary)}</summary>{page}</details>"
+
+
+def fold(frame: pd.DataFrame, summary: str) -> None:
+    """Show a table that is looked up and not read: folded, under its summary."""
+    show(_folded(frame.to_html(), summary))
 
 
 def live_box(source: Source, kind: str, sentence: str) -> None:

@@ -129,7 +129,13 @@ def draw(name: str) -> Figure:
             legend="",
         )
         least, most = off.min().min(), off.max().max()
-        plots.heading(axes[0], f"{name}: {least:.2g} to {most:.2g} times as measured")
-        says = f"{step['measured']:.0f} times as long, said {step['Inductor']:.0f}"
-        plots.heading(axes[1], f"Second node: {says}")
+        plots.heading(
+            axes[0],
+            f"{name}: the models give {least:.2g} to\n{most:.2g} times the measured time",
+        )
+        plots.heading(
+            axes[1],
+            f"A second node takes {step['measured']:.0f} times as long,\n"
+            f"by Inductor {step['Inductor']:.0f} times",
+        )
     return figure

@@ -72,7 +72,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
             for case, way in cases
         ]
         default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
-        won = f"best wins {sum(best_s < default_s)}/{sum(best_s != default_s)}"
+        won = f"the best is faster in {sum(best_s < default_s)} of {sum(best_s != default_s)}"
         renamed = table.set_axis(np.repeat(names, 2)).rename(
             columns={PARTS[0]: "compute only"}
         )
