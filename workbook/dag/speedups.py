@@ -61,7 +61,7 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
             ranges = {
-                f"{n} GPUs": tuple(of[end] for end in ends)
+                f"model:of {n} GPUs": tuple(of[end] for end in ends)
                 for n, of in reversed([*sizes])
             }
             plots.intervals(ax, names, ranges, label=f"speedup over {over}")

@@ -50,8 +50,8 @@ def draw() -> tuple[Figure, pd.DataFrame]:
     tensors = int(prose("osf")["fig02-buffer"])
     best = min(drawn, key=lambda name: drawn[name].duration_s)
     said = (
-        f"By the model the iteration is shortest, {1e3 * drawn[best].duration_s:.1f} ms, "
-        f"if {CONDITIONS[best]}"
+        f"The iteration is shortest, {1e3 * drawn[best].duration_s:.1f} ms, if "
+        f"{CONDITIONS[best]}"
     )
     figure, spans = plots.timelines(drawn, "plan", said)
     return figure, spans.assign(paper_buffer_tensors=tensors)

@@ -68,9 +68,6 @@ def draw(frame: pd.DataFrame) -> Figure:
     over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
     bars = frame["buffer_bytes"].map(buffer_name)
     places = frame["look"].fillna("").map(PLACES)
-    said = (
-        "A buffer of 1 GB replaces ALLREDUCE by WAIT; only ResNet-101 with expensive "
-        "start-ups gains by it"
-    )
+    said = "A buffer of 1 GB adds WAIT; only ResNet-101 with expensive start-ups still gains"
     named = frame.assign(**over, bar=bars, place=places)
     return phases.draw(named, "buffer", "communication [% of unfused]", said)

@@ -93,8 +93,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
     end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
     said = (
-        f"With replaced layers and {WORKERS} workers the model's factor is "
-        f"{end['model']['OSF']:.2f}; the paper states {end['paper'].iloc[0]:g} and "
+        f"With replaced layers {WORKERS} workers reach {end['model']['OSF']:.2f} by the "
+        f"model; the paper states {end['paper'].iloc[0]:g} and "
         f"{end['paper_section_1'].iloc[0]:g}"
     )
     with plots.sheet(said, columns=3, height=3.4, sharey=True) as (figure, axes):
@@ -105,7 +105,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             )
             wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
             wide.columns = [
-                f"{network_title(network)}, {quantity}" for network, quantity in wide
+                f"{quantity}:of {network_title(network)}" for network, quantity in wide
             ]
             plots.lines(
                 ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend=""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -29,8 +29,8 @@ MODELS = (
 """Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
 osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
-DRAWN = ["alpha_beta:medians", "piecewise:BDP"]
-"""What is drawn of MODELS: the two forms of which osf claims something."""
+DRAWN = {"alpha_beta:medians": "straight line", "piecewise:BDP": "Eq 18"}
+"""What is drawn of MODELS, and its name: the two forms of which osf claims something."""
 LINK = ["link", "ranks"]
 LINK_TITLES = {"lab:1gbit": "1 Gbit/s", "lab:500mbit": "500 Mbit/s"}
 """How links are spelled in a heading; others by their own name."""
@@ -148,10 +148,9 @@ def draw(frame: pd.DataFrame) -> Figure:
     sides = decided(frame)
     clear = sides[sides["decided"]]
     better = clear["eq18_error"] < clear["line_error"]
-    said = (
-        f"Eq 18 predicts tensors better than the best line in {better.sum()} of "
-        f"{len(sides)} comparisons and worse in {(~better).sum()}"
-    )
+    said = f"Eq 18 is closer than the best line in {better.sum()} of {len(sides)} comparisons"
+    said += f" and farther in {(~better).sum()}" if (~better).any() else ""
+    said += "; the others are undecided" if len(clear) < len(sides) else ""
     links = sides.groupby(LINK, sort=False)
     with plots.sheet(
         said, columns=len(links), height=3.5, sharey=True, squeeze=False
@@ -159,8 +158,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         for ax, ((link, ranks), outcomes) in zip(axes.flat, links, strict=True):
             rows = rows_of(frame, link=link, ranks=ranks)
             _draw_link(ax, rows)
-            verdicts = "\n".join(map(_verdict, outcomes.to_dict("records")))
-            ax.set_title(f"{_named(link)}, {ranks} ranks\n{verdicts}")
+            name = LINK_TITLES.get(str(link), str(link))
+            ax.set_title(f"{name}, {ranks} ranks\n{_closer(outcomes)}")
             ax.label_outer()
         axes[0, 0].set_ylabel("error on the held-out size [%]")
     return figure
@@ -168,12 +167,14 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw one link's errors, how far two runs differ, and both bandwidth-delay products."""
-    errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[DRAWN]
+    errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[[*DRAWN]]
     apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
     ax.fill_between(
         apart.index, -apart, apart, color=FAINT, label="difference of two runs"
     )
     plots.lines(ax, errors, xlabel="message size", ylabel="", log="b", legend="")
+    for line, name in zip(ax.get_lines(), DRAWN.values(), strict=True):
+        line.set_label(name)
     ax.set_xticks(TICKS, [format_bytes(size) for size in TICKS])
     ours, printed = (
         rows[f"{whose}bandwidth_delay_bytes"].iloc[0] for whose in ("", "paper_")
@@ -184,18 +185,16 @@ def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
     ax.axvline(printed, color=color, linestyle=":", label=name)
 
 
-def _named(link: str) -> str:
-    """Return a link as it is shown: its rate, or its own name."""
-    return LINK_TITLES.get(link, link)
-
-
-def _verdict(side: Mapping[str, Any]) -> str:
-    """Return which form is closer on one side of the bandwidth-delay product."""
-    where = "below" if side["tensors"] == "small" else "above"
-    if not side["decided"]:
-        return f"{where} the BDP: undecided"
-    closer = "Eq 18" if side["eq18_error"] < side["line_error"] else "a line"
-    return f"{where} the BDP: {closer} is closer"
+def _closer(outcomes: pd.DataFrame) -> str:
+    """Return which form is closer on which side of a link's bandwidth-delay product."""
+    names = {"small": "below", "large": "above"}
+    found = [
+        f"{'Eq 18' if side.eq18_error < side.line_error else 'line'} closer "
+        f"{names[side.tensors]} the BDP"
+        for side in outcomes.itertuples()
+        if side.decided
+    ]
+    return ", ".join(found) or "undecided"
 
 
 # -- claims --------------------------------------------------------------------------------------

@@ -149,9 +149,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     replayed = rows_of(frame, planner="adafusion", grade="lab")
     over_constant = rows_of(repaired, over=CONSTANT)
     said = (
-        f"Over a 100 MB buffer adaFusion gains at most "
-        f"{over_constant['gain_high'].max():.0%}; the paper claims at least "
-        f"{over_constant['paper_gain_low'].max():.1%}"
+        f"adaFusion gains at most {over_constant['gain_high'].max():.0%} over a 100 MB "
+        f"buffer; the paper claims at least {over_constant['paper_gain_low'].max():.1%}"
     )
     with plots.sheet(said, columns=2, height=3.4, sharey=True) as (figure, axes):
         for ax, (over, name) in zip(axes, RIVALS.items(), strict=True):
@@ -176,16 +175,16 @@ def _draw_gains(
     plots.intervals(
         ax,
         networks,
-        {"model": (low, high)},
+        {"model:of the repaired rule": (low, high)},
         label=f"gain over {over} [%]",
-        printed={"claimed gain of adaFusion": (least.max(), most.max())},
+        printed={"claimed gain": (least.max(), most.max())},
     )
     rows = range(len(networks))
-    name = "replayed, rule as printed"
+    name = "replay of the printed rule"
     plots.points(ax, 100 * replayed["gain"], rows, "measured", label=name, size=6)
     ax.set_title(
-        f"Over {over}: {low.min():+.0f} to {high.max():+.0f}%,\n"
-        f"claimed {least.max():+g} to {most.max():+g}%"
+        f"Over {over}: {low.min():.0f}% to {high.max():.0f}%;\n"
+        f"the paper claims {least.max():g}% to {most.max():g}%"
     )
 
 

@@ -283,7 +283,10 @@ def heat_maps(
     height: float = 2.5,
     log: bool = False,
 ) -> Figure:
-    """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
+    """Draw heat maps on one scale, red worse; log : of ratios.
+
+    What may be no difference is in parentheses, and without a colour.
+    """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [
@@ -317,21 +320,27 @@ def heat_maps(
 
 def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
     """Return the numbers of a heat map as text, in parentheses those that may be no difference."""
-    unsure = (panel.low < no_difference) & (panel.high > no_difference)
     written = panel.grid.map(form.format, na_action="ignore").fillna("")
-    return written.mask(unsure, "(" + written + ")")
+    return written.mask(_unsure(panel, no_difference), "(" + written + ")")
+
+
+def _unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
+    """Return whose interval holds no difference; an interval without a width is exact."""
+    held = (panel.low <= no_difference) & (panel.high >= no_difference)
+    return held & (panel.low < panel.high)
 
 
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     import seaborn as sns  # takes longer to import than all else here
 
-    log = isinstance(scale, LogNorm)
-    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    text = texts(panel, form, no_difference=float(log)).to_numpy()
+    same = float(isinstance(scale, LogNorm))
+    grid = panel.grid.mask(_unsure(panel, same), same)
+    grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
+    text = texts(panel, form, same).to_numpy()
     if panel.names is not None:
         text = text + "   " + panel.names.fillna("").to_numpy()
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
-    colors = "RdBu_r" if log else "RdBu"
+    colors = "RdBu_r" if same else "RdBu"
     sns.heatmap(
         grid,
         ax=ax,
@@ -341,7 +350,9 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         yticklabels=True,
         **shape,
     )
-    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    long = max(len(str(name)) for name in grid) > 4
+    leant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    plt.setp(ax.get_xticklabels(), **(leant if long else {"rotation": 0}))
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)

@@ -135,7 +135,7 @@ def draw(name: str) -> Figure:
         )
         plots.heading(
             axes[1],
-            f"A second node takes {step['measured']:.0f} times as long,\n"
+            f"Two nodes take {step['measured']:.0f} times as long as one,\n"
             f"by Inductor {step['Inductor']:.0f} times",
         )
     return figure

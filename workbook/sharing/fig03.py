@@ -54,8 +54,10 @@ def draw(tables: Tables) -> Figure:
         log=True,
     )
     paper, *ours = shown.largest(slower)
-    said = f"Messages make a kernel up to {paper:.1f} times as long in the paper"
-    said += "".join(f"; here, up to {ratio:.1f} times" for ratio in ours)
+    said = (
+        f"During an all-reduce the paper's kernels take up to {paper:.1f} times as long"
+    )
+    said += "".join(f", ours up to {ratio:.1f}" for ratio in ours)
     plots.title(figure, said)
     return figure
 
