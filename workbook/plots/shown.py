@@ -228,7 +228,8 @@ def _folded(page: str, summary: str) -> str:
 
 def fold(frame: pd.DataFrame, summary: str) -> None:
     """Show a table that is looked up and not read: folded, under its summary."""
-    show(_folded(frame.to_html(), summary))
+    page = frame.rename_axis(index=None, columns=None).to_html(border=0)
+    show(_folded(page, summary))
 
 
 def live_box(source: Source, kind: str, sentence: str) -> None:

@@ -141,5 +141,5 @@ def _panel(rows: pd.DataFrame) -> Panel:
     )
     wide = rows.pivot(index="network", columns="batch")
     wide = wide.loc[rows["network"].unique()].rename_axis(index=None)
-    ends = (wide[column].astype(float) for column in ("gain", *ENDS))
-    return Panel(*ends, wide["name"])
+    gain, lower, upper = (wide[name].astype(float) for name in ("gain", *ENDS))
+    return Panel(gain, lower, upper, wide["name"])
