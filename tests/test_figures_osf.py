@@ -28,7 +28,7 @@ COST = Table(SIZES, 1e-9 * SIZES, workers=4)
 """Without a start-up, so that an agreement takes next to no time."""
 WORKLOAD = random_workload(np.random.default_rng(0), 20)
 REPLAYED = [("none", True), ("buffer:25MB", True), ("none", False)]
-RECORDING = Source((source.default_recording(),))
+RECORDING = Source((source.teaching_recording(),))
 
 
 def samples(

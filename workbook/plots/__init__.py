@@ -24,8 +24,7 @@ from ddlkit.show import lines as lines
 from ddlkit.show import look as look
 from ddlkit.show import points as points
 from workbook.plots.shown import fold as fold
-from workbook.plots.shown import live_box as live_box
-from workbook.plots.shown import measured_here as measured_here
+from workbook.plots.shown import on_this_machine as on_this_machine
 from workbook.plots.shown import save_figure as save_figure
 from workbook.plots.shown import table as table
 from workbook.plots.shown import write_png as write_png
@@ -149,10 +148,10 @@ def bars(
 
 
 def paired_bars(
-    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str
 ) -> tuple[Figure, Axes]:
-    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
-    heights = [2.0] * len(panels) + [last]
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below them."""
+    heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
