@@ -22,7 +22,7 @@ MOST_OWN = 18
 """Figures of the workbook's own, at most."""
 BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
 """Minutes that every notebook takes, and that a word, figure, table and printed sentence take."""
-LIMIT, LONGER, COURSE, REFERENCE = 25.0, {"10": 30.0, "14": 30.0}, 285.0, "14"
+LIMIT, LONGER, COURSE, REFERENCE = 25.0, {"06": 30.0, "10": 30.0, "14": 30.0}, 285.0, "14"
 """Minutes of a notebook, of those that may take longer, of all that are read; what is looked up, not read."""
 LINES = 1320
 """Lines of code of all notebooks, at most, but for blank ones and imports."""
