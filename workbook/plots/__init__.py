@@ -188,40 +188,34 @@ def dots(
     add_legend(ax, legend)
 
 
-def dots_by_group(
+def error_rows(
     ax: Axes,
-    groups: Sequence[str],
-    values: ArrayLike,
+    errors: Mapping[str, ArrayLike],
     *,
     label: str,
-    hollow: ArrayLike | None = None,
+    roles: Sequence[str] = (),
 ) -> None:
-    """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median.
+    """Draw one row of points for each name, with a bar at the median of its errors.
 
-    hollow : (n,) which are drawn hollow, and are not in the median
+    The median of the absolute errors stands at the right of each row.
+
+    errors : by name of the row (n,) relative errors, drawn in per cent
+    roles : the role in whose look each row is drawn; that of the model if none is given
     """
-    numbers, left_out = (
-        pd.Series(np.asarray(values, dtype=float)),
-        np.zeros(len(groups), bool),
-    )
-    if hollow is not None:
-        left_out |= np.asarray(hollow, bool)
-    names, style = [*map(str, groups)], look("model")
-    medians = numbers.mask(left_out).groupby(names, sort=False).median()
-    case_rows(ax, [*medians.index], 0.0)
-    rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
-    for which, face in ((~left_out, style.color), (left_out, "white"))[
-        : 1 + left_out.any()
-    ]:
-        look_of: dict[str, Any] = {
-            "color": style.color,
-            "markerfacecolor": face,
-            "alpha": 0.4,
-        }
-        ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
-    ax.plot(
-        medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2
-    )
+    case_rows(ax, [*errors], 0.0)
+    styles = looks(roles) if roles else [look("model")] * len(errors)
+    at_right = {"va": "center", "ha": "left", "fontweight": "bold"}
+    for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
+        percent = 100 * np.asarray(shares, dtype=float)
+        places = np.full(percent.size, row)
+        (dots,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
+        dots.set(color=style.color, markerfacecolor=style.face)
+        bar = {"color": INK, "markersize": 16, "markeredgewidth": 2.2}
+        ax.plot(np.median(percent), row, "|", **bar)
+        off = np.median(np.abs(percent))
+        edge = ax.get_yaxis_transform()
+        ax.text(1.02, row, f"{off:.1f}%", transform=edge, **at_right)
+    ax.text(1.02, 1.02, "median\n|error|", transform=ax.transAxes, va="bottom")
     ax.set_xlabel(label)
 
 
