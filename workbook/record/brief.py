@@ -54,6 +54,7 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
         from ddlkit.jobs.launch import Loopback, launch
         from ddlkit.measure.collectives import CollectivesSettings, collectives_job
         from ddlkit.measure.layers import layer_tables
+        from workbook.record import zoo as zoo  # registers the networks of the papers
     except ImportError as error:
         return f"PyTorch is not installed: {error}"
     device = "cuda" if torch.cuda.is_available() else "cpu"

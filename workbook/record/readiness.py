@@ -17,7 +17,7 @@ from ddlkit.jobs.rank import Rank, Tables, job
 TIMEOUT_S = 120.0
 """How long all ranks together may take, in seconds. Importing torch takes most of it."""
 Loop = Callable[[int], Sequence[tuple[str, float]]]
-"""A training loop: it takes its rank, and returns the name and the time of each gradient that became ready."""
+"""A training loop. It takes its rank and returns the name and the time of each gradient that became ready."""
 
 
 @dataclass(frozen=True)

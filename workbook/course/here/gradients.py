@@ -18,7 +18,7 @@ from workbook.validate import compare as machines
 RECORDED = Style("recorded", SOFT, "o")
 MEASURED_HERE = Style("measured here", "#7a3b9a", "X", "--")
 """How the recording and this machine look."""
-HOW = "Run this notebook where PyTorch is installed, and leave its parameter `here` as it is."
+HOW = "To measure, run ./reproduce.sh, or this notebook with its parameter here unchanged."
 RANKS = 2
 """The number of processes whose messages over loopback are compared."""
 
