@@ -1,0 +1,126 @@
+"""What the site adds to Sphinx: formulas as MathML, what a page says of itself, and links to its repository."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from latex2mathml import converter
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.util import logging
+from sphinx.writers.html5 import HTML5Translator
+
+LOGGER = logging.getLogger(__name__)
+LONGEST = 200
+"""Characters of a description, at most: what search engines and messengers show."""
+
+
+def to_mathml(formula: str, display: str) -> str:
+    """Return a formula as MathML. Raises ValueError for what latex2mathml does not know.
+
+    >>> to_mathml("x < 1", "inline")
+    '<math display="inline"><mrow><mi>x</mi><mo>&lt;</mo><mn>1</mn></mrow></math>'
+    """
+    text = " ".join(formula.split())
+    try:
+        mathml = str(converter.convert(text, xmlns="", display=display))
+    except Exception as error:  # its exceptions have no common base
+        raise ValueError(f"{text!r} ({type(error).__name__})") from error
+    # A command that it does not know it passes on as a name.
+    unknown = re.search(r"<mi>([\\{}&](?!#)[^<]*)", mathml)
+    if unknown:
+        raise ValueError(f"{text!r} (unknown: {unknown[1]})")
+    return mathml
+
+
+def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
+    _write_math(translator, node, "inline")
+
+
+def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    _write_math(translator, node, "block")
+
+
+def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) -> None:
+    """Write a formula; one that cannot be shown is a warning with the name of its page, and fails the build."""
+    try:
+        mathml = to_mathml(node.astext(), display)
+    except ValueError as error:
+        LOGGER.warning("cannot show the formula %s", error, location=node)
+        raise nodes.SkipNode from error
+    if display == "block":
+        mathml = f'<div class="math scroll">{mathml}</div>'
+    translator.body.append(mathml)
+    raise nodes.SkipNode
+
+
+def describe(
+    app: Sphinx,
+    pagename: str,
+    templatename: str,
+    context: dict[str, Any],
+    doctree: nodes.document | None,
+) -> None:
+    """Give a page the description and the title that search engines and messengers show of it."""
+    if doctree is None:
+        return
+    title = nodes.fully_normalize_name(pagename)
+    for found in doctree.findall(nodes.title):
+        title = found.astext()
+        break
+    words = _description(doctree)
+    tags = {
+        'name="description"': words,
+        'property="og:title"': title,
+        'property="og:description"': words,
+        'property="og:type"': "article",
+        'property="og:site_name"': app.config.html_title,
+    }
+    for name, content in tags.items():
+        escaped = content.replace("&", "&amp;").replace('"', "&quot;")
+        context["metatags"] += f'\n<meta {name} content="{escaped}">'
+
+
+def _description(doctree: nodes.document) -> str:
+    """Return the objective of a notebook, of another page its first paragraph, at most LONGEST characters."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        words = " ".join(paragraph.astext().split()).removeprefix("Objective: ")
+        if len(words) <= LONGEST:
+            return words
+        return words[:LONGEST].rpartition(" ")[0] + " ..."
+    return ""
+
+
+def link_to_repository(app: Sphinx, config: Config) -> None:
+    """Show the links that need the address of the repository: launch buttons and "open an issue"."""
+    address = config.repository_address
+    if not address:
+        return
+    launch = {"binderhub_url": "https://mybinder.org"}
+    if address.startswith("https://github.com/"):
+        launch["colab_url"] = "https://colab.research.google.com"
+    config.html_theme_options |= {
+        "repository_url": address,
+        "repository_branch": "main",
+        "use_repository_button": True,
+        "use_issues_button": True,
+        "launch_buttons": launch,
+    }
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register all of it; Sphinx calls this."""
+    app.add_config_value("repository_address", "", "html", types=(str,))
+    app.add_html_math_renderer(
+        "mathml",
+        inline_renderers=(visit_inline, None),
+        block_renderers=(visit_block, None),
+    )
+    app.add_lexer("mermaid", TextLexer)
+    # Before the theme reads its options.
+    app.connect("config-inited", link_to_repository, priority=1)
+    app.connect("html-page-context", describe)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,214 @@
+"""The files that Sphinx reads: a mirror of the repository's pages, and pages written from data.
+
+A page stands where it stands in the repository, so that a link between two files of the repository is a
+link between their pages. What a page links to and is no page is copied beside it, for readers to download.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import nbformat
+import PIL.Image
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.store.files import atomic_write
+from workbook.common import outputs, places
+from workbook.course import exercises
+from workbook.site import front, lesson
+from workbook.site.pages import Page, bucket_page, render
+from workbook.site.reference import GROUPS
+
+EXTRA = "_extra"
+"""Folder of files that Sphinx copies as they are: the page of buckets, figures and their numbers."""
+THUMBNAIL_WIDTH = 400
+"""Pixels: as wide as a picture of the gallery is shown at most."""
+PARTS = (
+    ("The core path", "00", "05"),
+    ("The four papers", "06", "10"),
+    ("The limits", "11", "13"),
+    ("PyTorch's own models", "15", "99"),
+    ("For reference", "14", "14"),
+)
+"""Name of each part of the course, its first and its last notebook."""
+GENERATED = ("index.md", "gallery.md", "verdicts.md", "reference.md")
+_LINK = re.compile(r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""", re.MULTILINE)
+"""Whatever Markdown may link to, or show."""
+
+
+def assemble(
+    executed: Sequence[Path],
+    folder: Path,
+    reports: Path,
+    values: Mapping[str, Any],
+    notebooks: Sequence[Path],
+) -> Path:
+    """Write everything that Sphinx reads into ``folder``, which is made anew, and return it.
+
+    Parameters
+    ----------
+    executed : sequence of Path
+        Executed copies of notebooks. A notebook that has none is shown without outputs.
+    reports : Path
+        The directory with ``REPRODUCTION.md``, ``GOALS.md`` and ``figures/``.
+    values : mapping
+        What `workbook.site.pages.write_reports` returned.
+    notebooks : sequence of Path
+        The notebooks as they are stored, in reading order.
+
+    Raises
+    ------
+    UserError
+        When a notebook cannot be shown; the error names it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    copies = {path.name: path for path in executed}
+    pages = [Page(copies.get(path.name, path)) for path in notebooks]
+    for page in pages:
+        write_notebook(page, folder, reports)
+    documents = [
+        *sorted(path.relative_to(places.ROOT) for path in places.ROOT.glob("docs/*.md")),
+        Path("reports/GOALS.md"),
+        Path("reports/REPRODUCTION.md"),
+    ]
+    mirror = Mirror(folder, reports)
+    for document in documents:
+        mirror.add(document.as_posix())
+    for page in pages:
+        mirror.add_links(f"notebooks/{page.path.name}", _prose(page))
+    write_figures(values["figures"], folder, reports)
+    atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
+    given = {
+        **values,
+        "pages": pages,
+        "parts": _parts(pages),
+        "documents": sorted(mirror.pages),
+        "shown": {page.name for page in pages},
+        "made": {entry.id for entry in values["figures"]},
+        "groups": GROUPS,
+        "default_against_best": front.draw(folder / "default-against-best.png"),
+    }
+    for name in GENERATED:
+        store.atomic_write_text(folder / name, render(name, given))
+    for name, group in GROUPS.items():
+        text = render("reference_group.md", {"group": group})
+        store.atomic_write_text(folder / "reference" / f"{name}.md", text)
+    return folder
+
+
+def write_notebook(page: Page, folder: Path, reports: Path) -> None:
+    """Write a notebook as Sphinx reads it. Raises UserError, which names the notebook."""
+    solutions = {}
+    if (exercises.SOLUTIONS / page.path.name).is_file():
+        solutions = exercises.read(page.name)
+    try:
+        shown = lesson.as_page(page.notebook, solutions, reports / "figures")
+    except UserError as error:
+        raise UserError(f"notebook {page.path.name}: {error}") from error
+    path = folder / "notebooks" / page.path.name
+    store.atomic_write_text(path, nbformat.writes(shown) + "\n")
+
+
+def write_figures(figures: Sequence[Any], folder: Path, reports: Path) -> None:
+    """Write figures and their numbers where pages link to them, and a thumbnail of each."""
+    for entry in figures:
+        for path in outputs.figure_files(entry.id, reports):
+            copied = folder / EXTRA / "reports" / "figures" / path.name
+            atomic_write(copied, path.read_bytes())
+        image, _ = outputs.figure_files(entry.id, reports)
+        thumbnail = folder / "thumbnails" / image.name
+        atomic_write(thumbnail, thumbnail_of(image))
+
+
+def thumbnail_of(image: Path) -> bytes:
+    """Return a figure as a small PNG."""
+    picture = PIL.Image.open(image).convert("RGB")
+    height = max(1, round(picture.height * THUMBNAIL_WIDTH / picture.width))
+    small = picture.resize((THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS)
+    written = io.BytesIO()
+    small.quantize(64).save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+def _prose(page: Page) -> str:
+    cells = page.notebook.cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
+    """Return the parts of the course that have a notebook: name, pages, minutes."""
+    parts = []
+    for name, first, last in PARTS:
+        some = [page for page in pages if first <= page.number <= last]
+        minutes = sum(page.minutes for page in some)
+        if some:
+            parts.append({"name": name, "pages": some, "minutes": minutes})
+    return parts
+
+
+class Mirror:
+    """Copies of files of the repository at the same places below another folder.
+
+    pages : names of the Markdown pages that were copied
+    """
+
+    def __init__(self, folder: Path, reports: Path) -> None:
+        self.folder = folder
+        self.reports = reports
+        self.pages: set[str] = set()
+        self.files: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Copy a file, by its name from the root of the repository; of a page also what it links to."""
+        source = self.source(name)
+        if source is None or name in self.files:
+            return
+        self.files.add(name)
+        target = self.folder / name
+        atomic_write(target, source.read_bytes())
+        if target.suffix == ".md":
+            self.pages.add(name)
+            self.add_links(name, source.read_text(encoding="utf-8"))
+
+    def add_links(self, name: str, text: str) -> None:
+        """Copy the files that a page of this name links to; notebooks are pages of their own."""
+        for link in links(text):
+            target = _joined(PurePosixPath(name).parent, link)
+            if not target.startswith("notebooks/"):
+                self.add(target)
+
+    def source(self, name: str) -> Path | None:
+        """Return the file of this name: of ``reports/`` the one of this build, if it has one."""
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts:
+            return None
+        path = places.ROOT / name
+        if parts[0] == "reports":
+            here = self.reports.joinpath(*parts[1:])
+            path = here if here.is_file() else path
+        return path if path.is_file() else None
+
+
+def links(text: str) -> Iterator[str]:
+    """Yield the paths that Markdown links to, without those of the web and of the page itself."""
+    for match in _LINK.finditer(text):
+        path = next(filter(None, match.groups())).partition("#")[0]
+        if path and "://" not in path and not path.startswith(("mailto:", "data:")):
+            yield path
+
+
+def _joined(folder: PurePosixPath, link: str) -> str:
+    """Return where a relative link leads, from the root of the repository; it may begin with ``..``."""
+    parts: list[str] = []
+    for part in (folder / link).parts:
+        if part == ".." and parts and parts[-1] != "..":
+            parts.pop()
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)
