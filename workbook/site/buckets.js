@@ -250,11 +250,32 @@ const RULES = {
 function choose(name) {
   const chosen = state.cases[name];
   Object.assign(state, { net: chosen, wire: { ...chosen.wire }, scale: 1, ends: chosen.ends, focus: 0 });
+  byId("network").value = name;
   byId("alpha").value = Math.log10(chosen.wire.alpha_s);
   byId("beta").value = Math.log10(chosen.wire.beta_s_per_byte);
   byId("scale").value = 0;
   byId("about").textContent = chosen.about;
   draw();
+}
+
+/** The network that the address names, as in buckets.html#googlenet; the toy where it names none. */
+function addressed() {
+  const name = decodeURIComponent(location.hash.slice(1));
+  return name in state.cases ? name : Object.keys(state.cases)[0];
+}
+
+/** Within another page show less, tell that page how high this one is, and take its colours. */
+function fit() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "dark" : "light";
+  if (window.parent === window) return;
+  root.classList.add("embedded");
+  window.addEventListener("message", (event) => {
+    if (event.data && event.data.theme) root.dataset.theme = event.data.theme;
+  });
+  const tell = () => window.parent.postMessage({ height: root.getBoundingClientRect().height }, "*");
+  new ResizeObserver(tell).observe(root);
 }
 
 function begin() {
@@ -270,6 +291,8 @@ function begin() {
   byId("split").onclick = split;
   byId("strip").onpointerdown = press;
   byId("strip").onkeydown = key;
-  choose(list.value);
+  window.addEventListener("hashchange", () => choose(addressed()));
+  fit();
+  choose(addressed());
 }
 begin();

@@ -1,5 +1,5 @@
 "use strict";
-/* A button that opens everything that is folded but the solutions of exercises. */
+/* Opens what is folded, but not the solutions of exercises; fits the page of buckets into the front page. */
 
 document.addEventListener("DOMContentLoaded", () => {
   const folds = [...document.querySelectorAll("article details:not(.solution)")];
@@ -15,4 +15,18 @@ document.addEventListener("DOMContentLoaded", () => {
     button.textContent = opening ? "Close all" : "Open all";
   };
   title.after(button);
+});
+
+/** The page of buckets says how high it is, and is told which colours this page has. */
+document.addEventListener("DOMContentLoaded", () => {
+  const frame = document.querySelector("iframe.buckets");
+  if (!frame) return;
+  const root = document.documentElement;
+  const tell = () => frame.contentWindow.postMessage({ theme: root.dataset.theme }, "*");
+  window.addEventListener("message", (event) => {
+    if (event.source !== frame.contentWindow || !event.data.height) return;
+    frame.style.height = `${Math.ceil(event.data.height) + 2}px`;
+    tell();
+  });
+  new MutationObserver(tell).observe(root, { attributeFilter: ["data-theme"] });
 });
