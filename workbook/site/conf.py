@@ -18,6 +18,9 @@ exclude_patterns = ["_extra", "solutions"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]
 
+# Code for Colab has lines that are not Python; it is highlighted as far as it is.
+suppress_warnings = ["misc.highlighting_failure"]
+
 # Notebooks were run before: here they are only read.
 nb_execution_mode = "off"
 nb_merge_streams = True
@@ -46,7 +49,7 @@ html_math_renderer = "mathml"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
-templates_path = ["static"]
+templates_path = ["templates"]
 html_sidebars = {
     "**": [
         "navbar-logo.html",
@@ -56,6 +59,7 @@ html_sidebars = {
     ]
 }
 html_theme_options = {
+    "navbar_persistent": [],  # the sidebar has the search already
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
     "use_download_button": True,

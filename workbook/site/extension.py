@@ -94,6 +94,34 @@ def _description(doctree: nodes.document) -> str:
     return ""
 
 
+def list_parameters(
+    app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]
+) -> None:
+    """Make a list of the lines ``name : what it is`` of a docstring, in which reST sees one paragraph.
+
+    Sections of numpydoc, from their first underline on, are left to numpydoc.
+    """
+    underlined = [i for i, line in enumerate(lines) if re.fullmatch("-{3,}", line)]
+    end = underlined[0] - 1 if underlined else len(lines)
+    listed: list[str] = []
+    is_item = False
+    for line in lines[:end]:
+        parameter = re.match(r"([\w, /]+?) : (.+)", line)
+        if parameter:
+            if not is_item:
+                listed.append("")
+            listed.append(f"* **{parameter[1]}**: {parameter[2]}")
+            is_item = True
+        elif is_item and line.startswith(" "):
+            listed.append(f"  {line.strip()}")
+        else:
+            if is_item:
+                listed.append("")
+            listed.append(line)
+            is_item = False
+    lines[:end] = listed
+
+
 def link_to_repository(app: Sphinx, config: Config) -> None:
     """Show the links that need the address of the repository: launch buttons and "open an issue"."""
     address = config.repository_address
@@ -123,4 +151,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     # Before the theme reads its options.
     app.connect("config-inited", link_to_repository, priority=1)
     app.connect("html-page-context", describe)
+    # Before numpydoc reads docstrings.
+    app.connect("autodoc-process-docstring", list_parameters, priority=1)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -17,6 +17,7 @@ from typing import Any
 import nbformat
 
 from ddlkit.core.errors import UserError
+from workbook.common.catalog import Entry
 from workbook.course.exercises import Solution
 
 ANSWER = "Your prediction is written down? What came out"
@@ -37,7 +38,10 @@ _OBJECT = re.compile(r"^(?:<.*>|\w*Path\(.*\)|\{.*\}|\[<.*>\])$", re.DOTALL)
 
 
 def as_page(
-    notebook: Any, solutions: Mapping[int, Solution], figures: Path | None = None
+    notebook: Any,
+    solutions: Mapping[int, Solution],
+    figures: Path | None = None,
+    picture: Entry | None = None,
 ) -> Any:
     """Return the notebook as the site shows it.
 
@@ -50,6 +54,8 @@ def as_page(
     figures : Path, optional
         The directory of published figures. An image that is there byte for byte is linked to, at
         ``../reports/figures``, instead of being embedded.
+    picture : Entry, optional
+        The figure whose thumbnail stands beside the title.
 
     Returns
     -------
@@ -92,8 +98,21 @@ def as_page(
         cells.append(cell)
     if inside:
         cells.append(_markdown("</details>", f"fold-{len(cells)}"))
+    if picture is not None:
+        title, _, rest = cells[0].source.partition("\n")
+        cells[0].source = f"{title}\n\n{_thumbnail(picture)}\n{rest}"
     page.cells = cells
     return page
+
+
+def _thumbnail(picture: Entry) -> str:
+    """Return Markdown of a small picture that leads to the gallery."""
+    return (
+        f":::{{figure}} ../thumbnails/{picture.id}.png\n"
+        ":figclass: beside-title\n"
+        f":target: ../gallery.html#{picture.id}\n"
+        f":alt: {' '.join(picture.caption.split())}\n:::\n"
+    )
 
 
 def _markdown(source: str, cell_id: str) -> Any:

@@ -100,8 +100,6 @@ GROUPS = {
         functions=(
             "ddlkit.measure.layers.profile_layers",
             "ddlkit.measure.layers.profile_training",
-            "ddlkit.measure.collectives.collectives_job",
-            "ddlkit.measure.training.training_job",
             "ddlkit.measure.copies.measure_copies",
             "ddlkit.measure.advise.measure_model",
             "ddlkit.jobs.launch.launch",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +19,7 @@ import PIL.Image
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import atomic_write
-from workbook.common import outputs, places
+from workbook.common import catalog, outputs, places
 from workbook.course import exercises
 from workbook.site import front, lesson
 from workbook.site.pages import Page, bucket_page, render
@@ -37,6 +37,17 @@ PARTS = (
     ("For reference", "14", "14"),
 )
 """Name of each part of the course, its first and its last notebook."""
+FIRST = (
+    "reports/GOALS",
+    "reports/REPRODUCTION",
+    "docs/INSTALL",
+    "docs/commands",
+    "docs/GLOSSARY",
+    "docs/EQUATIONS",
+    "docs/teaching",
+    "docs/studies",
+)
+"""Pages of the repository in the order of the sidebar; all others follow by name."""
 GENERATED = ("index.md", "gallery.md", "verdicts.md", "reference.md")
 _LINK = re.compile(r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""", re.MULTILINE)
 """Whatever Markdown may link to, or show."""
@@ -71,7 +82,9 @@ def assemble(
     copies = {path.name: path for path in executed}
     pages = [Page(copies.get(path.name, path)) for path in notebooks]
     for page in pages:
-        write_notebook(page, folder, reports)
+        drawn = (e for e in values["figures"] if e.notebook == page.name)
+        plots = (e for e in drawn if "-tab" not in e.id)
+        write_notebook(page, folder, reports, next(plots, None))
     documents = [
         *sorted(path.relative_to(places.ROOT) for path in places.ROOT.glob("docs/*.md")),
         Path("reports/GOALS.md"),
@@ -88,7 +101,7 @@ def assemble(
         **values,
         "pages": pages,
         "parts": _parts(pages),
-        "documents": sorted(mirror.pages),
+        "documents": _ordered(mirror.pages),
         "shown": {page.name for page in pages},
         "made": {entry.id for entry in values["figures"]},
         "groups": GROUPS,
@@ -102,13 +115,15 @@ def assemble(
     return folder
 
 
-def write_notebook(page: Page, folder: Path, reports: Path) -> None:
-    """Write a notebook as Sphinx reads it. Raises UserError, which names the notebook."""
+def write_notebook(
+    page: Page, folder: Path, reports: Path, picture: catalog.Entry | None = None
+) -> None:
+    """Write a notebook as Sphinx reads it, beside its title a picture. Raises UserError, which names it."""
     solutions = {}
     if (exercises.SOLUTIONS / page.path.name).is_file():
         solutions = exercises.read(page.name)
     try:
-        shown = lesson.as_page(page.notebook, solutions, reports / "figures")
+        shown = lesson.as_page(page.notebook, solutions, reports / "figures", picture)
     except UserError as error:
         raise UserError(f"notebook {page.path.name}: {error}") from error
     path = folder / "notebooks" / page.path.name
@@ -150,6 +165,12 @@ def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
         if some:
             parts.append({"name": name, "pages": some, "minutes": minutes})
     return parts
+
+
+def _ordered(documents: Collection[str]) -> list[str]:
+    """Return names of pages without their ending, those of FIRST before all others."""
+    names = sorted(name.removesuffix(".md") for name in documents)
+    return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 class Mirror:
