@@ -11,6 +11,7 @@ from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.config import Config
 from sphinx.util import logging
+from sphinx.util.inspect import TypeAliasForwardRef
 from sphinx.writers.html5 import HTML5Translator
 
 LOGGER = logging.getLogger(__name__)
@@ -139,6 +140,10 @@ def link_to_repository(app: Sphinx, config: Config) -> None:
     }
 
 
+def _name_of(alias: TypeAliasForwardRef) -> str:
+    return alias.name
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register all of it; Sphinx calls this."""
     app.add_config_value("repository_address", "", "html", types=(str,))
@@ -151,6 +156,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     # Before the theme reads its options.
     app.connect("config-inited", link_to_repository, priority=1)
     app.connect("html-page-context", describe)
+    # Within tuple[...] autodoc shows an alias by its repr, which is longer than its name.
+    TypeAliasForwardRef.__repr__ = _name_of  # type: ignore[method-assign]
     # Before numpydoc reads docstrings.
     app.connect("autodoc-process-docstring", list_parameters, priority=1)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
