@@ -2,7 +2,7 @@
 
 project = "ddlkit"
 author = "The ddlkit authors"
-copyright = "the ddlkit authors, MIT licence"  # noqa: A001 # the name that Sphinx reads
+copyright = "the ddlkit authors, MIT licence"
 language = "en"
 
 extensions = [

@@ -23,6 +23,8 @@ from workbook.course.exercises import Solution
 ANSWER = "Your prediction is written down? What came out"
 """What a fold says that holds the answer to *Predict first*."""
 
+NOT_RUN = "This notebook was not run when these pages were built: it is shown without results."
+
 _FIGURE = re.compile(
     r'<figure[^>]*><img alt="(?P<alt>[^"]*)" width="(?P<width>\d+)" src="data:image/png;base64,'
     r'(?P<data>[^"]*)">(?P<caption><figcaption.*?</figcaption>)</figure>',
@@ -98,11 +100,19 @@ def as_page(
         cells.append(cell)
     if inside:
         cells.append(_markdown("</details>", f"fold-{len(cells)}"))
-    if picture is not None:
+    notes = [] if picture is None else [_thumbnail(picture)]
+    if not was_run(page):
+        notes.append(f":::{{note}}\n{NOT_RUN}\n:::\n")
+    if notes and cells:
         title, _, rest = cells[0].source.partition("\n")
-        cells[0].source = f"{title}\n\n{_thumbnail(picture)}\n{rest}"
+        cells[0].source = "\n".join([title, "", *notes, rest])
     page.cells = cells
     return page
+
+
+def was_run(notebook: Any) -> bool:
+    """Return whether any cell of a notebook was run."""
+    return any(cell.get("execution_count") for cell in notebook.cells)
 
 
 def _thumbnail(picture: Entry) -> str:

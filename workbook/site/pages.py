@@ -38,9 +38,7 @@ class Page:
         self.name = path.stem
         self.number = path.stem[:2]
         prose = "\n".join(
-            cell.source
-            for cell in self.notebook.cells
-            if cell.cell_type == "markdown"
+            cell.source for cell in self.notebook.cells if cell.cell_type == "markdown"
         )
         self.title = _first(r"^#\s+(.+)$", prose) or self.name
         self.core = self.title.endswith("(core)")

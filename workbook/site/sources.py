@@ -49,7 +49,10 @@ FIRST = (
 )
 """Pages of the repository in the order of the sidebar; all others follow by name."""
 GENERATED = ("index.md", "gallery.md", "verdicts.md", "reference.md")
-_LINK = re.compile(r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""", re.MULTILINE)
+_LINK = re.compile(
+    r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""",
+    re.MULTILINE,
+)
 """Whatever Markdown may link to, or show."""
 
 
@@ -82,11 +85,12 @@ def assemble(
     copies = {path.name: path for path in executed}
     pages = [Page(copies.get(path.name, path)) for path in notebooks]
     for page in pages:
-        drawn = (e for e in values["figures"] if e.notebook == page.name)
-        plots = (e for e in drawn if "-tab" not in e.id)
-        write_notebook(page, folder, reports, next(plots, None))
+        picture = picture_of(page.name, values["figures"], reports)
+        write_notebook(page, folder, reports, picture)
     documents = [
-        *sorted(path.relative_to(places.ROOT) for path in places.ROOT.glob("docs/*.md")),
+        *sorted(
+            path.relative_to(places.ROOT) for path in places.ROOT.glob("docs/*.md")
+        ),
         Path("reports/GOALS.md"),
         Path("reports/REPRODUCTION.md"),
     ]
@@ -130,6 +134,20 @@ def write_notebook(
     store.atomic_write_text(path, nbformat.writes(shown) + "\n")
 
 
+def picture_of(
+    notebook: str, figures: Sequence[catalog.Entry], reports: Path
+) -> catalog.Entry | None:
+    """Return the first figure of a notebook that is no table: those are typeset, or much wider than high."""
+    for entry in figures:
+        if entry.notebook != notebook or "-tab" in entry.id:
+            continue
+        image, _ = outputs.figure_files(entry.id, reports)
+        width, height = PIL.Image.open(image).size
+        if height > width / 4:
+            return entry
+    return None
+
+
 def write_figures(figures: Sequence[Any], folder: Path, reports: Path) -> None:
     """Write figures and their numbers where pages link to them, and a thumbnail of each."""
     for entry in figures:
@@ -170,7 +188,9 @@ def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
 def _ordered(documents: Collection[str]) -> list[str]:
     """Return names of pages without their ending, those of FIRST before all others."""
     names = sorted(name.removesuffix(".md") for name in documents)
-    return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+    return sorted(
+        names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)
+    )
 
 
 class Mirror:

@@ -84,7 +84,11 @@ def build(source: Path, folder: Path, repository: str = "") -> None:
 def _told(text: str, source: Path) -> str:
     """Return the warnings of Sphinx in one line, files named from the directory of sources."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(f"{source}/", "")
-    lines = [line for line in plain.splitlines() if re.search(r"WARNING|ERROR|\w+Error: ", line)]
+    lines = [
+        line
+        for line in plain.splitlines()
+        if re.search(r"WARNING|ERROR|\w+Error: ", line)
+    ]
     lines = lines or plain.strip().splitlines()[-1:]
     more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
     return f"the site cannot be built: {'; '.join(lines[:SHOWN])}{more}"
