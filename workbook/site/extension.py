@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: formulas as MathML, what a page says of itself, and links to its repository."""
+"""What the site adds to Sphinx: MathML, descriptions of pages, lists of parameters, links to a repository."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) -> None:
-    """Write a formula; one that cannot be shown is a warning with the name of its page, and fails the build."""
+    """Write a formula; of one that cannot be shown warn, with the name of its page, which fails the build."""
     try:
         mathml = to_mathml(node.astext(), display)
     except ValueError as error:

@@ -35,7 +35,7 @@ def steps() -> dict[str, Iteration]:
 
 
 def draw(path: Path) -> dict[str, Any]:
-    """Draw both steps over one axis of time into a PNG; return their seconds, and the share that is gained."""
+    """Draw both steps over one axis of time into a PNG; return their seconds, and the share gained."""
     both = steps()
     default_s = both["ddp"].prediction.iteration_s
     best_s = both["exact"].prediction.iteration_s

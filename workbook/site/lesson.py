@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
+import symtable
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -233,13 +234,12 @@ def _exercise(number: int, solutions: Mapping[int, Solution]) -> list[Any]:
     hint, code, explanation = solutions[number]
     answer = f"```python\n{answer_code(code, number)}\n```\n\n{explanation}"
     folds = {"hint": hint, "solution": answer}
-    return [
-        _markdown(
-            f'<details class="solution">\n<summary>Exercise {number}: {what}</summary>\n\n{text}\n\n</details>',
-            f"exercise-{number}-{what}",
-        )
-        for what, text in folds.items()
-    ]
+    cells = []
+    for what, text in folds.items():
+        summary = f"<summary>Exercise {number}: {what}</summary>"
+        fold = f'<details class="solution">\n{summary}\n\n{text}\n\n</details>'
+        cells.append(_markdown(fold, f"exercise-{number}-{what}"))
+    return cells
 
 
 def answer_code(code: str, number: int) -> str:
@@ -267,24 +267,23 @@ def answer_code(code: str, number: int) -> str:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement binds, or whose objects it may change by a method."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+    """Return the names that a statement binds, or whose objects it may change."""
+    table = symtable.symtable(ast.unparse(statement), "solution", "exec")
     names = {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
     }
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        changed = statement.value.func
-        while isinstance(changed, ast.Attribute):
-            changed = changed.value
-        names |= {changed.id} if isinstance(changed, ast.Name) else set()
-    if isinstance(statement, ast.Assign):  # table["plan"] = ... changes table
+        names |= _root(statement.value.func)  # names.append(...) changes names
+    if isinstance(statement, ast.Assign):
         for target in statement.targets:
-            while isinstance(target, ast.Subscript | ast.Attribute):
-                target = target.value
-            names |= {target.id} if isinstance(target, ast.Name) else set()
+            names |= _root(target)  # table["plan"] = ... changes table
     return names
+
+
+def _root(expression: ast.expr) -> set[str]:
+    """Return the name with which an expression such as ``table["plan"].values`` begins, if there is one."""
+    while isinstance(expression, ast.Subscript | ast.Attribute):
+        expression = expression.value
+    return {expression.id} if isinstance(expression, ast.Name) else set()

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from ddlkit.core.errors import UserError
-from ddlkit.store.files import scratch
+from ddlkit.store.files import atomic_write, scratch
 from workbook.common import places
 from workbook.site import pages, sources
 
@@ -37,14 +37,19 @@ def write(
     source = folder.parent / "site-source"
     sources.assemble(executed, source, reports, values, notebooks)
     build(source, folder, repository_address())
-    for notebook in notebooks:  # what readers download is what they can run
-        copied = folder / "_sources" / "notebooks" / notebook.name
-        copied.write_bytes(notebook.read_bytes())
+    offer(notebooks, folder)
     return folder / "index.html"
 
 
+def offer(notebooks: Sequence[Path], folder: Path) -> None:
+    """Let readers download notebooks as they are stored, which they can run, not as they are shown."""
+    for notebook in notebooks:
+        copied = folder / "_sources" / "notebooks" / notebook.name
+        atomic_write(copied, notebook.read_bytes())
+
+
 def repository_address() -> str:
-    """Return where the repository is published: ``repository-code`` of CITATION.cff; "" where it is absent."""
+    """Return the address of the repository: ``repository-code`` of CITATION.cff, "" where it is absent."""
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     return str(yaml.safe_load(citation).get("repository-code", ""))
 
