@@ -151,11 +151,8 @@ def bound(code: str) -> set[str]:
 
 
 def used(code: str) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    }
+    """Names from outside that code uses at its top level or in its functions."""
+    return set[str]().union(*(lesson._used(one) for one in ast.parse(code).body))
 
 
 def test_code_that_only_judges_is_cut_and_code_that_changes_an_answer_stays() -> None:

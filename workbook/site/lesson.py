@@ -249,21 +249,43 @@ def answer_code(code: str, number: int) -> str:
     half = 2
     answer_1 = 1 / half
     """
-    needed = {f"answer_{number}"}
     lines = code.splitlines()
-    kept: list[str] = []
     statements = ast.parse(code).body
-    begins = [0, *(statement.end_lineno or 0 for statement in statements)]
-    for begin, statement in reversed([*zip(begins, statements, strict=False)]):
-        if not needed & _changed(statement):
-            continue
-        needed |= {
-            node.id
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-        }
-        kept = [*lines[begin : statement.end_lineno], *kept]
-    return "\n".join(kept).strip("\n")
+    answer = f"answer_{number}"
+    last = max(k for k, one in enumerate(statements) if answer in _changed(one))
+    # A function may call another one that is defined below it.
+    candidates = [
+        k
+        for k, statement in enumerate(statements)
+        if k <= last or isinstance(statement, ast.FunctionDef)
+    ]
+    needed = {answer}
+    kept = set[int]()
+    pending = {last}
+    while pending:
+        kept |= pending
+        needed = needed.union(*(_used(statements[k]) for k in pending))
+        pending = {k for k in candidates if needed & _changed(statements[k])} - kept
+    text: list[str] = []
+    for k in sorted(kept):
+        begin = (statements[k - 1].end_lineno or 0) if k else 0
+        text += lines[begin : statements[k].end_lineno]
+    return "\n".join(text).strip("\n")
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """Return the names from outside of a statement that it uses, at once or when it is called."""
+    names = set[str]()
+    tables = [symtable.symtable(ast.unparse(statement), "solution", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or (
+                table.get_type() == "module" and symbol.is_referenced()
+            ):
+                names.add(symbol.get_name())
+    return names
 
 
 def _changed(statement: ast.stmt) -> set[str]:
