@@ -23,7 +23,7 @@ def to_mathml(formula: str, display: str) -> str:
     """Return a formula as MathML. Raises ValueError for what latex2mathml does not know.
 
     >>> to_mathml("x < 1", "inline")
-    '<math display="inline"><mrow><mi>x</mi><mo>&lt;</mo><mn>1</mn></mrow></math>'
+    '<math xmlns="" display="inline"><mrow><mi>x</mi><mo>&#x0003C;</mo><mn>1</mn></mrow></math>'
     """
     text = " ".join(formula.split())
     try:
