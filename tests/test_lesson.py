@@ -181,6 +181,6 @@ def test_a_thumbnail_stands_below_the_title_and_leads_to_the_gallery() -> None:
     made = notebook(V4.new_code_cell("1", execution_count=1))
     made.cells[0].source = "# Title\n\n* **Objective:** this"
     title = lesson.as_page(made, {}, picture=entry).cells[0].source
-    assert re.match(rf"# Title\n\n:::.figure. \S*{entry.id}.png\n", title)
+    assert re.match(rf"# Title\n\n:::.figure. \S*{entry.id}-small.png\n", title)
     assert title.endswith("* **Objective:** this")
     assert f"gallery.html#{entry.id}\n" in title

@@ -306,7 +306,7 @@ def test_the_gallery_and_the_verdicts_have_everything(site: Site) -> None:
     gallery = site.pages[site.folder / "gallery.html"]
     assert {entry.id for entry in catalog.load()} <= gallery.ids
     for entry in catalog.load():
-        thumbnail = site.folder / "_images" / f"{entry.id}.png"
+        thumbnail = site.folder / "_images" / f"{entry.id}-small.png"
         assert PIL.Image.open(thumbnail).width == sources.THUMBNAIL_WIDTH
     judged = site.pages[site.folder / "verdicts.html"]
     assert {name for name in judged.ids if name.startswith("claim-osf-sf")}

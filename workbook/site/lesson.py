@@ -119,7 +119,7 @@ def was_run(notebook: Any) -> bool:
 def _thumbnail(picture: Entry) -> str:
     """Return Markdown of a small picture that leads to the gallery."""
     return (
-        f":::{{figure}} ../thumbnails/{picture.id}.png\n"
+        f":::{{figure}} ../thumbnails/{picture.id}-small.png\n"
         ":figclass: beside-title\n"
         f":target: ../gallery.html#{picture.id}\n"
         f":alt: {' '.join(picture.caption.split())}\n:::\n"

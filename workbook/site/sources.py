@@ -155,7 +155,7 @@ def write_figures(figures: Sequence[Any], folder: Path, reports: Path) -> None:
             copied = folder / EXTRA / "reports" / "figures" / path.name
             atomic_write(copied, path.read_bytes())
         image, _ = outputs.figure_files(entry.id, reports)
-        thumbnail = folder / "thumbnails" / image.name
+        thumbnail = folder / "thumbnails" / f"{entry.id}-small.png"
         atomic_write(thumbnail, thumbnail_of(image))
 
 
