@@ -24,7 +24,7 @@ suppress_warnings = ["misc.highlighting_failure"]
 # Notebooks were run before: here they are only read.
 nb_execution_mode = "off"
 nb_merge_streams = True
-nb_ipywidgets_js = {}
+nb_ipywidgets_js: dict[str, dict[str, str]] = {}
 
 myst_enable_extensions = [
     "amsmath",
