@@ -33,11 +33,9 @@ def answer(source: str) -> Any:
     return V4.new_markdown_cell(source, metadata={"jupyter": {"source_hidden": True}})
 
 
-def shown(made: Any, **how: Any) -> list[str]:
+def shown(made: Any) -> list[str]:
     """The sources of what is shown of a notebook, without its title."""
-    return [cell.source for cell in lesson.as_page(made, {1: SOLUTION}, **how).cells][
-        1:
-    ]
+    return [cell.source for cell in lesson.as_page(made, {1: SOLUTION}).cells][1:]
 
 
 def test_answers_in_a_row_are_one_fold_and_nothing_else_is_in_it() -> None:

@@ -28,7 +28,6 @@ from workbook.site import (
     buckets,
     front,
     pages,
-    reference,
     sources,
     verdicts,
     website,
@@ -313,10 +312,12 @@ def test_the_gallery_and_the_verdicts_have_everything(site: Site) -> None:
 
 def test_the_reference_explains_every_name_that_the_library_exports(site: Site) -> None:
     ids = set[str]()
-    for name in reference.GROUPS:
+    for name in sources.REFERENCE:
         ids |= site.pages[site.folder / "reference" / f"{name}.html"].ids
     assert {f"ddlkit.{name}" for name in ddlkit.__all__} <= ids
-    listed = (group.classes + group.functions for group in reference.GROUPS.values())
+    listed = (
+        group["classes"] + group["functions"] for group in sources.REFERENCE.values()
+    )
     assert {name for names in listed for name in names} <= ids
 
 

@@ -27,7 +27,8 @@ def steps() -> dict[str, Iteration]:
         case["bytes"],
         update_s=case["update_s"],
     )
-    cost = AlphaBeta(**case["wire"])
+    wire = case["wire"]
+    cost = AlphaBeta(wire["alpha_s"], wire["beta_s_per_byte"])
     return {
         planner: Iteration(workload, make_plan(planner, workload, cost), cost)
         for planner in ("ddp", "exact")

@@ -18,12 +18,11 @@ import PIL.Image
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
-from ddlkit.store.files import atomic_write
+from ddlkit.store.files import atomic_write, own_yaml
 from workbook.common import catalog, outputs, places
 from workbook.course import exercises
 from workbook.site import front, lesson
 from workbook.site.pages import Page, bucket_page, render
-from workbook.site.reference import GROUPS
 
 EXTRA = "_extra"
 """Folder of files that Sphinx copies as they are: the page of buckets, figures and their numbers."""
@@ -37,6 +36,10 @@ PARTS = (
     ("For reference", "14", "14"),
 )
 """Name of each part of the course, its first and its last notebook."""
+REFERENCE = own_yaml(
+    Path(__file__).with_name("reference.yml").read_text(encoding="utf-8")
+)
+"""The pages of the reference by name: title, summary, functions, classes."""
 FIRST = (
     "reports/GOALS",
     "reports/REPRODUCTION",
@@ -108,12 +111,12 @@ def assemble(
         "documents": _ordered(mirror.pages),
         "shown": {page.name for page in pages},
         "made": {entry.id for entry in values["figures"]},
-        "groups": GROUPS,
+        "groups": REFERENCE,
         "default_against_best": front.draw(folder / "default-against-best.png"),
     }
     for name in GENERATED:
         store.atomic_write_text(folder / name, render(name, given))
-    for name, group in GROUPS.items():
+    for name, group in REFERENCE.items():
         text = render("reference_group.md", {"group": group})
         store.atomic_write_text(folder / "reference" / f"{name}.md", text)
     return folder
