@@ -29,12 +29,12 @@ LAYERS = [
         "* **Prerequisites:** none\n* **Time:** 75 minutes; 90 with the exercises\n\n"
         "If $x < y$, then\n\n$$t = \\max_i \\sum_{k=1}^{n} \\frac{a_k}{b}$$",
     ),
-    ("parameters", "# What this notebook may be told\ndata = ''\nscale = 1.5"),
+    ("parameters", "# What this notebook may be told\nhere = ''\nscale = 1.5"),
     (
         "code",
         "# Draw two bars\n"
         "import sys\nimport pandas as pd\nfrom workbook import plots\nfrom workbook.common import outputs\n"
-        "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, int(data) / 3]})\n"
+        "frame = pd.DataFrame({'plan': ['none', 'single'], 'seconds': [scale, int(here) / 3]})\n"
         "fig, ax = plots.canvas(height=2.4)\n"
         "plots.bars(ax, frame.set_index('plan'), label='model')\n"
         "plots.save_figure(fig, 'wb-layers', frame);",
@@ -46,7 +46,7 @@ LAYERS = [
     ("code", "print(sys.executable)"),
     ("code", "frame"),
 ]
-PLAIN = [("markdown", "# Fit"), ("parameters", "data = ''"), ("code", "int(data)")]
+PLAIN = [("markdown", "# Fit"), ("parameters", "here = ''"), ("code", "int(here)")]
 
 
 def write(path: Path, cells: Sequence[tuple[str, str]]) -> Path:
@@ -75,11 +75,11 @@ class Book:
     folder: Path
 
     def run(
-        self, data: str = "", *, timeout_s: float = book.TIMEOUT_S, at_once: int = 1
+        self, here: str = "", *, timeout_s: float = book.TIMEOUT_S, at_once: int = 1
     ) -> list[bool]:
         return book.run(
             book.notebooks(folder=self.folder / "notebooks"),
-            data,
+            here,
             executed=self.folder / "executed",
             reports=self.folder / "reports",
             inputs=(self.folder / "data",),
@@ -186,7 +186,7 @@ def test_a_notebook_that_ends_half_way_is_not_done(
     made = Book(tmp_path)
     made.add(
         "10_half.ipynb",
-        ("parameters", "data = 1"),
+        ("parameters", "here = 1"),
         ("code", "1"),
         ("code", cell),
         ("code", "2"),
@@ -274,33 +274,37 @@ def test_notebooks_are_chosen_by_number_in_reading_order(small: Book) -> None:
         book.notebooks(["30"], folder)
 
 
-def test_build_gives_the_notebooks_their_tables_and_writes_everything(
+def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
     played: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only recordings write the published report; a few claims stand for all, whose checks take a minute."""
+    """The published report shows nothing that was measured on this machine.
+
+    A few claims stand for all, whose checks take a minute.
+    """
     few = [one for one in claims.load_claims() if one.id.startswith("dag-tab")]
     evaluated = verdicts.evaluate(few)
     folder, ran = played.folder, []
     monkeypatch.setattr(verdicts, "evaluate", lambda: evaluated)
     monkeypatch.setattr(sources, "assemble", lambda *given: None)
     monkeypatch.setattr(website, "build", lambda *given: None)
-    for name in ("RECORDED", "NOTEBOOKS", "BUILD", "REPORTS"):
+    for name in ("NOTEBOOKS", "BUILD", "REPORTS"):
         monkeypatch.setattr(places, name, folder / name.lower())
-    played.add("10_a.ipynb", ("parameters", "data = ''"))
-    with pytest.raises(UserError, match="holds no recording"):
-        book.build(recorded=True)
-    (folder / "recorded" / "cpu-here").mkdir(parents=True)
-    (folder / "recorded" / "cpu-here" / "runs-replay-p2.csv").write_text("x\n1\n")
+    played.add("10_a.ipynb", ("parameters", "here = ''"))
     run = book.run
 
-    def noted(chosen: Any, data: str, **options: Any) -> list[bool]:
-        ran.append((data, options["reports"]))
-        return run(chosen, data, **options)
+    def noted(chosen: Any, here: str, **options: Any) -> list[bool]:
+        ran.append((here, options["reports"]))
+        return run(chosen, here, **options)
 
     monkeypatch.setattr(book, "run", noted)
     assert book.build(recorded=True) == folder / "build" / "site" / "index.html"
     book.build()
+    book.build(data=folder / "mine")
     book.build(recorded=True, reports=folder / "other")
-    folders = [folder / "reports", folder / "build" / "reports", folder / "other"]
-    assert ran == [*zip(["cpu-here", "", "cpu-here"], folders, strict=True)]
+    assert ran == [
+        ("", folder / "reports"),
+        (str(folder / "build" / "measured"), folder / "build" / "reports"),
+        (str(folder / "mine"), folder / "build" / "reports"),
+        ("", folder / "other"),
+    ]
     assert (folder / "reports" / "REPRODUCTION.md").is_file()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.iteration import Prediction, predict
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.workload import Workload
 from workbook.common import places
+from workbook.course import example
 from workbook.site import buckets
 from workbook.site import pages as site
 
@@ -27,18 +27,13 @@ def workload_of(case: dict[str, Any]) -> Workload:
     )
 
 
-def cost_of(case: dict[str, Any]) -> AlphaBeta:
-    wire = case["wire"]
-    return AlphaBeta(wire["alpha_s"], wire["beta_s_per_byte"])
-
-
 def planned(case: dict[str, Any], spec: str) -> list[int]:
-    return [*make_plan(spec, workload_of(case), cost_of(case)).ends]
+    return [*make_plan(spec, workload_of(case), buckets.cost_of(case)).ends]
 
 
 def told(case: dict[str, Any], ends: list[int]) -> Prediction:
     plan = FusionPlan("page", tuple(ends))
-    return predict(workload_of(case), plan, cost_of(case))
+    return predict(workload_of(case), plan, buckets.cost_of(case))
 
 
 def test_a_case_is_what_was_recorded() -> None:
@@ -68,12 +63,20 @@ def test_the_answers_of_a_teachers_sheets() -> None:
     assert f"the two are {ddp.iteration_s / exact.iteration_s - 1:.1%}\napart" in sheets
 
 
+def test_the_page_opens_on_the_running_example() -> None:
+    shown, running = CASES[example.NETWORK], example.load()
+    assert [*CASES][0] == example.NETWORK
+    for plan in ("ddp", "exact"):
+        step = told(shown, planned(shown, plan))
+        assert step.iteration_s == pytest.approx(running.iteration_s(plan), rel=1e-12)
+
+
 @pytest.fixture
 def browser(tmp_path: Path, start_browser: Any) -> Iterator[Any]:
     page = tmp_path / "alone.html"
     page.write_text(site.bucket_page(), encoding="utf-8")
     driver = start_browser()
-    driver.get(page.as_uri())
+    driver.get(page.as_uri() + "#toy")
     yield driver
     assert driver.get_log("browser") == []
 
@@ -102,6 +105,12 @@ def test_the_page_computes_what_the_package_does(browser: Any) -> None:
                 "beta_s_per_byte": 10 ** rng.uniform(-10, -7),
             },
         }
+        if rng.random() < 0.5:
+            case["wire"]["table"] = {
+                "bytes": np.geomspace(1e3, 3e7, 8).tolist(),
+                "seconds": np.sort(rng.uniform(1e-4, 1.0, 8)).tolist(),
+                **case["wire"],
+            }
         ends = sorted({*rng.integers(1, n + 1, 3).tolist(), n})
         found = browser.execute_script(
             "const [net, ends] = arguments, wire = net.wire;"

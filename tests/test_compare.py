@@ -50,7 +50,7 @@ def test_c_is_achieved_over_the_largest_measured_rate(tmp_path: Path) -> None:
         [{**where, "side": n, "seconds": s} for n, s in seconds.items()]
     )
     save(tmp_path, "peaks", "cpu", peaks)
-    path = store.list_tables(source.default_recording(), "layers-resnet18-*.csv")[0]
+    path = store.list_tables(source.teaching_recording(), "layers-resnet18-*.csv")[0]
     layers = store.load_table(path, "layers")
     save(tmp_path, "layers", path.stem, layers)
     (row,) = compare.steps(Source((tmp_path,))).to_dict("records")

@@ -159,6 +159,23 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         plt.close(figure)
 
 
+def test_a_number_is_in_parentheses_if_its_interval_holds_no_difference() -> None:
+    """An interval without a width is exact, and a number without an interval, too."""
+    numbers = {
+        "inside": (2.0, -1.0, 5.0),
+        "at its end": (-2.0, -5.0, 0.0),
+        "outside": (2.0, 1.0, 5.0),
+        "exact": (0.0, 0.0, 0.0),
+        "printed": (2.0, np.nan, np.nan),
+    }
+    grid, low, high = (
+        pd.DataFrame([end], columns=[*numbers])
+        for end in zip(*numbers.values(), strict=True)
+    )
+    (row,) = plots.texts(plots.Panel(grid, low, high), "{:+.0f}").to_numpy().tolist()
+    assert row == ["(+2)", "(-2)", "+2", "+0", "+2"]
+
+
 def test_lines_and_samples_carry_the_numbers_and_their_bands(ax: Axes) -> None:
     table = pd.DataFrame(
         {"exact": [1.0, 2, 4], "other": [3.0, np.nan, 5]}, [1024, 2048, 4096]
@@ -212,10 +229,14 @@ def test_dots_and_ranges_stand_in_their_case_and_the_grey_bars_about_zero(
         np.array(thick.get_segments()), [[[1, 0], [3, 0]], [[2, 1], [5, 1]]]
     )
     ax.clear()
-    plots.dots_by_group(ax, ["b", "a", "b", "b"], [1.0, 5.0, 3.0, 9.0], label="%")
-    _, points, medians = (np.array(line.get_data()).T for line in ax.get_lines())
-    assert np.array_equal(points, [(1, 0), (5, 1), (3, 0), (9, 0)])
-    assert np.array_equal(medians, [(3, 0), (5, 1)]) and names(ax.yaxis) == ["b", "a"]
+    plots.error_rows(ax, {"b": [-0.01, 0.03, -0.09], "a": [0.05]}, label="%")
+    _, *rows = (np.array(line.get_data()).T for line in ax.get_lines())
+    assert np.allclose(rows[0], [(-1, 0), (3, 0), (-9, 0)])
+    assert np.allclose(rows[1], [(-1, 0)]), "the bar is at the median"
+    assert np.allclose([*rows[2], *rows[3]], [(5, 1), (5, 1)])
+    assert names(ax.yaxis) == ["b", "a"]
+    written = [text.get_text() for text in ax.texts]
+    assert written == ["3.0%", "5.0%", "median\n|error|"]
 
 
 def test_a_gantt_chart_has_every_span_once_at_full_length(ax: Axes) -> None:

@@ -1,4 +1,4 @@
-"""The project keeps its own rules: pins, rooms, style, notebooks, README."""
+"""The project keeps its own rules: pins, rooms, style, notebooks, manual."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ import ddlkit
 from ddlkit import cli
 from ddlkit.cli.command import IN_THE_WORKBOOK
 from workbook.cli import PROGRAM
+from workbook.common.papers import PAPERS
 from workbook.site.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,17 +51,17 @@ FLOORS = {
     "ddlkit.__main__": 8,
     "workbook.common": 10,
     "workbook.plots": 11,
-    "workbook.osf": 12,
-    "workbook.dag": 12,
-    "workbook.omgs": 12,
-    "workbook.sharing": 12,
-    "workbook.pytorch": 12,
+    **{f"workbook.{paper}": 12 for paper in PAPERS},
     "workbook.validate": 12,
     "workbook.record": 13,
     "workbook.course": 13,
     "workbook.site": 14,
     "workbook.cli": 15,
     "workbook.__main__": 16,
+}
+# Modules that a module imports under names that it puts together.
+IMPORTED_BY_NAME = {
+    "workbook.site.verdicts": {f"workbook.{paper}.claims" for paper in PAPERS},
 }
 DEFINED = {
     node.name
@@ -142,6 +143,12 @@ def test_the_version_is_one() -> None:
     assert versions[0] == ddlkit.__version__ == citation["version"]
 
 
+def test_every_paper_is_cited_under_its_key() -> None:
+    """The references of CITATION.cff are the papers, in the same order."""
+    references = yaml.safe_load(read("CITATION.cff"))["references"]
+    assert [reference["abbreviation"] for reference in references] == [*PAPERS]
+
+
 @pytest.mark.parametrize(
     "checker", [["ruff", "check", "."], ["mypy"]], ids=["ruff", "mypy"]
 )
@@ -198,6 +205,7 @@ def named_in_strings(module: str) -> Iterator[str]:
 def own_modules(module: str) -> set[str]:
     """Other modules of ddlkit that a module imports or names, at any time."""
     named = {*imports(tree(module), lazy=True), *named_in_strings(module)}
+    named |= IMPORTED_BY_NAME.get(module, set())
     return {module_of(name) for name in named} - {"", *PACKAGES, module}
 
 

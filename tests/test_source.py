@@ -11,7 +11,7 @@ import pytest
 from ddlkit import store
 from ddlkit.core.errors import UserError
 from workbook.common import places
-from workbook.common.source import Source, default_recording, open_source
+from workbook.common.source import Source, open_here, open_source, teaching_recording
 
 
 def record(directory: Path, point: str, link: str, seconds: float) -> None:
@@ -70,7 +70,7 @@ def test_machines_are_judged_apart(merged: Source) -> None:
 
 def test_a_profile_of_ones_own_comes_before_a_recorded_one(tmp_path: Path) -> None:
     """Also when its file name comes later in the alphabet."""
-    recorded = default_recording()
+    recorded = teaching_recording()
     rows = store.load_table(
         store.list_tables(recorded, "layers-resnet50*r1.csv")[0], "layers"
     )
@@ -91,8 +91,16 @@ def test_a_recording_is_read_alone_and_a_directory_is_completed_from_it(
     stamp = store.load_stamp(tmp_path / "collectives-loopback-p2.csv")
     label = Source((tmp_path,)).label("collectives")
     assert label == f"measured live on {stamp['machine']['name']}, {stamp['time'][:10]}"
-    assert open_source(str(tmp_path)).directories == (tmp_path, default_recording())
-    assert open_source().directories[-1] == default_recording()
+    assert open_source(str(tmp_path)).directories == (tmp_path, teaching_recording())
+
+
+def test_a_lesson_never_shows_this_machine_unless_asked(tmp_path: Path) -> None:
+    assert open_source().directories == (teaching_recording(),)
+    assert (
+        open_here("").directories == open_here(str(tmp_path / "no")).directories == ()
+    )
+    record(tmp_path, "loopback-p2", "loopback", 0.1)
+    assert open_here(str(tmp_path)).is_live("collectives")
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:

@@ -12,32 +12,32 @@ from workbook.common import places, transcribed
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: ``key`` names its folder in workbook/ and data/papers/, and its rows everywhere."""
+    """One paper, or other source, whose claims are judged.
+
+    Its title and its authors are in CITATION.cff, where ``key`` is the abbreviation.
+
+    Parameters
+    ----------
+    key : str
+        The name of its folders ``workbook/<key>`` and ``data/papers/<key>``, and the
+        beginning of the ids of its claims, figures and tables.
+    figures, tables : int
+        How many figures and tables data/figures.yml must list for this paper.
+    """
 
     key: str
-    title: str
+    figures: int = 0
+    tables: int = 0
 
 
 PAPERS = {
     paper.key: paper
     for paper in (
-        Paper(
-            "osf",
-            "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning Training",
-        ),
-        Paper("sharing", "Resource Sharing between Computation and Communication"),
-        Paper(
-            "dag",
-            "A DAG Model of Synchronous Stochastic Gradient Descent in Distributed Deep Learning",
-        ),
-        Paper(
-            "omgs",
-            "Communication-Efficient Distributed Deep Learning with Merged Gradient Sparsification on GPUs",
-        ),
-        Paper(
-            "pytorch",
-            "PyTorch 2.13.0: cost models of communication in its source",
-        ),
+        Paper("osf", figures=11, tables=3),
+        Paper("sharing", figures=8, tables=2),
+        Paper("dag", figures=4, tables=6),
+        Paper("omgs", figures=4, tables=6),
+        Paper("pytorch"),
     )
 }
 """Every paper by its key, in the order in which lists show them."""

@@ -30,6 +30,8 @@ TRAINED = "campaign-training"
 LABS, ECHOES = "labs-open", "labs-echo"
 ALONE = "ranks == 1 and precision == 'fp32'"  # rows of a profile of one rank alone
 HERE = "here"  # the machine of tables that are not under data/recorded
+TEACHING = "cpu-2x-amd-epyc"
+"""The recording that teaches: text, figures and tables of the lessons are made from it."""
 
 
 def machine_of(directory: Path) -> str:
@@ -177,36 +179,57 @@ class Source:
         return Timeline.from_columns(rows)
 
 
-def default_recording() -> Path:
-    """Return this machine's recording of the lab, else the first one. Raises UserError when there is none."""
-    recorded = [
-        path for path in places.list_recorded() if Source((path,)).has("runs-replay")
-    ]
-    if not recorded:
+def teaching_recording() -> Path:
+    """Return the directory of the recording that teaches. Raises UserError where it is missing."""
+    directory = places.RECORDED / TEACHING
+    if not Source((directory,)).has("runs-replay"):
         raise UserError(
-            f"{places.RECORDED} holds no recording of the lab: run python -m workbook record all"
+            f"{directory} holds no recording of the lab: get the folder data/ as it was published"
         )
-    mine = places.recorded_dir()
-    return mine if mine in recorded else recorded[0]
+    return directory
 
 
 def open_source(data: str = "") -> Source:
-    """Return the tables in ``data``, a recorded machine or a directory, else those of here."""
+    """Return the tables that a lesson is made from.
+
+    Parameters
+    ----------
+    data : str
+        The name of a machine under data/recorded, or a directory of measured tables, which the
+        recording that teaches completes. Empty means the recording that teaches.
+
+    Raises
+    ------
+    UserError
+        If there is neither such a recording nor such a directory.
+    """
+    if not data:
+        return Source((teaching_recording(),))
     if data in {path.name for path in places.list_recorded()}:
         return Source((places.RECORDED / data,))
-    if not data:
-        return Source((places.BUILD / "measured", default_recording()))
     for directory in (Path(data), places.ROOT / data):
         if directory.is_dir():
-            return Source((directory, default_recording()))
+            return Source((directory, teaching_recording()))
     raise UserError(
         f"no tables in {data}: give a directory, or a name under data/recorded"
     )
 
 
+def open_here(here: str) -> Source:
+    """Return the tables that were measured on this machine, which may be none.
+
+    Parameters
+    ----------
+    here : str
+        The directory of these tables. Empty, or one that does not exist, means that nothing was measured.
+    """
+    directory = Path(here)
+    return Source((directory,)) if here and directory.is_dir() else Source(())
+
+
 def _place(data: str, name: str, *kinds: str) -> Path:
     """Return the directory ``data``, else the recorded one of that name, of this machine before others."""
-    recorded = [default_recording() / name, *sorted(places.RECORDED.glob(f"*/{name}"))]
+    recorded = [teaching_recording() / name, *sorted(places.RECORDED.glob(f"*/{name}"))]
     for place in [Path(data)] if data else recorded:
         if any(map(Source((place,)).has, kinds)):
             return place
@@ -218,7 +241,7 @@ def _place(data: str, name: str, *kinds: str) -> Path:
 def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
     """Return the campaign in ``data``, else the recorded one of that name, over its layer profiles."""
     place = _place(data, name, "runs")
-    return Source((place, default_recording() if data else place.parent))
+    return Source((place, teaching_recording() if data else place.parent))
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
@@ -236,12 +259,6 @@ def open_sharing(data: str = "") -> Source | None:
     return next(
         (source for source in sources if source.has("sharing_iterations")), None
     )
-
-
-def live_campaign(data: str = "") -> Source | None:
-    """Return the quick campaign measured here, in ``data`` or build/measured; None without one."""
-    place = (Path(data) if data else places.BUILD / "measured") / "campaign-quick"
-    return open_campaign(str(place)) if Source((place,)).has("runs") else None
 
 
 def recordings(kind: str) -> dict[str, Source]:

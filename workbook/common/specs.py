@@ -9,6 +9,7 @@ import re
 from pandas import DataFrame
 
 from ddlkit.core.errors import UserError
+from ddlkit.core.link import is_lab, read_link
 from ddlkit.store import files
 from ddlkit.store.sheet import SCHEMAS
 from workbook.common import places
@@ -74,6 +75,22 @@ def network_title(name: str) -> str:
         return spellings[_plain(name)][1]
     smaller = side.isdigit() and _plain(whole) in spellings
     return f"{spellings[_plain(whole)][1]}, {side} px" if smaller else name
+
+
+def link_title(link: str) -> str:
+    """Return the rate and the delay of a lab's link as they are shown; any other link as it is.
+
+    >>> link_title("lab:1gbit"), link_title("emulated:500mbit-delay1ms"), link_title("loopback")
+    ('1 Gbit/s', '500 Mbit/s with 1 ms delay', 'loopback')
+    """
+    if not is_lab(link):
+        return link
+    named = read_link(link)
+    rate = named.rate_bits_per_s
+    title = f"{rate / 1e9:g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
+    if not named.delay_s:
+        return title
+    return f"{title} with {1e3 * named.delay_s:g} ms delay"
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:

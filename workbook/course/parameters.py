@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from html import escape
 from typing import Any
 
 from ddlkit.core.errors import UserError
@@ -11,7 +12,7 @@ from ddlkit.core.pieces import LINES
 from ddlkit.core.strategies import STRATEGIES
 from workbook.common import papers, source
 from workbook.osf.factors import FORMULAS
-from workbook.plots.shown import show_tables
+from workbook.plots.shown import show, show_tables
 from workbook.pytorch.curves import logs
 from workbook.validate.clusters import dense_tables, pollux
 
@@ -44,6 +45,7 @@ CHOICES: dict[str, Callable[[Mapping[str, Any]], Collection[Any]]] = {
 def validate(**given: Any) -> None:
     """Check a notebook's parameters, and let tables show as ours from then on. Raises UserError."""
     show_tables()
+    _say_whose_tables(str(given.get("data", "")))
     for name in filter(given.__contains__, CHOICES):
         value, allowed = given[name], [*CHOICES[name](given)]
         values = value if isinstance(value, list) else [value]
@@ -52,3 +54,15 @@ def validate(**given: Any) -> None:
             raise UserError(
                 f"{name} is {' '.join(repr(value).split()):.60}: give one of {listed}"
             )
+
+
+def _say_whose_tables(data: str) -> None:
+    """Show a banner where the numbers are not those that the text speaks of."""
+    if data and data != source.TEACHING:
+        words = (
+            f"The numbers and figures on this page are made from {escape(data)}. "
+            f"The text speaks of the recording {source.TEACHING}."
+        )
+        show(
+            f'<div class="banner" style="border: 2px dashed; padding: 0.5em">{words}</div>'
+        )

@@ -23,8 +23,8 @@ from ddlkit.show import gantt as gantt
 from ddlkit.show import lines as lines
 from ddlkit.show import look as look
 from ddlkit.show import points as points
-from workbook.plots.shown import live_box as live_box
-from workbook.plots.shown import measured_here as measured_here
+from workbook.plots.shown import fold as fold
+from workbook.plots.shown import on_this_machine as on_this_machine
 from workbook.plots.shown import save_figure as save_figure
 from workbook.plots.shown import table as table
 from workbook.plots.shown import write_png as write_png
@@ -32,6 +32,7 @@ from workbook.plots.style import (
     FAINT,
     INK,
     WIDTH,
+    Style,
     add_legend,
     case_rows,
     known,
@@ -148,10 +149,10 @@ def bars(
 
 
 def paired_bars(
-    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str
 ) -> tuple[Figure, Axes]:
-    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
-    heights = [2.0] * len(panels) + [last]
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below them."""
+    heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
@@ -189,40 +190,34 @@ def dots(
     add_legend(ax, legend)
 
 
-def dots_by_group(
+def error_rows(
     ax: Axes,
-    groups: Sequence[str],
-    values: ArrayLike,
+    errors: Mapping[str, ArrayLike],
     *,
     label: str,
-    hollow: ArrayLike | None = None,
+    styles: Sequence[Style] = (),
 ) -> None:
-    """Draw the model's numbers (n,), one point each, in a row per group (n,); a bar marks the median.
+    """Draw one row of points for each name, with a bar at the median of its errors.
 
-    hollow : (n,) which are drawn hollow, and are not in the median
+    The median of the absolute errors stands at the right of each row.
+
+    errors : by name of the row (n,) relative errors, drawn in per cent
+    styles : the style of each row; if none is given, all have the style of the model
     """
-    numbers, left_out = (
-        pd.Series(np.asarray(values, dtype=float)),
-        np.zeros(len(groups), bool),
-    )
-    if hollow is not None:
-        left_out |= np.asarray(hollow, bool)
-    names, style = [*map(str, groups)], look("model")
-    medians = numbers.mask(left_out).groupby(names, sort=False).median()
-    case_rows(ax, [*medians.index], 0.0)
-    rows = pd.Series(names).map({name: row for row, name in enumerate(medians.index)})
-    for which, face in ((~left_out, style.color), (left_out, "white"))[
-        : 1 + left_out.any()
-    ]:
-        look_of: dict[str, Any] = {
-            "color": style.color,
-            "markerfacecolor": face,
-            "alpha": 0.4,
-        }
-        ax.plot(numbers[which], rows[which], style.marker, markersize=4, **look_of)
-    ax.plot(
-        medians, range(len(medians)), "|", color=INK, markersize=14, markeredgewidth=2
-    )
+    case_rows(ax, [*errors], 0.0)
+    styles = styles or [look("model")] * len(errors)
+    for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
+        percent = 100 * np.asarray(shares, dtype=float)
+        places = np.full(percent.size, row)
+        (dots,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
+        dots.set(color=style.color, markerfacecolor=style.face)
+        (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
+        bar.set(markersize=16, markeredgewidth=2.2)
+        off = np.median(np.abs(percent))
+        at_right = ax.get_yaxis_transform()
+        number = ax.text(1.02, row, f"{off:.1f}%", transform=at_right)
+        number.set(verticalalignment="center", fontweight="bold")
+    ax.text(1.02, 1.02, "median\n|error|", transform=ax.transAxes, va="bottom")
     ax.set_xlabel(label)
 
 
@@ -262,11 +257,15 @@ def intervals(
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
+
+    names : what stands behind each number, if anything
+    """
 
     grid: pd.DataFrame
     low: pd.DataFrame
     high: pd.DataFrame
+    names: pd.DataFrame | None = None
 
 
 def heat_maps(
@@ -278,7 +277,10 @@ def heat_maps(
     height: float = 2.5,
     log: bool = False,
 ) -> Figure:
-    """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
+    """Draw heat maps on one scale, red worse; log : of ratios.
+
+    What may be no difference is in parentheses, and without a colour.
+    """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [
@@ -310,15 +312,29 @@ def heat_maps(
     return figure
 
 
+def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
+    """Return the numbers of a heat map as text, in parentheses those that may be no difference."""
+    written = panel.grid.map(form.format, na_action="ignore").fillna("")
+    return written.mask(_unsure(panel, no_difference), "(" + written + ")")
+
+
+def _unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
+    """Return whose interval holds no difference; an interval without a width is exact."""
+    held = (panel.low <= no_difference) & (panel.high >= no_difference)
+    return held & (panel.low < panel.high)
+
+
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     import seaborn as sns  # takes longer to import than all else here
 
-    log = isinstance(scale, LogNorm)
-    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
-    text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
+    same = float(isinstance(scale, LogNorm))
+    grid = panel.grid.mask(_unsure(panel, same), same)
+    grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
+    text = texts(panel, form, same).to_numpy()
+    if panel.names is not None:
+        text = text + "   " + panel.names.fillna("").to_numpy()
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
-    colors = "RdBu_r" if log else "RdBu"
+    colors = "RdBu_r" if same else "RdBu"
     sns.heatmap(
         grid,
         ax=ax,
@@ -328,7 +344,9 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         yticklabels=True,
         **shape,
     )
-    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    long = max(len(str(name)) for name in grid) > 4
+    leant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    plt.setp(ax.get_xticklabels(), **(leant if long else {"rotation": 0}))
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)

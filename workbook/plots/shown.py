@@ -23,7 +23,6 @@ from pandas.io.formats.style import Styler
 from ddlkit.show import png
 from ddlkit.store.files import atomic_write, own_yaml
 from workbook.common import catalog, outputs
-from workbook.common.source import Source
 from workbook.plots.style import known
 
 _COLUMNS = own_yaml(Path(__file__).with_name("columns.yml").read_text(encoding="utf-8"))
@@ -215,17 +214,39 @@ def table_html(
     rows, columns = data.shape
     if rows <= 30 and columns <= 10:
         return page
-    summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
-    return f"<details><summary>{summary}</summary>{page}</details>"
+    return _folded(
+        page,
+        f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns",
+    )
 
 
-def live_box(source: Source, kind: str, sentence: str) -> None:
-    """Show what this machine's own tables of ``kind`` say, in a marked box; of recorded ones nothing."""
-    if source.is_live(kind):
-        measured_here(sentence)
+def _folded(page: str, summary: str) -> str:
+    """Return HTML of which only the summary is seen until it is opened."""
+    return f"<details><summary>{escape(summary)}</summary>{page}</details>"
 
 
-def measured_here(sentence: str) -> None:
-    """Show what was measured on this machine, in a marked box."""
-    words = f"<b>Measured on this machine.</b> {escape(sentence)}"
+def fold(frame: pd.DataFrame, summary: str) -> None:
+    """Show a table that is looked up and not read: folded, under its summary."""
+    page = frame.rename_axis(index=None, columns=None).to_html(border=0)
+    show(_folded(page, summary))
+
+
+def on_this_machine(sentence: str, figure: Figure | None = None) -> None:
+    """Show what was measured on this machine, apart from the recording that the text speaks of.
+
+    Parameters
+    ----------
+    sentence : str
+        What the numbers measured here say, made from them.
+    figure : Figure, optional
+        A drawing of them. The figure is shown and not saved: reports/ holds figures of recordings only.
+    """
+    words = f"<b>On this machine.</b> {escape(sentence)}"
     show(f'<div class="live" style="border: 2px solid; padding: 0.5em">{words}</div>')
+    if figure is not None:
+        data = b64encode(png(figure)).decode()
+        width = round(100 * figure.get_figwidth())
+        plt.close(figure)
+        show(
+            f'<img alt="{escape(sentence)}" width="{width}" src="data:image/png;base64,{data}">'
+        )

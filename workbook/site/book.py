@@ -31,7 +31,6 @@ from ddlkit.core import units
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import atomic_write, scratch
 from workbook.common import outputs, places
-from workbook.common.source import default_recording
 from workbook.course import exercises
 
 PACKAGES = Path(ddlkit.__file__).parent, Path(__file__).parents[1]
@@ -57,21 +56,37 @@ def build(
     reports: Path | None = None,
     only: Sequence[str] = (),
 ) -> Path:
-    """Run the notebooks, write the site and REPRODUCTION.md; return the site's index page.
+    """Run the notebooks, and write the site, REPRODUCTION.md and GOALS.md.
 
-    Their parameter ``data`` is the directory ``data``, or with ``recorded`` the name of a recording, this
-    machine's if it has one. ``reports`` is reports/, the published record, only with ``recorded``, else
-    build/reports. ``only`` selects notebooks by number. Raises UserError.
+    Parameters
+    ----------
+    recorded : bool
+        Whether nothing that was measured on this machine is shown. Then ``reports`` is reports/, the
+        published record, by default; else it is build/reports.
+    data : Path, optional
+        The directory of what was measured on this machine, which notebooks show under *On this machine*.
+        It is their parameter ``here``.
+    reports : Path, optional
+        The directory for figures, key numbers and the two reports.
+    only : sequence of str
+        The numbers of the notebooks to run. Empty means all of them.
+
+    Returns
+    -------
+    Path
+        The front page.
+
+    Raises
+    ------
+    UserError
+        If a notebook fails, or if there is none of a number.
     """
     published = places.REPORTS if recorded else places.BUILD / "reports"
     reports = (reports or published).resolve()
-    tables = (
-        default_recording().name if recorded else str(data.resolve()) if data else ""
-    )
-    executed, inputs = (
-        places.BUILD / "executed",
-        (places.DATA, data or places.BUILD / "measured"),
-    )
+    executed = places.BUILD / "executed"
+    measured = (data or places.BUILD / "measured").resolve()
+    here = "" if recorded else str(measured)
+    inputs = (places.DATA,) if recorded else (places.DATA, measured)
     chosen = notebooks(only)
     alone = [] if recorded else [path for path in chosen if path.name[:2] in MEASURING]
     together = [
@@ -81,7 +96,7 @@ def build(
         if group:
             run(
                 group,
-                tables,
+                here,
                 executed=executed,
                 reports=reports,
                 inputs=inputs,
@@ -110,7 +125,7 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
 
 def run(
     chosen: Sequence[Path],
-    data: str = "",
+    here: str = "",
     *,
     executed: Path,
     reports: Path,
@@ -136,7 +151,7 @@ def run(
         sys.version,
         *sorted({f"{p.name} {p.version}" for p in metadata.distributions()}),
     ]
-    common += [_digest(*package, *chain(*map(_files, inputs))), data]
+    common += [_digest(*package, *chain(*map(_files, inputs))), here]
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
@@ -157,7 +172,7 @@ def run(
         try:
             while waiting or working:
                 while waiting and len(working) < at_once:
-                    waiting[0].start(data)
+                    waiting[0].start(here)
                     working.append(waiting.pop(0))
                 time.sleep(POLL_S)
                 working = [run for run in working if not run.is_done(timeout_s)]
@@ -206,7 +221,7 @@ class _Run:
         self._tell(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
-    def start(self, data: str) -> None:
+    def start(self, here: str) -> None:
         """Begin a process that runs it by `execute`, and ends when this one does."""
         self._tell("...")
         atomic_write(self.note, b"{}")
@@ -218,7 +233,7 @@ class _Run:
             outputs.REPORTS_VARIABLE: f"{self.place}/reports",
             exercises.SOLVED_VARIABLE: "1",
         }
-        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), data]
+        command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
         with open(self.place / "log", "wb") as log:
             how: dict[str, Any] = {
@@ -265,8 +280,21 @@ class _Run:
         return True
 
 
-def execute(notebook: str, data: str) -> str:
-    """Run a notebook by papermill, its copy in this directory; return why it failed, else nothing."""
+def execute(notebook: str, here: str) -> str:
+    """Run a notebook by papermill, with its copy in the working directory.
+
+    Parameters
+    ----------
+    notebook : str
+        The path of the notebook.
+    here : str
+        The value of the parameter ``here``, for a notebook that has one.
+
+    Returns
+    -------
+    str
+        Why the notebook failed, or an empty string.
+    """
     import papermill
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -278,11 +306,8 @@ def execute(notebook: str, data: str) -> str:
     file = os.path.abspath("kernel.json")
     kernel = AsyncKernelManager(connection_file=file, transport="ipc", **how)
     content, died = nbformat.read(notebook, as_version=4), ""
-    given = (
-        {"data": data}
-        if data and "data" in papermill.inspect_notebook(content)
-        else None
-    )
+    has_here = "here" in papermill.inspect_notebook(content)
+    given = {"here": here} if has_here else None
     how = {
         "cwd": str(Path(notebook).parent),
         "kernel_name": "python3",

@@ -11,6 +11,30 @@ const model = {
     return net.backward_s.map((seconds) => (at += seconds * scale));
   },
 
+  /** What a message of so many bytes takes, in seconds. `wire` is a line, or a table of measured medians that
+      the sliders move: by how far alpha and beta are from the line that was fitted to the table. */
+  message(wire, bytes) {
+    const line = wire.alpha_s + wire.beta_s_per_byte * bytes;
+    if (!wire.table) return line;
+    const fitted = wire.table.alpha_s + wire.table.beta_s_per_byte * bytes;
+    return Math.max(0, model.measured(wire.table, bytes) + line - fitted);
+  },
+
+  /** Interpolate measured times between sizes in logarithms, as the package's `Table` does: below the first
+      size its time, above the last size with the slope of the last two. */
+  measured(table, bytes) {
+    const sizes = table.bytes, times = table.seconds, last = sizes.length - 1;
+    if (bytes <= sizes[0]) return times[0];
+    if (bytes >= sizes[last]) {
+      const slope = (times[last] - times[last - 1]) / (sizes[last] - sizes[last - 1]);
+      return times[last] + Math.max(slope, 0) * (bytes - sizes[last]);
+    }
+    let i = 1;
+    while (sizes[i] < bytes) i += 1;
+    const share = Math.log(bytes / sizes[i - 1]) / Math.log(sizes[i] / sizes[i - 1]);
+    return times[i - 1] * (times[i] / times[i - 1]) ** share;
+  },
+
   /** One step whose gradients travel in the groups that end at `ends`: messages and totals, in seconds. */
   play(net, ends, wire, scale) {
     const ready = model.ready(net, scale), messages = [];
@@ -18,7 +42,7 @@ const model = {
     for (const end of ends) {
       const bytes = net.bytes.slice(first, end).reduce((a, b) => a + b, 0);
       const begin = Math.max(free, ready[end - 1]);
-      free = begin + wire.alpha_s + wire.beta_s_per_byte * bytes;
+      free = begin + model.message(wire, bytes);
       messages.push({ first, end, bytes, begin, stop: free });
       first = end;
     }
@@ -36,7 +60,7 @@ const model = {
       earliest.push(Infinity);
       start.push(0);
       for (let j = 0; j < i; j++) {
-        const cost = wire.alpha_s + wire.beta_s_per_byte * (before[i] - before[j]);
+        const cost = model.message(wire, before[i] - before[j]);
         const end = Math.max(earliest[j], ready[i - 1]) + cost;
         if (end < earliest[i]) [earliest[i], start[i]] = [end, j];
       }

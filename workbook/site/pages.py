@@ -55,13 +55,13 @@ class Page:
 
 def write_reports(reports: Path) -> dict[str, Any]:
     """Write ``REPRODUCTION.md`` and ``GOALS.md`` into ``reports``; return what templates are given."""
-    evaluated = verdicts.evaluate()
+    judged = verdicts.published(reports)
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     entries = catalog.load()
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
     values = {
-        "verdicts": verdicts.shown(evaluated),
-        "counts": verdicts.counts(evaluated),
+        "verdicts": judged.to_dict("records"),
+        "counts": verdicts.counts(judged),
         "summaries": outputs.read_summaries(reports),
         "entries": entries,
         "figures": figures,

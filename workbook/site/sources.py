@@ -20,9 +20,11 @@ from ddlkit import store
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import atomic_write, own_yaml
 from workbook.common import catalog, outputs, places
+from workbook.common.papers import PAPERS
 from workbook.course import exercises
-from workbook.site import front, lesson
-from workbook.site.pages import Page, bucket_page, render
+from workbook.site import lesson
+from workbook.site.pages import Page, bucket_page, markdown_cell, render
+from workbook.validate import accuracy
 
 EXTRA = "_extra"
 """Folder of files that Sphinx copies as they are: the page of buckets, figures and their numbers."""
@@ -51,7 +53,13 @@ FIRST = (
     "docs/studies",
 )
 """Pages of the repository in the order of the sidebar; all others follow by name."""
-GENERATED = ("index.md", "gallery.md", "verdicts.md", "reference.md")
+GENERATED = {
+    "index.md": "front_page.md",
+    "gallery.md": "gallery.md",
+    "verdicts.md": "verdicts.md",
+    "reference.md": "reference.md",
+}
+"""Pages that are written from data, each with its template."""
 _LINK = re.compile(
     r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""",
     re.MULTILINE,
@@ -110,12 +118,16 @@ def assemble(
         "parts": _parts(pages),
         "documents": _ordered(mirror.pages),
         "shown": {page.name for page in pages},
-        "made": {entry.id for entry in values["figures"]},
+        "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
-        "default_against_best": front.draw(folder / "default-against-best.png"),
+        "goals": accuracy.goals_met("confirmatory"),
+        "figure": mirror.figure,
+        # A notebook that was not run here leaves the numbers of the published report.
+        "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],
+        "here": values["summaries"].get("on-this-machine", {}).get("sentence", ""),
     }
-    for name in GENERATED:
-        store.atomic_write_text(folder / name, render(name, given))
+    for name, template in GENERATED.items():
+        store.atomic_write_text(folder / name, render(template, given))
     for name, group in REFERENCE.items():
         text = render("reference_group.md", {"group": group})
         store.atomic_write_text(folder / "reference" / f"{name}.md", text)
@@ -188,6 +200,14 @@ def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
     return parts
 
 
+def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
+    """Return the verdicts of each paper, whose key is the first word of a claim's id."""
+    grouped: dict[str, list[Any]] = {paper: [] for paper in PAPERS}
+    for verdict in verdicts:
+        grouped[verdict["id"].partition("-")[0]].append(verdict)
+    return grouped
+
+
 def _ordered(documents: Collection[str]) -> list[str]:
     """Return names of pages without their ending, those of FIRST before all others."""
     names = sorted(name.removesuffix(".md") for name in documents)
@@ -226,6 +246,17 @@ class Mirror:
             target = _joined(PurePosixPath(name).parent, link)
             if not target.startswith("notebooks/"):
                 self.add(target)
+
+    def figure(self, figure: str) -> str:
+        """Return Markdown for the front page that shows a figure with its caption."""
+        (entry,) = (one for one in catalog.load() if one.id == figure)
+        image = f"reports/figures/{figure}.png"
+        self.add(image)
+        caption = " ".join(entry.caption.split())
+        return (
+            f":::{{figure}} {image}\n:alt: {caption}\n:target: gallery.html#{figure}\n\n"
+            f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}\n:::\n"
+        )
 
     def source(self, name: str) -> Path | None:
         """Return the file of this name: of ``reports/`` the one of this build, if it has one."""

@@ -10,12 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import atomic_write, scratch
-from workbook.common import places
-from workbook.site import pages, sources
+from workbook.site import pages, passages, sources
 
 CONFIGURATION = Path(__file__).parent
 """The directory of conf.py."""
@@ -50,8 +47,7 @@ def offer(notebooks: Sequence[Path], folder: Path) -> None:
 
 def repository_address() -> str:
     """Return the address of the repository: ``repository-code`` of CITATION.cff, "" where it is absent."""
-    citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    return str(yaml.safe_load(citation).get("repository-code", ""))
+    return str(passages.citation().get("repository-code", ""))
 
 
 def build(source: Path, folder: Path, repository: str = "") -> None:

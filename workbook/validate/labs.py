@@ -8,19 +8,12 @@ the smallest size: "start-up" where bytes take less than half of that, "bytes" w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ddlkit.core.link import FRAMING_BYTES, read_link, wire_s_per_byte
-from workbook import plots
-from workbook.plots.style import look
-from workbook.validate import accuracy
 from workbook.validate.rings import held_out_rings, ring_labs
 
-TRIVIAL = ("no_overlap", "perfect_overlap", "model")
 WELL = 0.03  # median |error| of a lab that counts as well predicted
 ECHO_BYTES = (
     28 + FRAMING_BYTES
@@ -70,69 +63,3 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
             }
             frames.append(pd.DataFrame({**row, "error": predicted_s / lab.seconds - 1}))
     return pd.concat(frames, ignore_index=True)
-
-
-def beside_trivial(kinds: Mapping[str, pd.DataFrame]) -> Figure:
-    """Return errors of TRIVIAL models on the iteration and on exposed communication, by title of rows."""
-    with plots.sheet(
-        columns=len(kinds), rows=2, height=5.0, sharex="row", squeeze=False
-    ) as (figure, axes):
-        for column, (title, rows) in zip(axes.T, kinds.items(), strict=True):
-            whats = {"": "iteration", "_exposed": "exposed communication"}
-            for ax, (kind, what) in zip(column, whats.items(), strict=True):
-                errors = {role: 100 * rows[f"{role}{kind}_error"] for role in TRIVIAL}
-                band = ("repeatability", 100 * rows[f"repeatability{kind}"])
-                names = [look(plan).label for plan in rows["plan"]]
-                plots.dots(
-                    ax, names, errors, band=band, legend="", label=f"error, {what} [%]"
-                )
-            off = rows.filter(regex="_error$").abs().median()
-            column[0].set_title(f"{title}: median error {off['model_error']:.1%}")
-            ends = "{model_exposed_error:.1%}; {rescaled_exposed_error:.1%}".format(
-                **off
-            )
-            column[1].set_title(f"Exposed: {ends} by own compute")
-    return figure
-
-
-TRAINED = {
-    "model": "model",
-    "model:without both": "model_alone",
-    "line_medians": "line_medians",
-    "line_medians:with both": "line_medians_beside",
-    "no_overlap": "no_overlap",
-}
-"""Models of `trained`, and whose errors they are."""
-
-
-def trained(cases: pd.DataFrame) -> Figure:
-    """Return medians by link of absolute paired errors, on the iteration and on what is exposed."""
-    much = accuracy.much_exposed(cases)
-    parts = {"iteration": (cases, "paired"), "exposed communication": (much, "exposed")}
-    with plots.sheet(rows=2, height=5.0) as (figure, axes):
-        for ax, (what, (rows, kind)) in zip(axes, parts.items(), strict=True):
-            off = (
-                100 * rows[[f"{name}_{kind}_error" for name in TRAINED.values()]].abs()
-            )
-            by = off.set_axis([*TRAINED], axis=1).groupby(rows["link"]).median()
-            names = [
-                f"{link}: {n} cases" for link, n in rows.groupby("link").size().items()
-            ]
-            plots.dots(ax, names, by, legend="", label=f"median |error|, {what} [%]")
-            knows, blind = off.median().iloc[:2]
-            found = f"{knows:.1f}% off with slowdowns and copies, {blind:.1f}% without"
-            plots.heading(ax, f"{what.split()[0].capitalize()}: {found}")
-    return figure
-
-
-def by_part(errors: pd.DataFrame, medians: pd.Series) -> Figure:
-    """Return a panel per kind of the errors of `held_out`, by what decides; medians : of |error|, by lab."""
-    names = {"emulated": "Links with delay", "tbf": "Kernel's rate limit"}
-    figure, axes = plots.canvas(len(names), height=2.1, sharey=True)
-    for ax, (kind, name) in zip(axes, names.items(), strict=True):
-        rows = errors[errors["kind"] == kind].sort_values("decides", kind="stable")
-        label = "error of a message's time [%]"
-        plots.dots_by_group(ax, rows["decides"], 100 * rows["error"], label=label)
-        well = medians.loc[kind] <= WELL
-        plots.heading(ax, f"{name}: {well.sum()} of {len(well)} labs within {WELL:.0%}")
-    return figure

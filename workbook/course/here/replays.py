@@ -1,0 +1,167 @@
+"""Replays on this machine, and how far the lesson's prediction is from them."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ddlkit.core.case import Case
+from ddlkit.core.iteration import predict
+from ddlkit.model import Calibration
+from ddlkit.model.predictor import plan_of
+from workbook import plots
+from workbook.common.source import Source
+from workbook.common.specs import network_title
+from workbook.plots.style import add_legend, case_rows, look, looks
+from workbook.validate.accuracy import measured
+
+NOTHING = (
+    "Nothing was replayed on this machine over {link} among {workers} workers. "
+    "Run ./reproduce.sh, which measures it and runs this notebook again; "
+    "the lab needs Linux and root."
+)
+
+COLUMNS = ["network", "plan", "messages", "predicted_s", "replayed_s", "error"]
+"""The columns of `signed_errors`."""
+
+
+def compare(
+    recording: Source, here: Source, link: str, workers: int
+) -> tuple[str, Figure | None]:
+    """Compare predicted steps with steps replayed on this machine and in the recording.
+
+    Each prediction takes the layer times and the message times of the machine on which the plan was
+    replayed. Replays that other programs disturbed are left out.
+
+    Parameters
+    ----------
+    recording : Source
+        The tables that the lesson is made from.
+    here : Source
+        The tables of this machine, which may be none.
+    link : str
+        The link over which messages were sent.
+    workers : int
+        The number of workers.
+
+    Returns
+    -------
+    sentence : str
+        The number of replays, the median error, and the plan with the largest error.
+    figure : Figure or None
+        The error of each plan, here and in the recording. None if nothing was replayed here.
+    """
+    errors_here = signed_errors(here, link, workers)
+    if errors_here.empty:
+        return NOTHING.format(link=link, workers=workers), None
+    recorded_errors = signed_errors(recording, link, workers)
+    return (
+        _sentence(errors_here, recorded_errors, link, workers),
+        _figure(errors_here, recorded_errors),
+    )
+
+
+def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
+    """Return how far the recursion of the lesson is from each replayed plan.
+
+    Parameters
+    ----------
+    tables : Source
+        The tables of one machine.
+    link : str
+        The link over which messages were sent.
+    workers : int
+        The number of workers.
+
+    Returns
+    -------
+    DataFrame
+        One row for each network and plan, with the columns ``network``, ``plan``, ``messages`` (their
+        number), ``predicted_s``, ``replayed_s`` and ``error`` (predicted over replayed, minus 1). It
+        has no rows if a table is missing.
+    """
+    nothing = pd.DataFrame(columns=COLUMNS)
+    if not all(tables.has(kind) for kind in ("runs", "layers", "collectives")):
+        return nothing
+    calibration = Calibration.of(tables.table("collectives"), draws=0)
+    if (link, workers, "all_reduce") not in calibration.known:
+        return nothing
+    cost = calibration.between(link, workers).cost
+    workloads = tables.workloads()
+    runs = tables.table("runs")
+    runs = runs[
+        (runs["origin"] == "replayed")
+        & (runs["link"] == link)
+        & (runs["workers"] == workers)
+        & runs["profile_sha256"].isin(workloads)
+        & ~runs["processor_limited"]
+    ]
+    if runs.empty:
+        return nothing
+    cases = measured(runs)
+    rows = []
+    for row in cases[~cases["marked"]].to_dict("records"):
+        case = Case.from_row(row)
+        workload = workloads[case.profile_sha256].scaled(case.dilation)
+        plan = plan_of(case)
+        predicted_s = predict(workload, plan, cost).iteration_s
+        replayed_s = row["measured_iteration_s"]
+        rows.append(
+            {
+                "network": case.network,
+                "plan": case.plan,
+                "messages": len(plan.ends),
+                "predicted_s": predicted_s,
+                "replayed_s": replayed_s,
+                "error": predicted_s / replayed_s - 1,
+            }
+        )
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _sentence(
+    errors_here: pd.DataFrame, recorded: pd.DataFrame, link: str, workers: int
+) -> str:
+    networks = errors_here["network"].nunique()
+    plural = "network" if networks == 1 else "networks"
+    worst = errors_here.loc[errors_here["error"].abs().idxmax()]
+    sentence = (
+        f"{len(errors_here)} plans of {networks} {plural} were replayed on this machine, "
+        f"among {workers} workers over {link}. The median error of the prediction is "
+        f"{errors_here['error'].abs().median():.1%}"
+    )
+    if len(recorded):
+        sentence += (
+            f"; in the recording, it is {recorded['error'].abs().median():.1%} "
+            f"for {len(recorded)} plans"
+        )
+    return (
+        f"{sentence}. The largest error is {worst['error']:+.1%}, for "
+        f"{network_title(worst['network'])} with the plan {worst['plan']}."
+    )
+
+
+def _figure(errors_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
+    """Return a figure with a row for each plan that was replayed here, most messages first."""
+    by_messages = errors_here.sort_values("messages", ascending=False, kind="stable")
+    plans = list(dict.fromkeys(by_messages["plan"]))
+    row_of = {plan: row for row, plan in enumerate(plans)}
+    networks = errors_here.groupby("network", sort=False)
+    figure, ax = plots.canvas(height=1.2 + 0.28 * len(plans))
+    case_rows(ax, [look(plan).label for plan in plans], 0.0)
+    in_both = recorded[recorded["plan"].isin(plans)]
+    recorded_label = f"recording, {in_both['network'].nunique()} networks"
+    plots.points(
+        ax,
+        100 * in_both["error"],
+        in_both["plan"].map(row_of),
+        "measured",
+        label=recorded_label,
+        size=5,
+    )
+    styles = looks([f"{network_title(str(name))}, here" for name in networks.groups])
+    for style, (_, rows) in zip(styles, networks, strict=True):
+        plots.points(ax, 100 * rows["error"], rows["plan"].map(row_of), style, size=5)
+    ax.set_xlabel("error of the predicted step [%]")
+    add_legend(ax, "above")
+    return figure

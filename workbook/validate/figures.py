@@ -1,0 +1,211 @@
+"""Figures of prediction errors.
+
+They are wb-lab-errors, wb-validate-training, wb-training-campaign and wb-lab-extrapolation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workbook import plots
+from workbook.common.specs import link_title, network_title
+from workbook.plots.style import INK, SOFT, look, looks
+from workbook.validate.labs import WELL
+from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
+
+ERROR = "predicted / measured - 1 [%]"
+
+
+# -- wb-lab-errors --------------------------------------------------------------------------------
+
+
+def every_case(
+    tuned: pd.DataFrame, fresh: pd.DataFrame, training: pd.DataFrame
+) -> Figure:
+    """Draw the error of every case by our model, and by a model without overlap.
+
+    tuned, fresh : `accuracy.labelled` replays on which the model was settled, and of plans
+        that were recorded afterwards
+    training : `accuracy.labelled` cases of real training
+    """
+    replays = pd.concat([tuned, fresh])
+    every = pd.concat([replays, training])
+    counts = f"{len(tuned)} replays and {len(fresh)}\nof later plans, our model"
+    rows = {
+        counts: replays["model_error"],
+        f"{len(training)} runs of real training,\nour model": training["model_error"],
+        f"the same {len(every)} cases,\na model without overlap": every[
+            "no_overlap_error"
+        ],
+    }
+    replayed, trained, without = (errors.abs().median() for errors in rows.values())
+    figure, ax = plots.canvas(height=2.7)
+    label = f"error of the step time, {ERROR}"
+    styles = [look(role) for role in (OURS, OURS, "no_overlap")]
+    plots.error_rows(ax, rows, label=label, styles=styles)
+    plots.title(
+        figure,
+        f"A model without overlap errs by {without:.0%}, ours by {replayed:.1%} on replays "
+        f"and {trained:.1%} on real training",
+    )
+    return figure
+
+
+# -- wb-validate-training -------------------------------------------------------------------------
+
+TRIVIAL = {
+    "perfect_overlap": "perfect\noverlap",
+    "model": "our\nmodel",
+    "no_overlap": "no\noverlap",
+}
+"""The models whose errors are drawn, and how they are named above their markers."""
+
+QUANTITIES = {
+    "": "error of the step [%]",
+    "_exposed": "error of exposed communication [%]",
+}
+"""Endings of the columns that are drawn, and the label of their axis."""
+
+PLANS = {
+    "ddp": "PyTorch's default",
+    "exact": "best plan",
+    "none": "one message per gradient",
+    "single": "one message for all",
+}
+"""How plans are named beside their rows; others by their look."""
+
+
+def training_errors(cases: pd.DataFrame) -> Figure:
+    """Draw errors of real training by our model and by two trivial models.
+
+    A plan with one message overlaps nothing, so that it tests no model of overlap. Its row
+    is the last one of its network and link, and grey.
+
+    cases : `accuracy.labelled` cases of real training
+    """
+    drawn = cases.filter(regex="_error$|^repeatability|^(network|link|plan)$")
+    one_message = ~cases["ends"].astype(str).str.contains(";")
+    cases = drawn.assign(one_message=one_message)
+    cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
+    names: list[str] = []
+    rows: list[int] = []
+    for (network, link), runs in cases.groupby(["network", "link"], sort=False):
+        names.append(f"{network_title(network)}, {link_title(link)}:")
+        rows += range(len(names), len(names) + len(runs))
+        names += [PLANS.get(plan, look(plan).label) for plan in runs["plan"]]
+    cases = cases.set_axis(rows)
+    tested = cases[~cases["one_message"]]
+
+    height = 1.5 + 0.28 * len(names)
+    figure, axes = plots.canvas(columns=2, height=height, sharex=True, sharey=True)
+    for ax, (kind, label) in zip(axes, QUANTITIES.items(), strict=True):
+        columns = {f"{role}{kind}_error": role for role in TRIVIAL}
+        errors = 100 * cases[[*columns]].rename(columns=columns)
+        shown = errors.loc[tested.index].reindex(range(len(names)))
+        repeats = 100 * cases[f"repeatability{kind}"].reindex(range(len(names)))
+        band = ("repeatability", repeats)
+        plots.dots(ax, names, shown, band=band, legend="", label=label)
+        for role, name in TRIVIAL.items():
+            untested = errors[role].drop(tested.index)
+            grey = replace(look(role), color="#b5b5b5")
+            plots.points(ax, untested, untested.index, grey, size=4.5)
+            first = errors[role].iloc[0]
+            named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
+            named.set(color=INK, linespacing=0.95)
+    _weigh_names(axes[0], cases)
+
+    ours = tested["model_error"].abs()
+    trivial = tested[["no_overlap_error", "perfect_overlap_error"]].abs().stack()
+    plots.title(
+        figure,
+        f"In real training our model errs by {_span(ours)}, a model with no overlap or "
+        f"with perfect overlap by {_span(trivial)}",
+    )
+    return figure
+
+
+def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
+    """Set names of networks in bold, and those of plans with one message in grey."""
+    for row, name in enumerate(ax.get_yticklabels()):
+        if row not in cases.index:
+            name.set_fontweight("bold")
+        elif cases.loc[row, "one_message"]:
+            name.set_color(SOFT)
+
+
+def _span(shares: pd.Series) -> str:
+    """Return the least and the largest of some shares in per cent, as "2 to 3%"."""
+    return f"{100 * shares.min():.0f} to {shares.max():.0%}"
+
+
+# -- wb-training-campaign -------------------------------------------------------------------------
+
+KNOWING = {
+    "our model,\nwith slowdowns": (OURS, OURS),
+    "straight line,\nwith slowdowns": (LINE, LINE_BESIDE),
+    "our model,\nwithout": (f"{OURS}:without", BARE),
+    "straight line,\nwithout": (f"{LINE}:without", LINE),
+}
+"""Names of rows, the role in whose look each is drawn, and the model whose errors it has."""
+
+
+def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
+    """Draw paired errors of real training by two costs of messages, with and without slowdowns.
+
+    cases : `accuracy.trained` cases
+    """
+    rows = {
+        name: cases[f"{model}_paired_error"] for name, (_, model) in KNOWING.items()
+    }
+    styles = looks([role for role, _ in KNOWING.values()])
+    figure, ax = plots.canvas(height=3.2)
+    label = f"error of the step time, {ERROR}"
+    plots.error_rows(ax, rows, label=label, styles=styles)
+    ax.axhline(1.5, color=SOFT, linewidth=0.8)
+    off = [errors.abs().median() for errors in rows.values()]
+    plots.title(
+        figure,
+        f"With measured slowdowns the median error is {off[0]:.1%} for our model and "
+        f"{off[1]:.1%} for a straight line; without them it is {off[2]:.1%} and {off[3]:.1%}",
+    )
+    return figure
+
+
+# -- wb-lab-extrapolation -------------------------------------------------------------------------
+
+KINDS = {"emulated": "Links with a delay", "tbf": "Links without a delay"}
+"""Kinds of labs, and the headings of their panels."""
+
+DECIDES = {
+    "start-up": "start-up decides",
+    "knee": "both count",
+    "bytes": "bytes decide",
+}
+"""What decides how long a message takes, and the names of the rows."""
+
+
+def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
+    """Draw errors of messages in labs that were left out, by what decides there.
+
+    errors : `labs.held_out`; medians : medians of the absolute errors, by kind and lab
+    """
+    figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
+    for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
+        own = errors[errors["kind"] == kind].set_index("decides")["error"]
+        rows = {name: own[[part]] for part, name in DECIDES.items()}
+        plots.error_rows(ax, rows, label="error of a message's time [%]")
+        plots.heading(ax, heading)
+    counts = []
+    for kind in KINDS:
+        well = medians.loc[kind] <= WELL
+        counts.append(f"{well.sum()} of {len(well)}")
+    plots.title(
+        figure,
+        f"Of the labs that were left out, {counts[0]} are predicted within {WELL:.0%} "
+        f"where links have a delay, and {counts[1]} where they have none",
+    )
+    return figure
