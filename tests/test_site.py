@@ -6,6 +6,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -476,6 +478,15 @@ def test_the_front_page_plays_a_network_and_gives_it_the_colours_of_the_page(
         "return document.documentElement.scrollHeight - innerHeight"
     )
     assert higher <= 0, "the frame is as high as what is in it"
+
+
+def test_whoever_builds_no_site_does_not_wait_for_sphinx() -> None:
+    code = "import sys, workbook.cli, workbook.site.book, workbook.site.website; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "workbook" in loaded
+    assert loaded.isdisjoint({"sphinx", "docutils", "myst_nb", "latex2mathml"})
 
 
 def test_the_index_of_the_search_is_of_all_pages(site: Site) -> None:

@@ -254,7 +254,7 @@ class Mirror:
         self.add(image)
         caption = " ".join(entry.caption.split())
         return (
-            f":::{{figure}} {image}\n:alt: {caption}\n:target: gallery.html#{figure}\n\n"
+            f":::{{figure}} {image}\n:alt: {caption}\n:figclass: result\n:target: gallery.html#{figure}\n\n"
             f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}\n:::\n"
         )
 
