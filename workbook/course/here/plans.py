@@ -103,9 +103,11 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
     if len(defaults) > 1:
         least = defaults["ratio"].min()
         most = defaults["ratio"].max()
+        labs = len(defaults.drop_duplicates(["link", "workers"]))
+        what = "networks" if labs == 1 else "pairs of a network and a lab"
         sentence += (
-            f" For the {len(defaults)} networks and links that were replayed here, the ratio is "
-            f"between {least:.2f} and {most:.2f}."
+            f" For the {len(defaults)} {what} that were replayed here, the ratio is between "
+            f"{least:.2f} and {most:.2f}."
         )
     return sentence
 
