@@ -133,6 +133,7 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
             ax.set_visible(False)
         for ax, (place, of_place) in zip(axes.flat, places, strict=False):
             case_rows(ax, [look(plan).label for plan in row_of], 1.0)
+            ax.tick_params(labelbottom=True)  # the panel below may be empty
             same = pd.DataFrame([place], columns=PLACE)
             for style, shown in (
                 (RECORDED, recorded.merge(same)),

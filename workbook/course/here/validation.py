@@ -17,9 +17,8 @@ from workbook.validate.figures import ERROR
 TRAINING = "training"
 REPLAY = "replay"
 NOTHING = (
-    "No step was replayed or trained on this machine. "
-    "Run ./reproduce.sh, which measures steps and runs this notebook again; "
-    "the lab needs Linux and root."
+    "No step was run on this machine. "
+    "./reproduce.sh replays and trains on it, which needs Linux and root."
 )
 
 
