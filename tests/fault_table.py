@@ -13,21 +13,21 @@ TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "RELIABILITY.md"
 HEAD = """# Reliability
 
-Measurements cost hours. What may go wrong around them is done to ddlkit by its tests, on purpose: each row of
-this table is a test that really injects the fault. After every one of them, the same fixture
-(`tests/leftovers.py`) asserts that nothing is left behind: no process, no network namespace, no interface,
-no lock that is held, no temporary and no half-written file.
+Measurements cost hours, so the tests cause on purpose what may go wrong around them. Each row of this
+table is a test that really injects the fault. After each of these tests the same fixture
+(`tests/leftovers.py`) asserts that nothing is left behind: no process, no network namespace, no
+interface, no lock that is held, no temporary file and no half-written file.
 
     python -m pytest -m fault                    # all of them
-    python -m pytest -m fault --shuffle 7        # in another order: none needs another before it
-    python tests/fault_table.py                  # this page anew, from the tests' marks
+    python -m pytest -m fault --shuffle 7        # in another order: no test needs another before it
+    python tests/fault_table.py                  # write this page anew, from the marks of the tests
 
-What holds for all: recorded tables are never damaged, an interrupted run goes on where it stopped, and what
-cannot be done is told in one line. Ctrl-C ends a command with status 130, SIGTERM with 143. Numbers are
-published with six significant digits, which processors of different generations compute alike.
+After every fault, recorded tables are undamaged, an interrupted run continues where it stopped, and one
+line reports what could not be done. Ctrl-C ends a command with status 130, SIGTERM with 143. Numbers
+are published with six significant digits, which processors of different generations compute alike.
 
-What is not tried: a power cut (files are synced before they are renamed, but no test pulls a plug), a
-damaged file system, two machines that write into one folder over a network file system.
+Three faults are not tested: a power cut (files are synced before they are renamed, but no test cuts the
+power), a damaged file system, and two machines that write into one folder over a network file system.
 
 """
 

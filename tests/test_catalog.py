@@ -175,6 +175,12 @@ def put_out(**data: str) -> Any:
         (put_out(image_png="abc", text_plain="<Figure>"), {"figures": 1}),
         (put_out(text_html="<table><caption>one two</caption></table>"), {"tables": 1}),
         (
+            put_out(
+                text_html="<details><summary>a b</summary>\n<table></table></details>"
+            ),
+            {},
+        ),
+        (
             put_out(text_html="<div><b>Two</b> words</div>"),
             {"words": 2, "sentences": 1},
         ),

@@ -15,7 +15,6 @@ from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import (
     Iteration,
-    LinearScenarios,
     group_ends,
     no_overlap,
     perfect_overlap,
@@ -113,20 +112,19 @@ def test_group_ends_is_its_recursion_over_every_scenario() -> None:
 
 
 @pytest.mark.parametrize("spec", ["none", "buffer:1MB", "single"])
-def test_linear_scenarios_equal_one_prediction_each(spec: str) -> None:
+def test_an_iteration_is_the_maximum_of_linear_functions(spec: str) -> None:
+    """Of (1, compute scale, alpha, beta): one for each group after which the link never rests."""
     rng = np.random.default_rng(1)
     workload = random_workload(rng, 161)
     plan = planning.make_plan(spec, workload)
-    scale, start, slope = rng.uniform(
-        np.array([[0.1], [-6], [-12]]), np.array([[10], [-1], [-7]]), (3, 5000)
-    )
-    alpha_s, beta = 10**start, 10**slope
-    fast = LinearScenarios.of(workload, plan).iteration_s(scale, alpha_s, beta)
-    slow = [
-        predict(workload.scaled(s), plan, AlphaBeta(a, b)).iteration_s
-        for s, a, b in zip(scale[::50], alpha_s[::50], beta[::50], strict=True)
-    ]
-    np.testing.assert_allclose(fast[::50], slow, rtol=1e-9)
+    computed_s = plan.group_ready_s(workload) + workload.update_s
+    messages_left = np.arange(len(plan.ends), 0, -1)
+    bytes_left = np.cumsum(plan.group_bytes(workload)[::-1])[::-1]
+    for _ in range(100):
+        scale, alpha_s, beta = 10 ** rng.uniform([-1, -6, -12], [1, -1, -7])
+        lengths_s = scale * computed_s + alpha_s * messages_left + beta * bytes_left
+        step = predict(workload.scaled(scale), plan, AlphaBeta(alpha_s, beta))
+        assert step.iteration_s == pytest.approx(lengths_s.max(), rel=1e-9)
 
 
 def test_impossible_workloads_costs_and_plans_are_refused() -> None:

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from ddlkit.core import iteration
 from ddlkit.core import plan as planning
+from ddlkit.core import resources
 from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
-from ddlkit.core.iteration import Iteration, Resources, Shared, group_ends, jointly
+from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.resources import Resources, Shared, jointly
 from ddlkit.core.workload import Workload
 from workbook.plots.style import look
 
@@ -225,13 +226,13 @@ def test_of_more_ways_than_are_kept_the_plan_is_hardly_longer(
     work = Workload.from_arrays(0.1, backward_s, sizes)
     way = [Resources("only", AlphaBeta(2e-4, 1e-9, workers=2), 0.5, 2.0)]
     shortest_s = jointly(work, way).iteration_s
-    monkeypatch.setattr(iteration, "WAYS", 20)
+    monkeypatch.setattr(resources, "MOST_STATES", 20)
 
     def counted(*columns: Any) -> Any:
         kept.append(len(found := undominated(*columns)))
         return found
 
-    monkeypatch.setattr(iteration, "undominated", counted)
+    monkeypatch.setattr(resources, "undominated", counted)
     few = jointly(work, way)
     assert max(kept) > 20 and few.plan.ends[-1] == work.n
     assert (

@@ -159,6 +159,23 @@ def test_no_difference_is_in_the_middle_of_the_colours_and_only_what_occurs_besi
         plt.close(figure)
 
 
+def test_a_number_is_in_parentheses_if_its_interval_holds_no_difference() -> None:
+    """An interval without a width is exact, and a number without an interval, too."""
+    numbers = {
+        "inside": (2.0, -1.0, 5.0),
+        "at its end": (-2.0, -5.0, 0.0),
+        "outside": (2.0, 1.0, 5.0),
+        "exact": (0.0, 0.0, 0.0),
+        "printed": (2.0, np.nan, np.nan),
+    }
+    grid, low, high = (
+        pd.DataFrame([end], columns=[*numbers])
+        for end in zip(*numbers.values(), strict=True)
+    )
+    (row,) = plots.texts(plots.Panel(grid, low, high), "{:+.0f}").to_numpy().tolist()
+    assert row == ["(+2)", "(-2)", "+2", "+0", "+2"]
+
+
 def test_lines_and_samples_carry_the_numbers_and_their_bands(ax: Axes) -> None:
     table = pd.DataFrame(
         {"exact": [1.0, 2, 4], "other": [3.0, np.nan, 5]}, [1024, 2048, 4096]

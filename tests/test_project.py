@@ -1,4 +1,4 @@
-"""The project keeps its own rules: pins, rooms, style, notebooks, README."""
+"""The project keeps its own rules: pins, rooms, style, notebooks, manual."""
 
 from __future__ import annotations
 

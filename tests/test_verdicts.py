@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -41,6 +42,17 @@ def test_every_claim_has_either_a_check_or_a_reason() -> None:
     assert set(waiting["notebook"]) <= {entry.notebook for entry in catalog.load()} | {
         ""
     }
+
+
+def test_what_readers_see_is_written_once_and_read_back_unchanged(
+    verdicts: pd.DataFrame, tmp_path: Path
+) -> None:
+    papers.publish(verdicts, tmp_path)
+    read = papers.published(tmp_path)
+    assert read.columns.tolist() == [*papers.SHOWN]
+    shown = pd.DataFrame(papers.shown(verdicts))[[*papers.SHOWN]].map(str)
+    pd.testing.assert_frame_equal(read, shown)
+    pd.testing.assert_frame_equal(papers.counts(read), papers.counts(verdicts))
 
 
 def errata_of(paper: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -69,6 +70,27 @@ def figures(arguments: argparse.Namespace) -> int:
     return catalog.command(
         check=arguments.check, write=arguments.write, reports=arguments.reports
     )
+
+
+@command(
+    "compute the numbers in README.md and docs/ anew, where marks enclose them",
+    flag("--check", "change nothing: fail where a file is not current"),
+)
+def texts(arguments: argparse.Namespace) -> int:
+    from workbook.site import passages
+
+    if arguments.check:
+        names = passages.outdated()
+        for name in names:
+            print(
+                f"python -m workbook texts: {name} is not current: "
+                "run python -m workbook texts",
+                file=sys.stderr,
+            )
+        return int(bool(names))
+    for name in passages.write():
+        print(name)
+    return 0
 
 
 _NAME = """a suite (quick, full, cpu, gpu, smoke), a file of points, or a part of the suite quick: layers,

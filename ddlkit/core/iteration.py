@@ -1,17 +1,27 @@
-"""One iteration of overlapped data-parallel training: in time, as a graph, and over many scenarios at once.
+"""One iteration of overlapped data-parallel training.
 
-A group is sent when its last gradient is ready and the previous group has been sent; the update follows:
+The gradients of an iteration are sent in groups, one message per group. A message starts when the last
+gradient of its group is ready and the message before it has ended. The update follows the last message.
+With ``communication[k]`` the time of message k, this is the recursion of osf Eq 8 and 9, seen from one
+iteration instead of from one layer:
 
-    end[k] = max(end[k-1], ready[k]) + communication[k]            (osf Eq 8 and 9, seen from the iteration)
-    end    = max over k of ( ready[k] + communication[k] + ... + communication[last] ), if unrolled
+    end[k] = max(end[k-1], ready[k]) + communication[k]
+
+Unrolled, the last message ends at the maximum over k of
+
+    ready[k] + communication[k] + ... + communication[last]
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning
+    Training", WWW 2022.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,19 +29,34 @@ from numpy.typing import ArrayLike
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
-from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.timeline import Timeline
 from ddlkit.core.units import MOST
 from ddlkit.core.workload import Floats, Ints, Workload
 
 PLAIN = Link()
 """A link on which messages share nothing: each takes what it costs, one after the other."""
-IN_CACHE = 4096  # scenarios at a time
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one iteration, in seconds; ``communication_s`` is the sum of all messages."""
+    """What a model predicts for one iteration.
+
+    Attributes
+    ----------
+    iteration_s : float
+        Seconds from the start of forward to the end of the update.
+    compute_s : float
+        Seconds of forward, backward and update without any communication.
+    communication_s : float
+        The sum of the times of all messages, in seconds.
+
+    Examples
+    --------
+    >>> step = Prediction(iteration_s=0.5, compute_s=0.4, communication_s=0.3)
+    >>> round(step.exposed_communication_s, 3), round(step.scaling_factor, 3)
+    (0.1, 0.8)
+    """
 
     iteration_s: float
     compute_s: float
@@ -39,29 +64,91 @@ class Prediction:
 
     @property
     def exposed_communication_s(self) -> float:
-        """Return iteration minus compute."""
+        """Return the part of the iteration in which nothing is computed, in seconds."""
         return self.iteration_s - self.compute_s
 
     @property
     def scaling_factor(self) -> float:
-        """Return weak scaling: one worker's iteration over this one (osf Eq 1 per iteration)."""
+        """Return the weak-scaling efficiency: one worker's iteration over this one (osf Eq 1)."""
         return self.compute_s / self.iteration_s
 
 
 def group_ends(ready_s: Floats, communication_s: Floats) -> Floats:
-    """Return (..., G) ends of messages, S[k] + max over j <= k of (ready[j] - S[j-1]); S sums their times."""
-    total = np.cumsum(communication_s, axis=-1)
-    return total + np.maximum.accumulate(ready_s - (total - communication_s), axis=-1)
+    """Return when each message ends if the messages are sent one after the other.
+
+    Parameters
+    ----------
+    ready_s : ndarray, shape (..., G)
+        When each message may start, in seconds. Leading axes are scenarios.
+    communication_s : ndarray, shape (..., G)
+        The time of each message, in seconds.
+
+    Returns
+    -------
+    ndarray, shape (..., G)
+        The end of each message, in seconds.
+
+    Notes
+    -----
+    With S the running sum of ``communication_s``, the recursion of this module is
+
+        end[k] = S[k] + max over j <= k of (ready[j] - S[j-1]),
+
+    which needs no loop over messages.
+
+    Examples
+    --------
+    >>> group_ends(np.array([1.0, 2.0, 9.0]), np.array([3.0, 3.0, 3.0])).tolist()
+    [4.0, 7.0, 12.0]
+    """
+    sums_s = np.cumsum(communication_s, axis=-1)
+    sums_before_s = sums_s - communication_s
+    return sums_s + np.maximum.accumulate(ready_s - sums_before_s, axis=-1)
 
 
 @dataclass(frozen=True, eq=False)
 class Iteration:
-    """A workload whose gradients are sent in the G groups of a plan, each message at a cost, over a link.
+    """A workload whose gradients are sent in the groups of a plan over a link.
 
-    copy_s_per_byte : to copy each gradient into its message when it is ready, and out of it once it has
-        arrived, one message after the other: what PyTorch's DDP does with its buckets
-    bucket_s : what it takes for each message beside its bytes, when its last gradient is ready
-    leave_s : (G,) when each message may leave, where that is not when its last gradient is ready
+    Parameters
+    ----------
+    workload : Workload
+        The n tensors of the network, in the order in which their gradients become ready.
+    plan : FusionPlan
+        Which gradients share a message. The plan has G groups.
+    cost : MessageCost
+        The time of a message of a given size.
+    link : Link, optional
+        What messages share beyond their cost. By default they share nothing.
+    copy_s_per_byte : float, optional
+        Seconds per byte to copy a gradient into its message when the gradient is ready, and to copy it
+        out once the message has arrived, one message after the other. PyTorch's
+        DistributedDataParallel does this with its buckets.
+    leave_s : ndarray, shape (G,), optional
+        When each message may start, in seconds, if that is not when its last gradient is ready.
+    bucket_s : float, optional
+        Seconds that each message costs compute besides its bytes, when its last gradient is ready.
+
+    Attributes
+    ----------
+    group_bytes : ndarray, shape (G,)
+        The size of each message in bytes.
+
+    Raises
+    ------
+    UserError
+        If ``copy_s_per_byte`` or ``bucket_s`` is negative or too large to be a time.
+
+    Examples
+    --------
+    Three layers, each with a backward of 2 s and a gradient of 100 bytes, and one message for each:
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> layers = Workload.from_arrays(forward_s=3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
+    >>> cost = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02)
+    >>> step = Iteration(layers, FusionPlan("none", (1, 2, 3)), cost)
+    >>> step.ready_s.tolist(), step.prediction.iteration_s
+    ([5.0, 7.0, 9.0], 12.5)
     """
 
     workload: Workload
@@ -71,52 +158,67 @@ class Iteration:
     copy_s_per_byte: float = 0.0
     leave_s: Floats | None = None
     bucket_s: float = 0.0
-    group_bytes: Ints = field(init=False, repr=False)  # (G,) size of each message
+    group_bytes: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for taken_s, what in (
-            (self.copy_s_per_byte, "a byte"),
-            (self.bucket_s, "a bucket"),
-        ):
-            if not 0 <= taken_s <= MOST:
-                raise UserError(f"copies of {taken_s} s {what}: must be at least 0")
+        durations = ((self.copy_s_per_byte, "a byte"), (self.bucket_s, "a bucket"))
+        for duration_s, unit in durations:
+            if not 0 <= duration_s <= MOST:
+                raise UserError(f"copies of {duration_s} s {unit}: must be at least 0")
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
+
+    @property
+    def _last_of_group(self) -> Ints:
+        """Return (G,) the index of the last gradient of each group."""
+        return np.array(self.plan.ends) - 1
+
+    @property
+    def _copies(self) -> bool:
+        """Return whether the backward pass also copies gradients into their messages."""
+        return bool(self.copy_s_per_byte or self.bucket_s)
 
     @cached_property
     def tensor_ready_s(self) -> Floats:
-        """Return (n,) when each gradient is ready, and in its message."""
-        if not (self.copy_s_per_byte or self.bucket_s):
+        """Return when each gradient is ready and in its message, in seconds, shape (n,)."""
+        if not self._copies:
             return self.workload.ready_s
         packing_s = self.copy_s_per_byte * self.workload.bytes
-        packing_s[np.array(self.plan.ends) - 1] += self.bucket_s
+        packing_s[self._last_of_group] += self.bucket_s
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
     @cached_property
     def ready_s(self) -> Floats:
-        """Return (G,) when the last gradient of each group is ready."""
-        return self.tensor_ready_s[np.array(self.plan.ends) - 1]
+        """Return when the last gradient of each group is ready, in seconds, shape (G,)."""
+        return self.tensor_ready_s[self._last_of_group]
 
     @cached_property
     def communication_s(self) -> Floats:
-        """Return (G,) what each message costs."""
-        return self._checked_s(self.cost)
+        """Return the cost of each message in seconds, shape (G,)."""
+        return self._message_costs_s(self.cost)
 
     @cached_property
     def played_s(self) -> tuple[Floats, Floats]:
-        """Return (G,) when each message begins, and (G,) when it has arrived."""
-        begin_s = self.ready_s if self.leave_s is None else self.leave_s
-        if self.link.plain:
-            ends_s = group_ends(begin_s, self.communication_s)
-            # A later rounding of the cumulative sums must not make a message begin before it is ready.
-            return np.maximum(begin_s, np.append(0.0, ends_s[:-1])), ends_s
-        return self.link.play(begin_s, self.link.parts(self.cost, self.group_bytes))
+        """Return when each message starts and ends, in seconds, two arrays of shape (G,)."""
+        may_start_s = self.ready_s if self.leave_s is None else self.leave_s
+        if not self.link.plain:
+            parts = self.link.parts(self.cost, self.group_bytes)
+            return self.link.play(may_start_s, parts)
+        ends_s = group_ends(may_start_s, self.communication_s)
+        link_free_s = np.append(0.0, ends_s[:-1])
+        # The cumulative sums of `group_ends` round. Without this maximum a message could start a
+        # rounding error before it is ready.
+        starts_s = np.maximum(may_start_s, link_free_s)
+        return starts_s, ends_s
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Return its times; what copies take counts as exposed communication."""
-        iteration_s = float(self._unpacked_s(self.played_s[1])) + self.workload.update_s
+        """Return the times of the iteration. Copies count as exposed communication."""
+        _, ends_s = self.played_s
+        arrived_s = float(self._copied_out_s(ends_s))
         return Prediction(
-            iteration_s, self.workload.compute_s, float(self.communication_s.sum())
+            iteration_s=arrived_s + self.workload.update_s,
+            compute_s=self.workload.compute_s,
+            communication_s=float(self.communication_s.sum()),
         )
 
     def draws(
@@ -126,303 +228,193 @@ class Iteration:
         slower: ArrayLike = 1.0,
         slowed: Floats | None = None,
     ) -> Floats:
-        """Return (B,) iterations by draws of the cost, with factors on messages (B, G) and compute (B,).
+        """Return the iteration for each of B draws of what is uncertain.
 
-        slowed : (2, B, G) draws of both slowdowns of the link, where they are drawn too
+        Parameters
+        ----------
+        costs : sequence of MessageCost, length B
+            Draws of the cost of a message.
+        scatter : array_like, shape (B, G), optional
+            Factors on the time of each message.
+        slower : array_like, shape (B,), optional
+            Factors on all compute times.
+        slowed : ndarray, shape (2, B, G), optional
+            Draws of the two slowdowns of the link: of compute by messages, and of messages by compute.
+            By default both are those of ``link``.
+
+        Returns
+        -------
+        ndarray, shape (B,)
+            Iterations in seconds. Without any draw the array is empty.
         """
         if not costs:
             return np.empty(0)
-        stretch, factors = (
-            np.asarray(slower, dtype=float),
-            np.asarray(scatter, dtype=float),
-        )
-        ready_s = self.ready_s * stretch[..., None]
+        compute_factors = np.asarray(slower, dtype=float)
+        message_factors = np.asarray(scatter, dtype=float)
+        ready_s = self.ready_s * compute_factors[..., None]
         link = self.link
         if slowed is not None:
             link = replace(link, slowdown=slowed[0], message_slowdown=slowed[1])
         if link.plain:
-            rule_s = np.array([self._checked_s(cost) for cost in costs])
-            ends_s = group_ends(ready_s, rule_s * factors)
+            costs_s = np.array([self._message_costs_s(cost) for cost in costs])
+            ends_s = group_ends(ready_s, costs_s * message_factors)
         else:
-            each = [link.parts(cost, self.group_bytes) for cost in costs]
+            drawn = [link.parts(cost, self.group_bytes) for cost in costs]
             parts = Parts(
-                *(np.stack(part) * factors for part in zip(*each, strict=True))
+                software_s=np.stack([part.software_s for part in drawn])
+                * message_factors,
+                wire_s=np.stack([part.wire_s for part in drawn]) * message_factors,
             )
-            ends_s = link.play(ready_s, parts)[1]
-        return self._unpacked_s(ends_s) + self.workload.update_s * stretch
+            _, ends_s = link.play(ready_s, parts)
+        return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
 
     def timeline(self) -> Timeline:
         """Return the iteration as spans: forward, backward per tensor, one message per group, update."""
-        names = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
-        rows = (dict(zip(names, span, strict=True)) for span in self._spans())
-        return Timeline.from_rows({"origin": "simulated", **row} for row in rows)
+        columns = ("task", "kind", "stream", "start_s", "end_s", "group", "bytes")
+        rows = []
+        for span in self._spans():
+            row = dict(zip(columns, span, strict=True))
+            rows.append({"origin": "simulated", **row})
+        return Timeline.from_rows(rows)
 
     def edges(self) -> list[tuple[str, str, float]]:
-        """Return (task, next, duration) of a graph whose longest path it is. UserError for shared links."""
-        if (
-            not self.link.plain
-            or self.copy_s_per_byte
-            or self.bucket_s
-            or self.leave_s is not None
-        ):
+        """Return the iteration as a graph of tasks whose longest path is the iteration.
+
+        Returns
+        -------
+        list of (str, str, float)
+            Edges: a task, the task that follows it, and the duration of the first one in seconds.
+
+        Raises
+        ------
+        UserError
+            If messages share a link or are copied. No graph of tasks can express that.
+        """
+        if not self.link.plain or self._copies or self.leave_s is not None:
             raise UserError(
                 "graph of an iteration: one message after the other only, no copies"
             )
-        work, last = self.workload, len(self.plan.ends) - 1
-        edges = [("start", "forward", 0.0), ("forward", "b0", work.forward_s)]
-        edges += [
-            (f"b{i}", f"b{i + 1}", float(work.backward_s[i])) for i in range(work.n - 1)
-        ]
+        workload = self.workload
+        edges = [("start", "forward", 0.0), ("forward", "b0", workload.forward_s)]
+        for i in range(workload.n - 1):
+            edges.append((f"b{i}", f"b{i + 1}", float(workload.backward_s[i])))
+        last_group = len(self.plan.ends) - 1
         for group, end in enumerate(self.plan.ends):
-            edges.append((f"b{end - 1}", f"c{group}", float(work.backward_s[end - 1])))
-            following = f"c{group + 1}" if group < last else "update"
-            edges.append((f"c{group}", following, float(self.communication_s[group])))
-        return [*edges, ("update", "end", work.update_s)]
+            last_tensor = end - 1
+            following = "update" if group == last_group else f"c{group + 1}"
+            backward_s = float(workload.backward_s[last_tensor])
+            message_s = float(self.communication_s[group])
+            edges.append((f"b{last_tensor}", f"c{group}", backward_s))
+            edges.append((f"c{group}", following, message_s))
+        edges.append(("update", "end", workload.update_s))
+        return edges
 
-    def _checked_s(self, cost: MessageCost) -> Floats:
-        communication_s = np.asarray(cost(self.group_bytes))
-        if not np.all(communication_s >= 0):
-            where = f"at {self.group_bytes[np.argmin(communication_s)]} bytes"
+    def _message_costs_s(self, cost: MessageCost) -> Floats:
+        """Return (G,) the cost of each message. Raises UserError for a negative one."""
+        costs_s = np.asarray(cost(self.group_bytes))
+        if not np.all(costs_s >= 0):
+            n_bytes = self.group_bytes[np.argmin(costs_s)]
             raise UserError(
-                f"the {cost.form} cost is negative {where}: fit it on smaller messages"
+                f"the {cost.form} cost is negative at {n_bytes} bytes: "
+                "fit it on smaller messages"
             )
-        return communication_s
+        return costs_s
 
-    def _unpacked_s(self, ends_s: Floats) -> Floats:
-        """Return (...) when the last message, by ``ends_s`` (..., G), has been copied out."""
+    def _copied_out_s(self, ends_s: Floats) -> Floats:
+        """Return (...) when the last message has been copied out, for messages that end at (..., G)."""
         if not self.copy_s_per_byte:
             return np.asarray(ends_s.max(axis=-1))
-        unpack_s = np.broadcast_to(
+        copies_s = np.broadcast_to(
             self.copy_s_per_byte * self.group_bytes, ends_s.shape
         )
-        return np.asarray(group_ends(ends_s, unpack_s)[..., -1])
+        # Copies follow one another as messages do: a copy starts when its message has arrived and the
+        # copy before it has ended.
+        return np.asarray(group_ends(ends_s, copies_s)[..., -1])
 
     def _spans(self) -> Iterator[tuple[object, ...]]:
-        end_s = self.workload.forward_s
-        yield "forward", "forward", "compute", 0.0, end_s, -1, 0
-        shown_s = self.tensor_ready_s
+        """Yield spans as (task, kind, stream, start_s, end_s, group, bytes), with group -1 for none."""
+        workload = self.workload
+        starts_s, ends_s = self.played_s
+
+        yield "forward", "forward", "compute", 0.0, workload.forward_s, -1, 0
+
+        backward_ends_s = self.tensor_ready_s
         if self.link.slows:
-            shown_s = self.link.computed_s(shown_s, *self.played_s)
+            backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
+        begin_s = workload.forward_s
         for group, members in enumerate(self.plan.slices):
             for i in range(members.start, members.stop):
-                begin_s, end_s = end_s, float(shown_s[i])
-                name, n_bytes = (
-                    f"backward {self.workload.tensor[i]}",
-                    int(self.workload.bytes[i]),
-                )
-                yield name, "backward", "compute", begin_s, end_s, group, n_bytes
-        kind, (starts_s, ends_s) = self.cost.collective, self.played_s
+                task = f"backward {workload.tensor[i]}"
+                end_s = float(backward_ends_s[i])
+                n_bytes = int(workload.bytes[i])
+                yield task, "backward", "compute", begin_s, end_s, group, n_bytes
+                begin_s = end_s
+
+        kind = self.cost.collective
         for group, n_bytes in enumerate(self.group_bytes):
-            start_s = float(starts_s[group])
-            # A later rounding of the cumulative sums must not make a span end before it starts.
-            end_s = max(start_s, float(ends_s[group]))
-            yield (
-                f"{kind} {group}",
-                kind,
-                "communication",
-                start_s,
-                end_s,
-                group,
-                int(n_bytes),
-            )
-        if self.workload.update_s:
-            begin_s = float(self._unpacked_s(ends_s))
-            yield (
-                "update",
-                "update",
-                "compute",
-                begin_s,
-                begin_s + self.workload.update_s,
-                -1,
-                0,
-            )
+            task = f"{kind} {group}"
+            begin_s = float(starts_s[group])
+            # The cumulative sums round: a message must not end before it starts.
+            end_s = max(begin_s, float(ends_s[group]))
+            yield task, kind, "communication", begin_s, end_s, group, int(n_bytes)
+
+        if workload.update_s:
+            begin_s = float(self._copied_out_s(ends_s))
+            end_s = begin_s + workload.update_s
+            yield "update", "update", "compute", begin_s, end_s, -1, 0
 
 
 def predict(
     workload: Workload, plan: FusionPlan, cost: MessageCost, link: Link = PLAIN
 ) -> Prediction:
-    """Return the times of an `Iteration`, in one call."""
+    """Return the predicted times of one iteration.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, tensor by tensor.
+    plan : FusionPlan
+        Which gradients share a message.
+    cost : MessageCost
+        The time of a message of a given size.
+    link : Link, optional
+        What messages share beyond their cost. By default they share nothing.
+
+    Returns
+    -------
+    Prediction
+        The iteration, its compute and its communication, in seconds.
+
+    Raises
+    ------
+    UserError
+        If the plan does not fit the workload, or if the cost of a message is negative.
+
+    See Also
+    --------
+    Iteration : The same iteration with its messages, its timeline and draws of its uncertainty.
+
+    Examples
+    --------
+    One message for all three gradients starts when the last one is ready, after 9 s:
+
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> layers = Workload.from_arrays(forward_s=3, backward_s=[2, 2, 2], n_bytes=[100] * 3)
+    >>> predict(layers, FusionPlan("single", (3,)), AlphaBeta(0.5, 0.02)).iteration_s
+    15.5
+    """
     return Iteration(workload, plan, cost, link).prediction
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the trivial model: all of the plan's communication after all computation (CSF, osf Eq 2)."""
-    compute_s, sent_s = (
-        iteration.workload.compute_s,
-        float(iteration.communication_s.sum()),
-    )
-    return Prediction(compute_s + sent_s, compute_s, sent_s)
+    """Return the prediction of a model without overlap: compute plus communication (CSF, osf Eq 2)."""
+    compute_s = iteration.workload.compute_s
+    communication_s = float(iteration.communication_s.sum())
+    return Prediction(compute_s + communication_s, compute_s, communication_s)
 
 
 def perfect_overlap(iteration: Iteration) -> Prediction:
-    """Return the other one: communication hides behind computation, or computation behind communication."""
-    compute_s, sent_s = (
-        iteration.workload.compute_s,
-        float(iteration.communication_s.sum()),
-    )
-    return Prediction(max(compute_s, sent_s), compute_s, sent_s)
-
-
-@dataclass(frozen=True, eq=False)
-class LinearScenarios:
-    """The iteration as a maximum of linear functions of (1, compute scale, alpha, beta).
-
-    Group k is *critical* when communication never pauses after it; then the iteration takes
-    scale * (ready[k] + update) + alpha * (messages from k on) + beta * (bytes from k on): column k of (3, m).
-    """
-
-    coefficients: Floats
-
-    @classmethod
-    def of(cls, workload: Workload, plan: FusionPlan) -> LinearScenarios:
-        """Return the groups' coefficients, of which only corners of their convex hull can be the maximum."""
-        from scipy.spatial import ConvexHull, QhullError
-
-        sizes = plan.group_bytes(workload).astype(float)
-        messages = np.arange(len(sizes), 0, -1.0)
-        compute_s = plan.group_ready_s(workload) + workload.update_s
-        points = np.stack([compute_s, messages, np.cumsum(sizes[::-1])[::-1]])
-        spread = np.ptp(points, axis=1, keepdims=True)
-        unit = (points - points.min(axis=1, keepdims=True)) / np.where(
-            spread > 0, spread, 1.0
-        )
-        try:
-            return cls(points[:, np.sort(ConvexHull(unit.T).vertices)])
-        except QhullError:  # few, or flat
-            return cls(points)
-
-    def iteration_s(
-        self, scale: ArrayLike, alpha_s: ArrayLike, beta_s_per_byte: ArrayLike
-    ) -> Floats:
-        """Return (S,) iteration times for S scenarios, computed IN_CACHE at a time."""
-        scenarios = np.stack(
-            np.broadcast_arrays(*map(np.atleast_1d, (scale, alpha_s, beta_s_per_byte))),
-            axis=1,
-        )
-        result = np.empty(len(scenarios))
-        columns = self.coefficients.T.copy()
-        for start in range(0, len(scenarios), IN_CACHE):
-            block = scenarios[start : start + IN_CACHE]
-            np.max(
-                columns @ block.T.astype(float),
-                axis=0,
-                out=result[start : start + len(block)],
-            )
-        return result
-
-
-# -- what a message may take of a machine: more is often sooner done, and slows down compute more ----
-
-
-@dataclass(frozen=True, eq=False)
-class Resources:
-    """One way in which a message can be sent: what it costs, and both slowdowns as of a `Link`."""
-
-    name: str
-    cost: MessageCost
-    slowdown: float = 0.0
-    message_slowdown: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """An iteration in which every message has resources of its own: ``given``, (G,)."""
-
-    workload: Workload
-    plan: FusionPlan
-    given: tuple[Resources, ...]
-
-    @property
-    def iteration_s(self) -> float:
-        """Return seconds from the start of forward to the end of the update."""
-        of_each = np.array(
-            [(way.slowdown, way.message_slowdown) for way in self.given]
-        ).T
-        link = Link(slowdown=of_each[0], message_slowdown=of_each[1])
-        sizes = self.plan.group_bytes(self.workload).tolist()
-        each = [
-            link.parts(way.cost, n) for way, n in zip(self.given, sizes, strict=True)
-        ]
-        parts = Parts(*(np.array(column, float) for column in zip(*each, strict=True)))
-        ends_s = link.play(self.plan.group_ready_s(self.workload), parts)[1]
-        return float(ends_s.max()) + self.workload.update_s
-
-
-WAYS = 1000  # kept of a prefix, spread evenly; there can be more than memory holds
-
-
-class _Front(NamedTuple):
-    """Ways to have sent a prefix, (m,), end and work rising; of the last message: first, way, choice."""
-
-    end_s: Floats
-    work_s: Floats
-    first: Ints
-    state: Ints
-    choice: Ints
-
-
-def jointly(
-    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None = None
-) -> Shared:
-    """Return the shortest iteration of ``plan``, or of all, by the resources that each message could have.
-
-    Dynamic programme over prefixes of the gradients: what the messages of a prefix leave behind is when the
-    last has arrived and how far computing has come by then. Ways that are better in one of both are kept,
-    WAYS of a prefix at most: the result is the shortest where there were never more.
-    """
-    n, ready_s = workload.n, workload.ready_s
-    total = np.concatenate([[0], np.cumsum(workload.bytes)])
-    ends = tuple(range(1, n + 1)) if plan is None else plan.ends
-    none, starts = np.zeros(1, np.int64), (0, *ends[:-1])
-    fronts = {0: _Front(np.zeros(1), np.zeros(1), none, none, none)}
-    for at, end in enumerate(ends):
-        firsts = starts[: at + 1] if plan is None else starts[at : at + 1]
-        sizes = total[end] - total[list(firsts)]
-        costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
-        before = {first: fronts[first] for first in firsts}
-        ways = _after(before, ready_s[end - 1], ready_s[-1], costs_s, choices)
-        kept = undominated(ways.end_s, -ways.work_s)
-        kept = kept[np.linspace(0, len(kept) - 1, min(WAYS, len(kept))).astype(int)]
-        fronts[end] = _Front._make(column[kept] for column in ways)
-    state = int(np.argmin(fronts[n].end_s))
-    cuts, given, end = [], [], n
-    while end:
-        front = fronts[end]
-        cuts.append(end)
-        given.append(choices[int(front.choice[state])])
-        end, state = int(front.first[state]), int(front.state[state])
-    plan = plan or FusionPlan("jointly", tuple(reversed(cuts)))
-    return Shared(workload, plan, tuple(reversed(given)))
-
-
-def _after(
-    fronts: Mapping[int, _Front],
-    ready_s: float,
-    last_s: float,
-    costs_s: Floats,
-    choices: Sequence[Resources],
-) -> _Front:
-    """Return every way of every front with one more message, of ``costs_s`` (choices, fronts) alone."""
-    counts = [len(front.end_s) for front in fronts.values()]
-    end_s, before_s = (
-        np.concatenate([front[k] for front in fronts.values()]) for k in (0, 1)
-    )
-    of = np.arange(len(fronts)).repeat(counts)
-    late_s = end_s - before_s
-    start_s = np.maximum(end_s, ready_s + late_s)
-    work_s = np.minimum(start_s - late_s, last_s)
-    slower = np.array([[1 + way.slowdown] for way in choices])
-    drag = np.array([[1 + way.message_slowdown] for way in choices])
-    beside_s, alone_s = (last_s - work_s) * slower, costs_s[:, of]
-    took_s = np.minimum(alone_s * drag, beside_s) + np.maximum(
-        0.0, alone_s - beside_s / drag
-    )
-    done_s = np.where(took_s >= beside_s, last_s, work_s + took_s / slower)
-    first, state = (
-        np.repeat([*fronts], counts),
-        np.concatenate([np.arange(m) for m in counts]),
-    )
-    columns = start_s + took_s, done_s, first, state, np.arange(len(choices))[:, None]
-    return _Front(
-        *(np.broadcast_to(column, took_s.shape).ravel() for column in columns)
-    )
+    """Return the prediction of a model with perfect overlap: the longer of compute and communication."""
+    compute_s = iteration.workload.compute_s
+    communication_s = float(iteration.communication_s.sum())
+    return Prediction(max(compute_s, communication_s), compute_s, communication_s)

@@ -12,13 +12,9 @@ from pandas import DataFrame
 from ddlkit.core.case import Case
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import LEVEL, interval
-from ddlkit.core.iteration import (
-    Iteration,
-    Prediction,
-    Resources,
-    jointly,
-)
+from ddlkit.core.iteration import Iteration, Prediction
 from ddlkit.core.plan import FusionPlan, improved, make_plan
+from ddlkit.core.resources import Resources, jointly
 from ddlkit.core.sparse import Selecting, elements_of, with_selection
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Calibration, Communication

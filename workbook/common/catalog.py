@@ -26,6 +26,7 @@ LIMIT, LONGER, COURSE, REFERENCE = 25.0, {"10": 30.0, "14": 30.0}, 285.0, "14"
 """Minutes of a notebook, of those that may take longer, of all that are read; what is looked up, not read."""
 LINES = 1320
 """Lines of code of all notebooks, at most, but for blank ones and imports."""
+_FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
 _IMPORT = re.compile(r"^(?:import .*|from \S+ import (?:\([^)]*\)|.*))$", re.MULTILINE)
 
 
@@ -111,7 +112,10 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 
 
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
-    """Count words, figures, tables and printed lines ("sentences") in executed cells, but of exercises."""
+    """Count words, figures, tables and printed lines ("sentences") in executed cells, but of exercises.
+
+    What is folded is looked up and not read: it does not count.
+    """
     counts: Counter[str] = Counter()
     exercises = False
     for cell in cells:
@@ -124,7 +128,7 @@ def count_shown(cells: Sequence[Any]) -> Counter[str]:
         counts["words"] += len(text.split())
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
-            page = str(data.get("text/html", ""))
+            page = _FOLDED.sub("", str(data.get("text/html", "")))
             figure, tables = (
                 "<figure" in page or "image/png" in data,
                 page.count("<table"),

@@ -31,8 +31,9 @@ def steps_over_peak(steps: pd.DataFrame) -> Figure:
     for line in ax.get_lines():
         name = str(line.get_label())
         if name in percent:
-            above = percent[name].iloc[0], -0.25
-            ax.text(*above, name, color=line.get_color(), ha="center", va="bottom")
+            first = percent[name].iloc[0]
+            named = ax.text(first, -0.25, name, ha="center", va="bottom")
+            named.set_color(line.get_color())
     least, most = steps["share"].min(), steps["share"].max()
     plots.title(
         figure,
@@ -77,8 +78,8 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
         _mark_exposed(ax, timeline, scale, unit)
     plots.title(
         figure,
-        f"PyTorch's default buckets cost {1 - best_s / default_s:.0%} of this step: "
-        f"{scale * default_s:.0f} {unit} instead of {scale * best_s:.0f} {unit}",
+        f"PyTorch's default buckets cost {1 - best_s / default_s:.0%} of this step, which "
+        f"takes {scale * default_s:.0f} {unit} instead of {scale * best_s:.0f} {unit}",
     )
     spans = [timelines[spec].to_frame().assign(plan=spec) for spec in COMPARED]
     return figure, pd.concat(spans)
@@ -87,9 +88,8 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
 def _mark_end(ax: Axes, end: float, unit: str) -> None:
     """Draw the line at which a step ends, with its time."""
     ax.axvline(end, color=INK, linewidth=1.2)
-    text = f" {end:.0f} {unit}"
-    words = {"ha": "left", "va": "center", "fontsize": 10, "fontweight": "bold"}
-    ax.text(end, 0.5, text, **words)
+    time = ax.text(end, 0.5, f" {end:.0f} {unit}", ha="left", va="center")
+    time.set(fontsize=10, fontweight="bold")
 
 
 def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None:
@@ -97,7 +97,8 @@ def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None
     edge = look("all_reduce").color
     computing = scale * (timeline.spans(COMPUTE) - timeline.start_s.min())
     for begin, end in zip(computing[:-1, 1], computing[1:, 0], strict=True):
-        shape = {"facecolor": "white", "edgecolor": edge, "linestyle": "--"}
-        ax.broken_barh([(begin, end - begin)], (-0.36, 0.72), linewidth=1.2, **shape)
-        text = f"exposed communication\n{end - begin:.0f} {unit}"
-        ax.text((begin + end) / 2, 0, text, ha="center", va="center", color=edge)
+        outline = ax.broken_barh([(begin, end - begin)], (-0.36, 0.72))
+        outline.set(facecolor="white", edgecolor=edge, linestyle="--", linewidth=1.2)
+        text = f"exposed\n{end - begin:.0f} {unit}"
+        waits = ax.text((begin + end) / 2, 0, text, ha="center", va="center")
+        waits.set(color=edge, fontsize=9)

@@ -53,8 +53,11 @@ def draw(drawn: Schedule) -> Figure:
     """Draw a schedule's graph: a column a step, a row a GPU; circles compute, the critical path is thick."""
     figure, ax = plots.canvas(height=3.6)
     _draw_tasks(ax, drawn)
-    said = f"{drawn.graph.n} tasks in {drawn.duration_s:g} s"
-    plots.title(figure, f"{said}: only the thick chain decides that")
+    said = (
+        f"Of {drawn.graph.n} tasks only those on the critical path (thick) determine the "
+        f"iteration's {drawn.duration_s:g} s"
+    )
+    plots.title(figure, said)
     return figure
 
 

@@ -142,14 +142,16 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     off = measured_errors(lab).rename(SPELLED)
     upper, lower = (table.replace({"network": SPELLED}) for table in (model, lab))
     lower["case"] = lower["case"].str.partition(", ")[2].str.replace(" ", "")
-    ends = [f"{each.min():.1f} to {each.max():.1f}%" for each in (off, printed)]
-    said = f"Replayed in the lab: {ends[0]} off in the mean; the paper prints {ends[1]}"
+    said = (
+        f"The mean error of predicted replays is {off.max():.1f}% at most; the paper "
+        f"prints {printed.min():g}% to {printed.max():g}%"
+    )
     with plots.sheet(said, columns=len(printed), rows=2, height=5.4) as (figure, axes):
         for above, below, network in zip(*axes, printed.index, strict=True):
             _draw_modelled(above, upper[upper["network"] == network])
             above.set(title=f"{network}, model", ylim=(0, 112))
             _draw_measured(below, lower[lower["network"] == network], printed[network])
-            below.set_title(f"lab {off[network]:.1f}% off, paper {printed[network]:g}%")
+            below.set_title(f"error {off[network]:.1f}%, paper {printed[network]:g}%")
         axes[1, 0].set_ylabel("lab: nodes x ranks of each")
     return figure
 

@@ -48,11 +48,11 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
     """
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
     names, most = list(rows["framework"].unique()), rows["gpus"].max()
-    best = rows[rows["gpus"] == most].groupby("cluster")["model"].agg(["min", "max"])
-    spans = ", ".join(
-        f"{row.Index} {row.min:.2f} to {row.max:.2f}" for row in best.itertuples()
+    whole = rows.loc[rows["gpus"] == most, "model"]
+    said = (
+        f"By the model {most} GPUs are {whole.min():.1f} to {whole.max():.1f} times as "
+        f"fast as {over}; the paper states up to {rows['paper'].max():g}"
     )
-    said = f"Speedups of 4: {spans}; the paper's, {rows['paper'].max():g} at most"
     with plots.sheet(said, columns=3, rows=2, height=4.3, sharex=True, sharey=True) as (
         figure,
         axes,
@@ -61,7 +61,7 @@ def draw_bars(bars: pd.DataFrame, over: str) -> Figure:
         for ax, ((cluster, network), panel) in zip(axes.flat, panels, strict=True):
             ends, sizes = ["model_low", "model_high", "model"], panel.groupby("gpus")
             ranges = {
-                f"{n} GPUs": tuple(of[end] for end in ends)
+                f"model:of {n} GPUs": tuple(of[end] for end in ends)
                 for n, of in reversed([*sizes])
             }
             plots.intervals(ax, names, ranges, label=f"speedup over {over}")

@@ -55,7 +55,8 @@ def draw(
     medians = (
         measured.groupby(["elements", "density"])["seconds"].median().reset_index()
     )
-    plots.title(figure, "Selecting looks at every element; no formula has its steps")
+    said = "The time to select grows in steps that neither formula follows"
+    plots.title(figure, said)
     gathered = pd.Series(ring.seconds).groupby(ring.sizes).median()
     printed = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
     parts = [medians, gathered.rename("gather_s").rename_axis("bytes").reset_index()]

@@ -110,7 +110,14 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw `numbers`; titles have OMGS-SGD's last score over dense's."""
     of_omgs = ratios(frame).groupby(level="network").mean()
-    with plots.sheet(columns=len(of_omgs), height=3.4, squeeze=False) as (figure, axes):
+    said = (
+        f"The last score of OMGS-SGD is {of_omgs.min():.0%} to {of_omgs.max():.0%} of "
+        "dense training's"
+    )
+    with plots.sheet(said, columns=len(of_omgs), height=3.6, squeeze=False) as (
+        figure,
+        axes,
+    ):
         for ax, (network, rows) in zip(
             axes[0], frame.groupby("network", sort=False), strict=True
         ):

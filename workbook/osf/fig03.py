@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.iteration import predict
@@ -17,11 +18,13 @@ from workbook.common.specs import network_title
 from workbook.osf import settings
 from workbook.osf.cluster import FIVE, PaperSetting, measured_names
 from workbook.osf.factors import by_formulas
-from workbook.osf.frames import percent_ranges, printed_at, tidy
+from workbook.osf.frames import printed_at, rows_of, tidy
 from workbook.osf.lab import EQ7, LAB, OTHER_LINES, Lab, graded
 
 EXPENSIVE = ", expensive start-ups"
 """What stands behind the name of a network that was replayed in the regime."""
+COLUMNS = {"CSF": "CSF", "OSF": "OSF printed"}
+"""What the table calls the formulas of which osf states errors."""
 CAMPAIGNS = (
     CAMPAIGN,
     LAB,
@@ -97,7 +100,7 @@ def numbers() -> pd.DataFrame:
     before = claimed("osf-fig08-before")
     frame["paper"] = printed_at(frame, before, network="VGG16", quantity="simulated")
     for name, (low, high) in printed_errors().items():
-        rows = frame["quantity"] == ("CSF" if name == "CSF" else "OSF printed")
+        rows = frame["quantity"] == COLUMNS[name]
         ends = [low / 100, high / 100]
         frame.loc[rows, ["paper_error_low", "paper_error_high"]] = ends
     return frame
@@ -113,45 +116,49 @@ def spelled(name: str) -> str:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw both formulas' errors on the cluster, in all settings that fit, and in the lab."""
-    formulas, lab = ["CSF", "OSF printed"], frame[frame["grade"] == "lab"]
-    wide = frame[frame["grade"] == "model"].pivot(index="network", columns="quantity")
-    wide = wide.loc[list(FIVE)].rename(index=lambda name: f"{spelled(name)}, cluster")
-    order = sorted(
-        dict.fromkeys(lab["network"]), key=lambda n: (EXPENSIVE in n, n[:6], len(n))
+    """Draw the errors of CSF and of OSF, a panel each, on the cluster and in the lab."""
+    lab = frame[frame["grade"] == "lab"]
+    by_startup = lab["CSF"].groupby(lab["network"].str.endswith(EXPENSIVE))
+    cheap, costly = (errors.loc[errors.abs().idxmax()] for _, errors in by_startup)
+    said = (
+        f"In the lab CSF errs by up to {costly:+.0%} with expensive start-ups and "
+        f"{cheap:+.0%} with cheap ones, OSF by {lab['OSF printed'].abs().max():.0%}"
     )
-    by_network = lab.groupby("network")[formulas]
-    low, high = (
-        pd.concat(
-            [wide[f"error_{end}"][formulas], of_lab.loc[order].rename(index=spelled)]
-        )
-        for end, of_lab in (("low", by_network.min()), ("high", by_network.max()))
-    )
-    size = 100 * wide[["paper_error_low", "paper_error_high"]].max()
-    printed = {
-        n: (size["paper_error_low", n], size["paper_error_high", n]) for n in formulas
-    }
-    expensive = lab["network"].str.endswith(EXPENSIVE)
-    errors = (
-        f"{e.min():+.0%} to {e.max():+.0%}" for _, e in lab["CSF"].groupby(~expensive)
-    )
-    said = "CSF errs by {} with expensive start-ups, {} with cheap ones".format(*errors)
-    with plots.sheet(said, height=5.0) as (figure, ax):
-        label = (
-            "error against the factor simulated on the cluster, measured in the lab [%]"
-        )
+    with plots.sheet(said, columns=2, height=4.6, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
+        for ax, (name, printed) in zip(axes, printed_errors().items(), strict=True):
+            _draw_errors(ax, frame, COLUMNS[name], printed)
+            low, high = printed
+            ax.set_title(f"{name}: the paper states {low:g}% to {high:g}%")
+    return figure
+
+
+def _draw_errors(
+    ax: Axes, frame: pd.DataFrame, formula: str, printed: tuple[float, float]
+) -> None:
+    """Draw one formula's errors by network: over settings by model, over replayed cases."""
+    modelled = rows_of(frame, grade="model", quantity=formula).set_index("network")
+    modelled = modelled.loc[list(FIVE), ["error_low", "error_high"]]
+    modelled = modelled.set_axis(["min", "max"], axis=1)
+    modelled.index = [f"{spelled(name)}, cluster" for name in modelled.index]
+    lab = frame[frame["grade"] == "lab"]
+    replayed = lab.groupby("network")[formula].agg(["min", "max"])
+    order = sorted(replayed.index, key=lambda n: (EXPENSIVE in n, n[:6], len(n)))
+    replayed = replayed.loc[order].rename(index=spelled)
+    rows = [*modelled.index, *replayed.index]
+    bands = {"size of the error": printed}
+    for role, ends, band in (("model", modelled, bands), ("replayed", replayed, {})):
+        low, high = (100 * ends[end].reindex(rows) for end in ("min", "max"))
         plots.intervals(
             ax,
-            low.index,
-            percent_ranges(low, high),
-            label=label,
-            printed=printed,
+            rows,
+            {role: (low, high)},
+            label="error of the predicted scaling factor [%]",
+            printed=band,
             mirrored=True,
         )
-        ax.set_title(
-            f"The cluster, {len(lab)} replayed cases; shaded: sizes that the paper prints"
-        )
-    return figure
 
 
 # -- claims --------------------------------------------------------------------------------------

@@ -56,8 +56,10 @@ def draw(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
         "model", "buffer_bytes", "quantity"
     )
     gains = wide[["simulated", "OSF printed"]].max() / wide.iloc[0] - 1
-    said = "{simulated:.0%} as simulated, {OSF printed:.0%} by the printed equations"
-    said = f"ResNet-101: the best buffer gains {said.format(**gains)}"
+    said = (
+        "On ResNet-101 the best buffer gains {simulated:.0%} in simulation, but "
+        "{OSF printed:.0%} by the printed equations"
+    ).format(**gains)
     return by_buffer.draw(frame, ["simulated", *formulas], said)
 
 

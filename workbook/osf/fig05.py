@@ -50,7 +50,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     named = named.sort_values(
         ["grade", "slowest", "workers"], ascending=[False, True, True]
     )
-    said = "One worker is slower: among few workers NEGOTIATE is most of communication"
+    negotiating = rows_of(frame[slow], phase="NEGOTIATE", workers=2)["model"].max()
+    said = (
+        f"If one of two workers is slower, NEGOTIATE takes up to {negotiating:.0%} of the "
+        "communication time"
+    )
     return phases.draw(named, "workers", "share of communication [%]", said)
 
 

@@ -68,8 +68,6 @@ def draw(frame: pd.DataFrame) -> Figure:
     over["model"] = over["model"].fillna(frame["seconds_over_unfused"])
     bars = frame["buffer_bytes"].map(buffer_name)
     places = frame["look"].fillna("").map(PLACES)
-    said = (
-        "A buffer exchanges ALLREDUCE for WAIT: ResNet-101 gains by that, VGG-16 loses"
-    )
+    said = "A buffer of 1 GB adds WAIT; only ResNet-101 with expensive start-ups still gains"
     named = frame.assign(**over, bar=bars, place=places)
     return phases.draw(named, "buffer", "communication [% of unfused]", said)

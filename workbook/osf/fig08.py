@@ -92,9 +92,11 @@ def draw(frame: pd.DataFrame) -> Figure:
     )
     every = pd.concat([frame[frame["grade"] == "model"].fillna({"look": ""}), lab])
     end = rows_of(frame, network=REPLACED, workers=WORKERS).set_index("quantity")
-    ours = f"{end['model']['OSF']:.2f} with overlap, {end['model']['CSF']:.2f} by CSF"
-    printed = f"paper {end['paper'].iloc[0]:g} and {end['paper_section_1'].iloc[0]:g}"
-    said = f"{network_title(REPLACED)}, {WORKERS} workers: {ours}; {printed}"
+    said = (
+        f"With replaced layers {WORKERS} workers reach {end['model']['OSF']:.2f} by the "
+        f"model; the paper states {end['paper'].iloc[0]:g} and "
+        f"{end['paper_section_1'].iloc[0]:g}"
+    )
     with plots.sheet(said, columns=3, height=3.4, sharey=True) as (figure, axes):
         for ax, (mark, place) in zip(axes, PLACES.items(), strict=True):
             rows = rows_of(every, look=mark)
@@ -103,7 +105,7 @@ def draw(frame: pd.DataFrame) -> Figure:
             )
             wide = wide[[(n, q) for n in ("VGG16", REPLACED) for q in ("OSF", "CSF")]]
             wide.columns = [
-                f"{network_title(network)}, {quantity}" for network, quantity in wide
+                f"{quantity}:of {network_title(network)}" for network, quantity in wide
             ]
             plots.lines(
                 ax, wide, xlabel="workers", ylabel="scaling factor", log="x", legend=""

@@ -50,8 +50,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     """Draw loss by epoch on three sets of images; the paper's two printed losses where they belong."""
     last = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
     means = last.groupby("network", sort=False)["share_of_guess"].mean()
-    said = ", ".join(f"{name} {mean:.2g}" for name, mean in means.items())
-    said = f"Loss while training after the last epoch, over ln(classes): {said}"
+    shares = ", ".join(f"{mean:.2g}% ({name})" for name, mean in (100 * means).items())
+    said = f"Relative to the loss of guessing, the final training loss is {shares}"
     with plots.sheet(said, columns=3, height=3.2, sharey=True) as (figure, axes):
         for ax, images in zip(axes, ("running", "training", "held_out"), strict=True):
             rows = frame[frame["measured_on"] == images]

@@ -7,11 +7,12 @@ from functools import cache, partial
 from typing import Any
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import fit, unseen_errors
-from ddlkit.core.units import KB
+from ddlkit.core.units import KB, format_bytes
 from ddlkit.model.calibration import undisturbed
 from workbook import plots
 from workbook.common import claims, networks, source
@@ -28,9 +29,13 @@ MODELS = (
 """Costs from samples: osf Eq 7 from both ends, a line through the medians, another by relative error,
 osf Eq 18 with its threshold at the bandwidth-delay product, or where it fits best, linear pieces, a table."""
 LINE_MODELS, EQ18_MODELS = list(MODELS[:3]), list(MODELS[3:5])
-DRAWN = ["alpha_beta:medians", "piecewise:BDP", "table"]
-"""What is drawn of MODELS; osf claims something of the first two."""
+DRAWN = {"alpha_beta:medians": "straight line", "piecewise:BDP": "Eq 18"}
+"""What is drawn of MODELS, and its name: the two forms of which osf claims something."""
 LINK = ["link", "ranks"]
+LINK_TITLES = {"lab:1gbit": "1 Gbit/s", "lab:500mbit": "500 Mbit/s"}
+"""How links are spelled in a heading; others by their own name."""
+TICKS = [256 << 5 * step for step in range(4)]
+"""Message sizes in bytes that are named on the axis."""
 
 
 # -- numbers -------------------------------------------------------------------------------------
@@ -139,40 +144,57 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw errors of the forms DRAWN by size, on the links on which something is decided, or on all."""
+    """Draw the errors of the forms DRAWN by message size, a panel for each link."""
     sides = decided(frame)
     clear = sides[sides["decided"]]
-    links = (clear if len(clear) else sides).groupby(LINK).groups
-    won = (clear["eq18_error"] < clear["line_error"]).sum()
-    said = f"Eq 18 beats every line on {won} of {len(sides)} sides of the bandwidth-delay product (BDP)"
+    better = clear["eq18_error"] < clear["line_error"]
+    said = f"Eq 18 is closer than the best line in {better.sum()} of {len(sides)} comparisons"
+    said += f" and farther in {(~better).sum()}" if (~better).any() else ""
+    said += "; the others are undecided" if len(clear) < len(sides) else ""
+    links = sides.groupby(LINK, sort=False)
     with plots.sheet(
-        said, columns=len(links), height=3.6, sharey=True, squeeze=False
+        said, columns=len(links), height=3.5, sharey=True, squeeze=False
     ) as (figure, axes):
-        for ax, (link, ranks) in zip(axes.flat, links, strict=True):
+        for ax, ((link, ranks), outcomes) in zip(axes.flat, links, strict=True):
             rows = rows_of(frame, link=link, ranks=ranks)
-            errors = (
-                100 * rows.pivot(index="bytes", columns="model", values="error")[DRAWN]
-            )
-            apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
-            ax.fill_between(
-                apart.index, -apart, apart, color=FAINT, label="two runs differ"
-            )
-            label = "error on the held-out size [%]"
-            plots.lines(
-                ax, errors, xlabel="message size", ylabel=label, log="b", legend=""
-            )
-            bdp, printed = rows[
-                [f"{of}bandwidth_delay_bytes" for of in ("", "paper_")]
-            ].iloc[0]
-            ax.axvline(bdp, color=SOFT, linewidth=0.8, label="BDP here")
-            ax.axvline(
-                printed,
-                color=look("paper").color,
-                label=f"paper: BDP {printed / KB:g} KB",
-            )
+            _draw_link(ax, rows)
+            name = LINK_TITLES.get(str(link), str(link))
+            ax.set_title(f"{name}, {ranks} ranks\n{_closer(outcomes)}")
             ax.label_outer()
-            ax.set_title(f"{link}, {ranks} ranks")
+        axes[0, 0].set_ylabel("error on the held-out size [%]")
     return figure
+
+
+def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw one link's errors, how far two runs differ, and both bandwidth-delay products."""
+    errors = 100 * rows.pivot(index="bytes", columns="model", values="error")[[*DRAWN]]
+    apart = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
+    ax.fill_between(
+        apart.index, -apart, apart, color=FAINT, label="difference of two runs"
+    )
+    plots.lines(ax, errors, xlabel="message size", ylabel="", log="b", legend="")
+    for line, name in zip(ax.get_lines(), DRAWN.values(), strict=True):
+        line.set_label(name)
+    ax.set_xticks(TICKS, [format_bytes(size) for size in TICKS])
+    ours, printed = (
+        rows[f"{whose}bandwidth_delay_bytes"].iloc[0] for whose in ("", "paper_")
+    )
+    ax.axvline(ours, color=SOFT, label="BDP of the link")
+    color = look("paper").color
+    name = f"paper: BDP of {printed / KB:g} KB"
+    ax.axvline(printed, color=color, linestyle=":", label=name)
+
+
+def _closer(outcomes: pd.DataFrame) -> str:
+    """Return which form is closer on which side of a link's bandwidth-delay product."""
+    names = {"small": "below", "large": "above"}
+    found = [
+        f"{'Eq 18' if side.eq18_error < side.line_error else 'line'} closer "
+        f"{names[side.tensors]} the BDP"
+        for side in outcomes.itertuples()
+        if side.decided
+    ]
+    return ", ".join(found) or "undecided"
 
 
 # -- claims --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -31,10 +32,9 @@ from workbook.osf.cluster import (
     reference_network,
 )
 from workbook.osf.equations import largest_fusion_gain, merged
-from workbook.osf.frames import percent_ranges, rows_of
+from workbook.osf.frames import rows_of
 from workbook.osf.lab import Lab, graded
 from workbook.osf.settings import Grid
-from workbook.plots.style import look
 from workbook.validate import compare
 
 CONSTANT, RIVAL, ADAFUSION = "buffer:100MB", "mg_wfbp", "adafusion:repaired"
@@ -43,8 +43,8 @@ PLANNERS = (
     *("adafusion", ADAFUSION, "exact"),
 )
 RULES = (ADAFUSION, RIVAL, "exact")
-SHOWN = ["none", CONSTANT, RIVAL, ADAFUSION, "exact", "adafusion"]
-"""The planners that are drawn."""
+RIVALS = {CONSTANT: "a 100 MB buffer", RIVAL: "MG-WFBP"}
+"""With which planners osf compares adaFusion, as a drawing calls them."""
 
 
 # -- numbers -------------------------------------------------------------------------------------
@@ -144,37 +144,48 @@ def numbers(campaign: Source) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw factors at the best setting, gains over all compatible ones with the printed, gains replayed."""
-    best = frame[frame["grade"].isna()]
-    model, lab = rows_of(frame, grade="model"), rows_of(frame, grade="lab")
-    best = best.assign(gain_low=best["model"], gain_high=best["model"])
-    panels = {"scaling factor [%], best setting": best}
-    for over, rows in model.groupby("over", sort=False):
-        panels[f"gain over {look(str(over)).label} [%], settings that fit"] = rows
-    panels["gain over that buffer [%], replayed"] = lab.assign(
-        network=lab["network"].map(network_title) + ", " + lab["over"].str[7:]
-    )
-    rule = rows_of(model, planner=ADAFUSION, over=CONSTANT)[
-        ["gain_high", "paper_gain_low"]
-    ].max()
+    """Draw adaFusion's gains, by model and replayed, against the range that the paper claims."""
+    repaired = rows_of(frame, planner=ADAFUSION, grade="model")
+    replayed = rows_of(frame, planner="adafusion", grade="lab")
+    over_constant = rows_of(repaired, over=CONSTANT)
     said = (
-        "adaFusion gains {:.0%} over 100 MB at most; the paper prints {:.1%} at least"
+        f"adaFusion gains at most {over_constant['gain_high'].max():.0%} over a 100 MB "
+        f"buffer; the paper claims at least {over_constant['paper_gain_low'].max():.1%}"
     )
-    said = said.format(*rule)
-    with plots.sheet(said, columns=2, rows=2, height=6.4) as (figure, axes):
-        for ax, (label, rows) in zip(axes.flat, panels.items(), strict=True):
-            wide = rows.pivot(index="network", columns="planner").rename(
-                index=network_title
-            )
-            ends = (
-                wide[f"gain_{end}"].reindex(columns=SHOWN) for end in ("low", "high")
-            )
-            low, high = 100 * rows[["paper_gain_low", "paper_gain_high"]].max()
-            printed = {"adaFusion": (low, high)} if low == low else {}
-            plots.intervals(
-                ax, wide.index, percent_ranges(*ends), label=label, printed=printed
+    with plots.sheet(said, columns=2, height=3.4, sharey=True) as (figure, axes):
+        for ax, (over, name) in zip(axes, RIVALS.items(), strict=True):
+            _draw_gains(
+                ax, rows_of(repaired, over=over), rows_of(replayed, over=over), name
             )
     return figure
+
+
+def _draw_gains(
+    ax: Axes, modelled: pd.DataFrame, replayed: pd.DataFrame, over: str
+) -> None:
+    """Draw gains over one rival, a row for each network; the claimed range is shaded."""
+    modelled = modelled.set_index("network").loc[list(FIVE)]
+    replayed = replayed.set_index("network").reindex(FIVE)
+    low, high, least, most = (
+        (100 * modelled[["gain_low", "gain_high", "paper_gain_low", "paper_gain_high"]])
+        .to_numpy()
+        .T
+    )
+    networks = [network_title(network) for network in FIVE]
+    plots.intervals(
+        ax,
+        networks,
+        {"model:of the repaired rule": (low, high)},
+        label=f"gain over {over} [%]",
+        printed={"claimed gain": (least.max(), most.max())},
+    )
+    rows = range(len(networks))
+    name = "replay of the printed rule"
+    plots.points(ax, 100 * replayed["gain"], rows, "measured", label=name, size=6)
+    ax.set_title(
+        f"Over {over}: {low.min():.0f}% to {high.max():.0f}%;\n"
+        f"the paper claims {least.max():g}% to {most.max():g}%"
+    )
 
 
 # -- what any plan may gain ----------------------------------------------------------------------

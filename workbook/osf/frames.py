@@ -39,10 +39,3 @@ def printed_at(frame: pd.DataFrame, number: float, **values: Any) -> pd.Series:
     """Return a printed number in the rows in which columns have these values, else NaN."""
     rows = _rows_with(frame, values)
     return pd.Series(number, rows.index, float).reindex(frame.index)
-
-
-def percent_ranges(
-    low: pd.DataFrame, high: pd.DataFrame
-) -> dict[str, tuple[pd.Series, pd.Series]]:
-    """Return both ends of each column in %, as `workbook.plots.intervals` takes them."""
-    return {str(name): (100 * low[name], 100 * high[name]) for name in low}

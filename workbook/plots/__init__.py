@@ -23,6 +23,7 @@ from ddlkit.show import gantt as gantt
 from ddlkit.show import lines as lines
 from ddlkit.show import look as look
 from ddlkit.show import points as points
+from workbook.plots.shown import fold as fold
 from workbook.plots.shown import on_this_machine as on_this_machine
 from workbook.plots.shown import save_figure as save_figure
 from workbook.plots.shown import table as table
@@ -31,6 +32,7 @@ from workbook.plots.style import (
     FAINT,
     INK,
     WIDTH,
+    Style,
     add_legend,
     case_rows,
     known,
@@ -147,10 +149,10 @@ def bars(
 
 
 def paired_bars(
-    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str, last: float = 2.0
+    panels: Mapping[str, tuple[pd.DataFrame, str]], *, label: str
 ) -> tuple[Figure, Axes]:
-    """Draw panels of pairs of stacked bars in seconds, and return empty axes below, ``last`` inches high."""
-    heights = [2.0] * len(panels) + [last]
+    """Draw panels of pairs of stacked bars in seconds, and return empty axes below them."""
+    heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, which)) in zip(axes, panels.items(), strict=False):
         factor, unit = time_unit(parts)
@@ -193,28 +195,28 @@ def error_rows(
     errors: Mapping[str, ArrayLike],
     *,
     label: str,
-    roles: Sequence[str] = (),
+    styles: Sequence[Style] = (),
 ) -> None:
     """Draw one row of points for each name, with a bar at the median of its errors.
 
     The median of the absolute errors stands at the right of each row.
 
     errors : by name of the row (n,) relative errors, drawn in per cent
-    roles : the role in whose look each row is drawn; that of the model if none is given
+    styles : the style of each row; if none is given, all have the style of the model
     """
     case_rows(ax, [*errors], 0.0)
-    styles = looks(roles) if roles else [look("model")] * len(errors)
-    at_right = {"va": "center", "ha": "left", "fontweight": "bold"}
+    styles = styles or [look("model")] * len(errors)
     for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
         percent = 100 * np.asarray(shares, dtype=float)
         places = np.full(percent.size, row)
         (dots,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
         dots.set(color=style.color, markerfacecolor=style.face)
-        bar = {"color": INK, "markersize": 16, "markeredgewidth": 2.2}
-        ax.plot(np.median(percent), row, "|", **bar)
+        (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
+        bar.set(markersize=16, markeredgewidth=2.2)
         off = np.median(np.abs(percent))
-        edge = ax.get_yaxis_transform()
-        ax.text(1.02, row, f"{off:.1f}%", transform=edge, **at_right)
+        at_right = ax.get_yaxis_transform()
+        number = ax.text(1.02, row, f"{off:.1f}%", transform=at_right)
+        number.set(verticalalignment="center", fontweight="bold")
     ax.text(1.02, 1.02, "median\n|error|", transform=ax.transAxes, va="bottom")
     ax.set_xlabel(label)
 
@@ -255,11 +257,15 @@ def intervals(
 
 
 class Panel(NamedTuple):
-    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%."""
+    """A heat map: a number for each row and column, NaN where there is none, and lows and highs of 95%.
+
+    names : what stands behind each number, if anything
+    """
 
     grid: pd.DataFrame
     low: pd.DataFrame
     high: pd.DataFrame
+    names: pd.DataFrame | None = None
 
 
 def heat_maps(
@@ -271,7 +277,10 @@ def heat_maps(
     height: float = 2.5,
     log: bool = False,
 ) -> Figure:
-    """Draw heat maps on one scale, red worse, in parentheses what may be no difference; log : of ratios."""
+    """Draw heat maps on one scale, red worse; log : of ratios.
+
+    What may be no difference is in parentheses, and without a colour.
+    """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
     ratios = [
@@ -303,15 +312,29 @@ def heat_maps(
     return figure
 
 
+def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
+    """Return the numbers of a heat map as text, in parentheses those that may be no difference."""
+    written = panel.grid.map(form.format, na_action="ignore").fillna("")
+    return written.mask(_unsure(panel, no_difference), "(" + written + ")")
+
+
+def _unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
+    """Return whose interval holds no difference; an interval without a width is exact."""
+    held = (panel.low <= no_difference) & (panel.high >= no_difference)
+    return held & (panel.low < panel.high)
+
+
 def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     import seaborn as sns  # takes longer to import than all else here
 
-    log = isinstance(scale, LogNorm)
-    grid = panel.grid.rename(columns=lambda name: str(name).replace("-", " "))
-    unsure = ((panel.low < log) & (panel.high > log)).to_numpy()
-    text = grid.map(form.format).mask(unsure, lambda number: "(" + number + ")")
+    same = float(isinstance(scale, LogNorm))
+    grid = panel.grid.mask(_unsure(panel, same), same)
+    grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
+    text = texts(panel, form, same).to_numpy()
+    if panel.names is not None:
+        text = text + "   " + panel.names.fillna("").to_numpy()
     shape = {"annot": text, "fmt": "", "annot_kws": {"fontsize": 7}, "cbar": False}
-    colors = "RdBu_r" if log else "RdBu"
+    colors = "RdBu_r" if same else "RdBu"
     sns.heatmap(
         grid,
         ax=ax,
@@ -321,7 +344,9 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         yticklabels=True,
         **shape,
     )
-    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    long = max(len(str(name)) for name in grid) > 4
+    leant = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
+    plt.setp(ax.get_xticklabels(), **(leant if long else {"rotation": 0}))
     plt.setp(ax.get_yticklabels(), rotation=0)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)

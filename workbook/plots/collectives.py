@@ -17,8 +17,11 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
 
     samples : ``bytes`` and ``seconds`` by ``series``; medians : by the same, with ``floor_s``
     """
-    said = "A small message costs a start-up, a large one its bytes"
-    with plots.sheet(said) as (figure, ax):
+    finding = (
+        "A small message takes a constant time, a large one a time in proportion to its "
+        "bytes"
+    )
+    with plots.sheet(finding) as (figure, ax):
         plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
         scale, _ = time_unit(samples["seconds"])
         limited = medians.dropna()

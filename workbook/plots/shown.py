@@ -214,8 +214,21 @@ def table_html(
     rows, columns = data.shape
     if rows <= 30 and columns <= 10:
         return page
-    summary = f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns"
-    return f"<details><summary>{summary}</summary>{page}</details>"
+    return _folded(
+        page,
+        f"{name + ', ' if name else ''}a table of {rows} rows, {columns} columns",
+    )
+
+
+def _folded(page: str, summary: str) -> str:
+    """Return HTML of which only the summary is seen until it is opened."""
+    return f"<details><summary>{escape(summary)}</summary>{page}</details>"
+
+
+def fold(frame: pd.DataFrame, summary: str) -> None:
+    """Show a table that is looked up and not read: folded, under its summary."""
+    page = frame.rename_axis(index=None, columns=None).to_html(border=0)
+    show(_folded(page, summary))
 
 
 def on_this_machine(sentence: str, figure: Figure | None = None) -> None:

@@ -52,9 +52,10 @@ for _styles in FAMILIES.values():
     show.LOOKS.update(_styles)
 
 
-def case_rows(ax: Axes, names: Sequence[str], reference: float) -> None:
-    """Name one row per case, the first on top, and draw a line where values are as the reference."""
-    ax.axvline(reference, color=SOFT, linewidth=0.8)
+def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
+    """Name one row per case, the first on top, and draw a line at the reference, if there is one."""
+    if reference is not None:
+        ax.axvline(reference, color=SOFT, linewidth=0.8)
     ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)

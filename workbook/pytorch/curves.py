@@ -123,13 +123,20 @@ def draw(name: str) -> Figure:
         plots.lines(
             axes[1],
             1e3 * right.iloc[:, :4],
-            xlabel="ranks",
-            ylabel="32 MiB [ms]",
+            xlabel="number of GPUs",
+            ylabel="time of 32 MiB [ms]",
             log="xy",
             legend="",
         )
         least, most = off.min().min(), off.max().max()
-        plots.heading(axes[0], f"{name}: {least:.2g} to {most:.2g} times as measured")
-        says = f"{step['measured']:.0f} times as long, said {step['Inductor']:.0f}"
-        plots.heading(axes[1], f"Second node: {says}")
+        plots.heading(
+            axes[0],
+            f"{name}: models predict {least:.2g} to\n"
+            f"{most:.2g} times the measured time",
+        )
+        plots.heading(
+            axes[1],
+            f"A second node multiplies the time by {step['measured']:.0f},\n"
+            f"Inductor's prediction by {step['Inductor']:.0f}",
+        )
     return figure

@@ -55,8 +55,11 @@ def draw(tables: Tables) -> Figure:
     paper = table[table["panel"].str.startswith("paper")]
     both = paper.set_index(["panel", "row", "column"])["value"].unstack("panel")
     apart = both.drop((2, 256)).diff(axis=1).abs().iloc[:, 1]  # but for the default
-    says = f"{apart.median():.1f} points apart, {apart.max():.1f} at most"
-    plots.title(figure, f"Figures 4 and 8 lie {says}")
+    said = (
+        f"The paper's figures 4 and 8 differ by up to {apart.max():.1f} percentage points "
+        f"(median {apart.median():.1f})"
+    )
+    plots.title(figure, said)
     return figure
 
 

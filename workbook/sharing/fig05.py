@@ -103,8 +103,11 @@ def draw(tables: Tables) -> Figure:
         starved, ends_ms.ravel(), [0, 0, 1, 1], "paper", label="paper's text", size=5
     )
     starved.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
-    says = "Starved messages: by the model compute is done first, the iteration last"
-    plots.title(figure, says)
+    said = (
+        "By the model, compute ends earliest and the iteration latest if messages have "
+        "the fewest resources"
+    )
+    plots.title(figure, said)
     return figure
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workbook import plots
 from workbook.common.claims import Result, check, own, prose
+from workbook.common.specs import network_title
+from workbook.plots.style import SOFT, case_rows, set_log
 from workbook.sharing import implied, model
-from workbook.sharing.parts import Bars, measured_parts, pairs
+from workbook.sharing.parts import Bars, measured_parts
 from workbook.sharing.printed import DEFAULT, throughput
 from workbook.sharing.recordings import Tables, by_link
 from workbook.sharing.shown import SIMULATED
@@ -87,17 +91,41 @@ def numbers(tables: Tables) -> pd.DataFrame:
     return pd.concat([table, wide.reindex(of_paper).reset_index(drop=True)], axis=1)
 
 
-def draw(tables: Tables) -> Figure:
-    """Draw a panel of bars each for the model and the links, and the printed times."""
+def draw() -> Figure:
+    """Draw each printed time and the model's, by default and best configuration."""
     times = printed()
-    figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration", last=5.2)
-    names = times["network"] + ", " + times["configuration"]
-    names += ": " + times["quantity"].str.replace("-", " ")
-    values = times[["paper", "model"]]
-    plots.dots(ax, [*names], values, label="time [ms]", legend="right")
     off = (times["model"] / times["paper"] - 1).abs().median()
-    plots.heading(ax, f"The model is {off:.0%} off what the text prints (median)")
+    said = (
+        f"Half of the {len(times)} times by the model are within {off:.0%} of the times "
+        "that the paper prints"
+    )
+    times["case"] = times["network"].map(network_title) + ", "
+    times["case"] += times["quantity"].str.replace("-", " ")
+    is_default = times["configuration"] == DEFAULT
+    panels = {
+        f"NCCL's default, {DEFAULT}": times[is_default],
+        "Best configuration of figure 8": times[~is_default],
+    }
+    cases = list(dict.fromkeys(times["case"]))
+    with plots.sheet(said, columns=2, height=3.8, sharex=True, sharey=True) as (
+        figure,
+        axes,
+    ):
+        for ax, (name, rows) in zip(axes, panels.items(), strict=True):
+            _draw_times(ax, cases, rows.set_index("case").loc[cases])
+            plots.heading(ax, name)
+        set_log(axes[0], "x")
     return figure
+
+
+def _draw_times(ax: Axes, cases: Sequence[str], times: pd.DataFrame) -> None:
+    """Draw a row a case: the printed time, the model's, and a line from one to the other."""
+    places = range(len(cases))
+    case_rows(ax, cases, None)
+    ax.hlines(places, times["paper"], times["model"], color=SOFT, linewidth=1)
+    for role in ("paper", "model"):
+        plots.points(ax, times[role], places, role, size=6)
+    ax.set_xlabel("time in an iteration [ms]")
 
 
 # -- claims --------------------------------------------------------------------------------------

@@ -67,15 +67,13 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
         cases = [
             label.replace("best: ", "").split(", ", 1) for label in table.index[1::2]
         ]
-        names = [
-            f"{readable(case).partition(', ')[0]} {readable(way)}"
-            for case, way in cases
-        ]
+        names = [f"{readable(case)}: {readable(way)}" for case, way in cases]
         default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
-        won = f"best wins {sum(best_s < default_s)}/{sum(best_s != default_s)}"
+        won = f"the best is faster in {sum(best_s < default_s)} of {sum(best_s != default_s)}"
         renamed = table.set_axis(np.repeat(names, 2)).rename(
             columns={PARTS[0]: "compute only"}
         )
-        whose = "the paper's best" if name == SIMULATED else "best of other rounds"
-        drawn[f"{readable(name)}: {won}"] = renamed, f"left: default; right: {whose}"
+        which = "best configuration" + " of other rounds" * (name != SIMULATED)
+        below = f"batch: {which} (right bar; left bar: the default)"
+        drawn[f"{readable(name)}: {won}"] = renamed, below
     return drawn

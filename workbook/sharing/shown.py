@@ -78,16 +78,15 @@ def as_saved(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns="order")
 
 
-def largest(table: pd.DataFrame) -> str:
-    """Return the largest ratio of each panel of `cells`.
+def largest(table: pd.DataFrame) -> list[float]:
+    """Return the largest ratio of the first panel of `cells`, which is the paper's, and of the others.
 
-    It is in parentheses where its interval holds 1.
+    The second is absent where there is no other panel.
     """
-    rows = table.loc[table.groupby("panel", sort=False)["value"].idxmax()]
-    unsure = (rows["lower"] < 1) & (rows["upper"] > 1)
-    return ", ".join(
-        map(str.format, np.where(unsure, "({:.2f})", "{:.2f}"), rows["value"])
-    )
+    ours = table["panel"] != table["panel"].iloc[0]
+    return [
+        float(rows["value"].max()) for rows in (table[~ours], table[ours]) if len(rows)
+    ]
 
 
 def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:

@@ -36,6 +36,7 @@ def cases() -> dict[str, dict[str, Any]]:
     line = fit("alpha_beta:ends", messages["bytes"], messages["seconds"], draws=0).cost
     calibration = Calibration.of(recording.table("collectives"), draws=0)
     measured = calibration.between(example.LINK, example.WORKERS).cost
+    assert isinstance(measured, Table)  # the form that a calibration has by default
     given: dict[str, dict[str, Any]] = {}
     for name in NETWORKS:
         profile = recording.profile(name)

@@ -48,8 +48,11 @@ def write(executed: Sequence[Path], folder: Path, reports: Path) -> Path:
         for source in outputs.figure_files(entry.id, reports):
             atomic_write(folder / "figures" / source.name, source.read_bytes())
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    evaluated = papers.evaluate()
-    outcomes = {"verdicts": papers.shown(evaluated), "counts": papers.counts(evaluated)}
+    judged = papers.published(reports)
+    outcomes: dict[str, Any] = {
+        "verdicts": judged.to_dict("records"),
+        "counts": papers.counts(judged),
+    }
     outcomes["summaries"] = outputs.read_summaries(reports)
     store.atomic_write_text(
         reports / "REPRODUCTION.md", _reproduction(reports, outcomes)

@@ -10,13 +10,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
-from workbook.common import claims
+from workbook.common import claims, outputs
 from workbook.common.claims import Claim, Evidence, Outcome, Result, Verdict
 from workbook.common.outputs import format_quantity
 from workbook.dag import claims as _dag
@@ -35,6 +37,25 @@ NOTHING = dict.fromkeys(RESULT, "") | {
     "low": math.nan,
     "high": math.nan,
 }
+
+
+FILE = "verdicts.csv"
+SHOWN = (
+    "id",
+    "place",
+    "quantity",
+    "condition",
+    "printed",
+    "computed",
+    "evidence",
+    "grade",
+    "interval",
+    "outcome",
+    "errata",
+    "notebook",
+    "note",
+)
+"""The columns of FILE: what a reader sees of each claim."""
 
 
 def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
@@ -115,6 +136,30 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
             )
     ends = {name: int(table.loc["all", name]) for name in ("undecided", "open")}
     return {**numbers, **ends, "claims": len(verdicts)}
+
+
+def published(reports: Path) -> pd.DataFrame:
+    """Return the verdicts as readers see them, judged only once for each report.
+
+    The file verdicts.csv in ``reports`` is read where notebook 14 has written it; else all claims are
+    judged and the file is written.
+
+    Returns
+    -------
+    DataFrame
+        One row per claim, all cells as text: the columns of `SHOWN`.
+    """
+    path = reports / FILE
+    if not path.is_file():
+        publish(evaluate(), reports)
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
+    """Write the verdicts on all claims, as readers see them, to verdicts.csv in ``reports``."""
+    table = pd.DataFrame(shown(verdicts))[[*SHOWN]]
+    path = (reports or outputs.reports_dir()) / FILE
+    store.atomic_write_text(path, table.to_csv(index=False, lineterminator="\n"))
 
 
 def computed(row: pd.Series) -> str:

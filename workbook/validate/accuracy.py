@@ -398,6 +398,24 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     return rows[rows["campaign"] == campaign] if campaign else rows
 
 
+def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that count: goals with a number, but for how much was to be measured."""
+    return goals[(goals["held"] != "") & ~goals["goal"].isin(SIZES)]
+
+
+def goals_met(standing: str) -> tuple[int, int]:
+    """Return how many goals of a standing were met, over all campaigns, and how many there were.
+
+    Parameters
+    ----------
+    standing : str
+        "confirmatory" for preset goals, or "exploratory" for those that were set with the data in sight.
+    """
+    goals = _with_a_number(frozen("goals"))
+    of_standing = goals[goals["standing"] == standing]
+    return int((of_standing["held"] == "True").sum()), len(of_standing)
+
+
 def outcome(campaign: str) -> str:
     """Return which goals a campaign held and missed, and whether its predictions came before its runs."""
     rows, intervals = (frozen(name, campaign) for name in ("goals", "coverage"))
@@ -405,7 +423,7 @@ def outcome(campaign: str) -> str:
         raise UserError(
             f"{campaign!r} has no row in reports/goals.csv: name one that has"
         )
-    goals, sentences = rows[(rows["held"] != "") & ~rows["goal"].isin(SIZES)], []
+    goals, sentences = _with_a_number(rows), []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
         missed = [

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from workbook import plots
 from workbook.common.specs import link_title, network_title
-from workbook.plots.style import SOFT, look
+from workbook.plots.style import INK, SOFT, look, looks
 from workbook.validate.labs import WELL
 from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 
@@ -23,15 +23,21 @@ ERROR = "predicted / measured - 1 [%]"
 # -- wb-lab-errors --------------------------------------------------------------------------------
 
 
-def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
+def every_case(
+    tuned: pd.DataFrame, fresh: pd.DataFrame, training: pd.DataFrame
+) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    replays, training : `accuracy.labelled` cases
+    tuned, fresh : `accuracy.labelled` replays on which the model was settled, and of plans
+        that were recorded afterwards
+    training : `accuracy.labelled` cases of real training
     """
+    replays = pd.concat([tuned, fresh])
     every = pd.concat([replays, training])
+    counts = f"{len(tuned)} replays and {len(fresh)}\nof later plans, our model"
     rows = {
-        f"{len(replays)} replays,\nour model": replays["model_error"],
-        f"{len(training)} real trainings,\nour model": training["model_error"],
+        counts: replays["model_error"],
+        f"{len(training)} runs of real training,\nour model": training["model_error"],
         f"the same {len(every)} cases,\na model without overlap": every[
             "no_overlap_error"
         ],
@@ -39,11 +45,12 @@ def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     replayed, trained, without = (errors.abs().median() for errors in rows.values())
     figure, ax = plots.canvas(height=2.7)
     label = f"error of the step time, {ERROR}"
-    plots.error_rows(ax, rows, label=label, roles=[OURS, OURS, "no_overlap"])
+    styles = [look(role) for role in (OURS, OURS, "no_overlap")]
+    plots.error_rows(ax, rows, label=label, styles=styles)
     plots.title(
         figure,
-        f"The median error is {replayed:.1%} on replays and {trained:.1%} on real "
-        f"training; without overlap it is {without:.0%}",
+        f"A model without overlap errs by {without:.0%}, ours by {replayed:.1%} on replays "
+        f"and {trained:.1%} on real training",
     )
     return figure
 
@@ -57,7 +64,10 @@ TRIVIAL = {
 }
 """The models whose errors are drawn, and how they are named above their markers."""
 
-QUANTITIES = {"": "error of the step [%]", "_exposed": "error of exposed comm. [%]"}
+QUANTITIES = {
+    "": "error of the step [%]",
+    "_exposed": "error of exposed communication [%]",
+}
 """Endings of the columns that are drawn, and the label of their axis."""
 
 PLANS = {
@@ -77,8 +87,9 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
     cases : `accuracy.labelled` cases of real training
     """
+    drawn = cases.filter(regex="_error$|^repeatability|^(network|link|plan)$")
     one_message = ~cases["ends"].astype(str).str.contains(";")
-    cases = cases.assign(one_message=one_message)
+    cases = drawn.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
     names: list[str] = []
     rows: list[int] = []
@@ -102,17 +113,17 @@ def training_errors(cases: pd.DataFrame) -> Figure:
             untested = errors[role].drop(tested.index)
             grey = replace(look(role), color="#b5b5b5")
             plots.points(ax, untested, untested.index, grey, size=4.5)
-            above = errors[role].iloc[0], rows[0] - 0.35
-            words = {"ha": "center", "va": "bottom", "color": look(role).color}
-            ax.text(*above, name, linespacing=0.95, **words)
+            first = errors[role].iloc[0]
+            named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
+            named.set(color=INK, linespacing=0.95)
     _weigh_names(axes[0], cases)
 
     ours = tested["model_error"].abs()
     trivial = tested[["no_overlap_error", "perfect_overlap_error"]].abs().stack()
     plots.title(
         figure,
-        f"In real training our model errs by {_span(ours)}; assuming no overlap or "
-        f"perfect overlap, one errs by {_span(trivial)}",
+        f"In real training our model errs by {_span(ours)}, a model with no overlap or "
+        f"with perfect overlap by {_span(trivial)}",
     )
     return figure
 
@@ -150,16 +161,16 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     rows = {
         name: cases[f"{model}_paired_error"] for name, (_, model) in KNOWING.items()
     }
-    roles = [role for role, _ in KNOWING.values()]
+    styles = looks([role for role, _ in KNOWING.values()])
     figure, ax = plots.canvas(height=3.2)
-    plots.error_rows(ax, rows, label=f"error of the step time, {ERROR}", roles=roles)
+    label = f"error of the step time, {ERROR}"
+    plots.error_rows(ax, rows, label=label, styles=styles)
     ax.axhline(1.5, color=SOFT, linewidth=0.8)
     off = [errors.abs().median() for errors in rows.values()]
     plots.title(
         figure,
-        f"Knowing how messages and compute slow each other down, our model errs by "
-        f"{off[0]:.1%} and a line by {off[1]:.1%}; otherwise by {off[2]:.1%} and "
-        f"{off[3]:.1%}",
+        f"With measured slowdowns the median error is {off[0]:.1%} for our model and "
+        f"{off[1]:.1%} for a straight line; without them it is {off[2]:.1%} and {off[3]:.1%}",
     )
     return figure
 
@@ -194,7 +205,7 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
         counts.append(f"{well.sum()} of {len(well)}")
     plots.title(
         figure,
-        f"Where links have a delay, {counts[0]} labs that were left out are predicted "
-        f"within {WELL:.0%}; without a delay, {counts[1]}",
+        f"Of the labs that were left out, {counts[0]} are predicted within {WELL:.0%} "
+        f"where links have a delay, and {counts[1]} where they have none",
     )
     return figure

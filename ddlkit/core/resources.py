@@ -1,0 +1,218 @@
+"""Messages that may use more or fewer resources of a device: which to give to each of them.
+
+A message that gets more of a device, such as more thread blocks of a GPU, is often sent sooner, and slows
+the compute beside it down more. Hidden messages can afford to be slow; the last message cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ddlkit.core.cost import MessageCost
+from ddlkit.core.link import Link, Parts
+from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.workload import Floats, Ints, Workload
+
+MOST_STATES = 1000
+"""How many states of a prefix `jointly` keeps, spread evenly: there can be more than memory holds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """One way in which a message can be sent.
+
+    Attributes
+    ----------
+    name : str
+        What the resources are called.
+    cost : MessageCost
+        The time of a message with these resources while nothing is computed.
+    slowdown : float
+        How much longer compute takes while such a message is under way: 0.1 is a tenth longer.
+    message_slowdown : float
+        How much longer such a message takes while something is computed.
+    """
+
+    name: str
+    cost: MessageCost
+    slowdown: float = 0.0
+    message_slowdown: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """An iteration in which every message has resources of its own.
+
+    Attributes
+    ----------
+    workload : Workload
+        What one iteration computes.
+    plan : FusionPlan
+        Which gradients share a message. The plan has G groups.
+    given : tuple of Resources, length G
+        The resources of each message.
+    """
+
+    workload: Workload
+    plan: FusionPlan
+    given: tuple[Resources, ...]
+
+    @property
+    def iteration_s(self) -> float:
+        """Return seconds from the start of forward to the end of the update."""
+        link = Link(
+            slowdown=np.array([way.slowdown for way in self.given]),
+            message_slowdown=np.array([way.message_slowdown for way in self.given]),
+        )
+        sizes = self.plan.group_bytes(self.workload).tolist()
+        messages = [
+            link.parts(way.cost, n_bytes)
+            for way, n_bytes in zip(self.given, sizes, strict=True)
+        ]
+        parts = Parts(
+            software_s=np.array([message.software_s for message in messages], float),
+            wire_s=np.array([message.wire_s for message in messages], float),
+        )
+        _, ends_s = link.play(self.plan.group_ready_s(self.workload), parts)
+        return float(ends_s.max()) + self.workload.update_s
+
+
+class _States(NamedTuple):
+    """The states in which the messages of a prefix of the gradients can leave an iteration, arrays (m,).
+
+    ``end_s`` is when the last message has arrived, ``work_s`` how far compute has come by then. The other
+    columns say how a state was reached: the prefix before the last message (``first``), the state of that
+    prefix (``state``), and the resources of the last message (``choice``).
+    """
+
+    end_s: Floats
+    work_s: Floats
+    first: Ints
+    state: Ints
+    choice: Ints
+
+
+def jointly(
+    workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None = None
+) -> Shared:
+    """Return the shortest iteration if each message may choose among several resources.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, n tensors in the order in which their gradients become ready.
+    choices : sequence of Resources
+        What each message may use.
+    plan : FusionPlan, optional
+        Which gradients share a message. By default all plans are tried, too.
+
+    Returns
+    -------
+    Shared
+        The plan, and the resources of each of its messages.
+
+    Notes
+    -----
+    A dynamic programme over prefixes of the gradients. All that the messages of a prefix leave behind is
+    when the last of them has arrived, and how far compute has come by then. A state that another one beats
+    in both is dropped. At most ``MOST_STATES`` of a prefix are kept, so the result is proven shortest only
+    where there were never more.
+    """
+    n = workload.n
+    ready_s = workload.ready_s
+    bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
+    ends = plan.ends if plan is not None else tuple(range(1, n + 1))
+    starts = (0, *ends[:-1])
+    nothing = np.zeros(1, np.int64)
+    states = {0: _States(np.zeros(1), np.zeros(1), nothing, nothing, nothing)}
+    for group, end in enumerate(ends):
+        # A given plan fixes where the last message begins. Else it may begin after any prefix.
+        firsts = starts[: group + 1] if plan is None else starts[group : group + 1]
+        sizes = bytes_before[end] - bytes_before[list(firsts)]
+        costs_s = np.stack([np.asarray(way.cost(sizes), float) for way in choices])
+        before = {first: states[first] for first in firsts}
+        reached = _with_one_more_message(
+            before, ready_s[end - 1], ready_s[-1], costs_s, choices
+        )
+        kept = undominated(reached.end_s, -reached.work_s)
+        spread = np.linspace(0, len(kept) - 1, min(MOST_STATES, len(kept)))
+        kept = kept[spread.astype(int)]
+        states[end] = _States._make(column[kept] for column in reached)
+
+    # Follow the states back from the shortest one.
+    state = int(np.argmin(states[n].end_s))
+    cuts = []
+    given = []
+    end = n
+    while end:
+        reached = states[end]
+        cuts.append(end)
+        given.append(choices[int(reached.choice[state])])
+        end = int(reached.first[state])
+        state = int(reached.state[state])
+    if plan is None:
+        plan = FusionPlan("jointly", tuple(reversed(cuts)))
+    return Shared(workload, plan, tuple(reversed(given)))
+
+
+def _with_one_more_message(
+    before: Mapping[int, _States],
+    ready_s: float,
+    last_ready_s: float,
+    costs_s: Floats,
+    choices: Sequence[Resources],
+) -> _States:
+    """Return the states after one more message, whichever prefix and resources it has.
+
+    Parameters
+    ----------
+    before : mapping of int to _States
+        The states of each prefix (P of them) after which the message may begin.
+    ready_s : float
+        When the last gradient of the message is ready, if no message slowed compute down.
+    last_ready_s : float
+        When the last of all gradients is ready, if no message slowed compute down.
+    costs_s : ndarray, shape (C, P)
+        The time of the message alone, by resources and prefix.
+    choices : sequence of Resources, length C
+        The resources that the message may have.
+
+    Returns
+    -------
+    _States
+        C states for each state of ``before``.
+    """
+    counts = [len(states.end_s) for states in before.values()]
+    end_s = np.concatenate([states.end_s for states in before.values()])
+    computed_s = np.concatenate([states.work_s for states in before.values()])
+    prefix = np.arange(len(before)).repeat(counts)
+
+    # Compute lags behind the clock by what earlier messages slowed it down.
+    lag_s = end_s - computed_s
+    start_s = np.maximum(end_s, ready_s + lag_s)
+    work_s = np.minimum(start_s - lag_s, last_ready_s)
+
+    compute_factor = np.array([[1 + way.slowdown] for way in choices])
+    message_factor = np.array([[1 + way.message_slowdown] for way in choices])
+    # How long compute still goes on beside the message, if the message lasts that long.
+    left_s = (last_ready_s - work_s) * compute_factor
+    alone_s = costs_s[:, prefix]
+    beside_compute_s = np.minimum(alone_s * message_factor, left_s)
+    after_compute_s = np.maximum(0.0, alone_s - left_s / message_factor)
+    took_s = beside_compute_s + after_compute_s
+    done_s = np.where(took_s >= left_s, last_ready_s, work_s + took_s / compute_factor)
+
+    columns = (
+        start_s + took_s,
+        done_s,
+        np.repeat([*before], counts),
+        np.concatenate([np.arange(count) for count in counts]),
+        np.arange(len(choices))[:, None],
+    )
+    return _States(
+        *(np.broadcast_to(column, took_s.shape).ravel() for column in columns)
+    )
