@@ -47,12 +47,14 @@ FIRST = (
     "reports/REPRODUCTION",
     "docs/INSTALL",
     "docs/commands",
+    "docs/background",
     "docs/GLOSSARY",
     "docs/EQUATIONS",
     "docs/teaching",
     "docs/studies",
+    "docs/citing",
 )
-"""Pages of the repository in the order of the sidebar; all others follow by name."""
+"""Pages of the repository in the order of the sidebar; all others follow by name, as pages of the project."""
 GENERATED = {
     "index.md": "front_page.md",
     "gallery.md": "gallery.md",
@@ -116,7 +118,7 @@ def assemble(
         **values,
         "pages": pages,
         "parts": _parts(pages),
-        "documents": _ordered(mirror.pages),
+        **_ordered(mirror.pages),
         "shown": {page.name for page in pages},
         "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
@@ -208,12 +210,13 @@ def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
     return grouped
 
 
-def _ordered(documents: Collection[str]) -> list[str]:
-    """Return names of pages without their ending, those of FIRST before all others."""
+def _ordered(documents: Collection[str]) -> dict[str, list[str]]:
+    """Return names of pages without their ending: those of FIRST, and all others, of the project."""
     names = sorted(name.removesuffix(".md") for name in documents)
-    return sorted(
-        names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)
-    )
+    return {
+        "documents": [name for name in FIRST if name in names],
+        "project": [name for name in names if name not in FIRST],
+    }
 
 
 class Mirror:
