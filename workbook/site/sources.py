@@ -7,6 +7,7 @@ link between their pages. What a page links to and is no page is copied beside i
 from __future__ import annotations
 
 import io
+import posixpath
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -66,7 +67,7 @@ _LINK = re.compile(
     r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""",
     re.MULTILINE,
 )
-"""Whatever Markdown may link to, or show."""
+"""Whatever Markdown links to or shows: inline, by a reference, or in HTML."""
 
 
 def assemble(
@@ -100,16 +101,11 @@ def assemble(
     for page in pages:
         picture = picture_of(page.name, values["figures"], reports)
         write_notebook(page, folder, reports, picture)
-    documents = [
-        *sorted(
-            path.relative_to(places.ROOT) for path in places.ROOT.glob("docs/*.md")
-        ),
-        Path("reports/GOALS.md"),
-        Path("reports/REPRODUCTION.md"),
-    ]
     mirror = Mirror(folder, reports)
-    for document in documents:
-        mirror.add(document.as_posix())
+    for path in sorted(places.ROOT.glob("docs/*.md")):
+        mirror.add(f"docs/{path.name}")
+    for name in ("GOALS", "REPRODUCTION"):
+        mirror.add(f"reports/{name}.md")
     for page in pages:
         mirror.add_links(f"notebooks/{page.path.name}", _prose(page))
     write_figures(values["figures"], folder, reports)
@@ -165,13 +161,15 @@ def picture_of(
     return None
 
 
-def write_figures(figures: Sequence[Any], folder: Path, reports: Path) -> None:
+def write_figures(
+    figures: Sequence[catalog.Entry], folder: Path, reports: Path
+) -> None:
     """Write figures and their numbers where pages link to them, and a thumbnail of each."""
     for entry in figures:
-        for path in outputs.figure_files(entry.id, reports):
+        image, numbers = outputs.figure_files(entry.id, reports)
+        for path in (image, numbers):
             copied = folder / EXTRA / "reports" / "figures" / path.name
             atomic_write(copied, path.read_bytes())
-        image, _ = outputs.figure_files(entry.id, reports)
         thumbnail = folder / "thumbnails" / f"{entry.id}-small.png"
         atomic_write(thumbnail, thumbnail_of(image))
 
@@ -220,9 +218,19 @@ def _ordered(documents: Collection[str]) -> dict[str, list[str]]:
 
 
 class Mirror:
-    """Copies of files of the repository at the same places below another folder.
+    """Copies of files of the repository, at the same places in another folder.
 
-    pages : names of the Markdown pages that were copied
+    Parameters
+    ----------
+    folder : Path
+        Where the copies are written.
+    reports : Path
+        The directory that takes the place of ``reports/``, as far as it has a file.
+
+    Attributes
+    ----------
+    pages, files : set of str
+        The names of the Markdown pages, and of all files, that were copied.
     """
 
     def __init__(self, folder: Path, reports: Path) -> None:
@@ -246,7 +254,7 @@ class Mirror:
     def add_links(self, name: str, text: str) -> None:
         """Copy the files that a page of this name links to; notebooks are pages of their own."""
         for link in links(text):
-            target = _joined(PurePosixPath(name).parent, link)
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
             if not target.startswith("notebooks/"):
                 self.add(target)
 
@@ -279,14 +287,3 @@ def links(text: str) -> Iterator[str]:
         path = next(filter(None, match.groups())).partition("#")[0]
         if path and "://" not in path and not path.startswith(("mailto:", "data:")):
             yield path
-
-
-def _joined(folder: PurePosixPath, link: str) -> str:
-    """Return where a relative link leads, from the root of the repository; it may begin with ``..``."""
-    parts: list[str] = []
-    for part in (folder / link).parts:
-        if part == ".." and parts and parts[-1] != "..":
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts)
