@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(
 
 
 TOGETHER = {
-    "searches": "book errata_osf figures_osf gate planners_osf verdicts",
+    "searches": "errata_osf figures_osf gate planners_osf verdicts",
     "clusters": "clusters fit",
 }
 """Files that need the same searches, verdicts or predictions: what a process does once for all of them."""

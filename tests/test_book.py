@@ -1,18 +1,16 @@
-"""The book, on tiny notebooks: strict, resumable, one line for what fails, nothing left running, offline."""
+"""The book, on tiny notebooks: strict, resumable, one line for what fails, nothing left running."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import nbformat
 import psutil
@@ -21,10 +19,8 @@ import pytest
 from ddlkit.core.errors import UserError
 from ddlkit.store.files import scratch
 from places import alive, wait_for
-from workbook.common import catalog, claims, outputs, places
-from workbook.site import book
-from workbook.site import pages as site
-from workbook.site import verdicts as verdicts
+from workbook.common import claims, outputs, places
+from workbook.site import book, sources, verdicts, website
 
 LAYERS = [
     (
@@ -94,36 +90,14 @@ class Book:
     def add(self, name: str, *cells: tuple[str, str]) -> Path:
         return write(self.folder / "notebooks" / name, cells)
 
-    @property
-    def pages(self) -> Path:
-        return self.folder / "site"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_claims() -> Iterator[list[claims.Claim]]:
-    """Some claims stand for all, whose checks take a minute."""
-    few = [
-        claim
-        for claim in claims.load_claims()
-        if claim.id.startswith(("osf-sf", "dag-tab"))
-    ]
-    evaluated = verdicts.evaluate(few)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "evaluate", lambda: evaluated)
-        yield few
-
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    """One that has been run and exported."""
+    """One that has been run."""
     made = Book(tmp_path_factory.mktemp("book"))
-    copies = [
-        made.folder / "executed" / f"{name}.ipynb" for name in ("01_layers", "02_fit")
-    ]
     made.add("01_layers.ipynb", *LAYERS)
     made.add("02_fit.ipynb", *PLAIN)
     made.run("6", at_once=2)
-    site.write(copies, made.pages, made.folder / "reports")
     return made
 
 
@@ -303,9 +277,16 @@ def test_notebooks_are_chosen_by_number_in_reading_order(small: Book) -> None:
 def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
     played: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The published report shows nothing that was measured on this machine."""
+    """The published report shows nothing that was measured on this machine.
+
+    A few claims stand for all, whose checks take a minute.
+    """
+    few = [one for one in claims.load_claims() if one.id.startswith("dag-tab")]
+    evaluated = verdicts.evaluate(few)
     folder, ran = played.folder, []
-    monkeypatch.setattr(site, "bucket_page", lambda: "")
+    monkeypatch.setattr(verdicts, "evaluate", lambda: evaluated)
+    monkeypatch.setattr(sources, "assemble", lambda *given: None)
+    monkeypatch.setattr(website, "build", lambda *given: None)
     for name in ("NOTEBOOKS", "BUILD", "REPORTS"):
         monkeypatch.setattr(places, name, folder / name.lower())
     played.add("10_a.ipynb", ("parameters", "here = ''"))
@@ -327,67 +308,3 @@ def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
         ("", folder / "other"),
     ]
     assert (folder / "reports" / "REPRODUCTION.md").is_file()
-
-
-def test_pages_load_nothing_from_elsewhere_and_every_local_link_leads_somewhere(
-    small: Book,
-) -> None:
-    pages = sorted(small.pages.glob("*.html"))
-    names = "01_layers 02_fit buckets equations gallery glossary goals index verdicts"
-    assert [page.stem for page in pages] == names.split()
-    for page in pages:
-        text = page.read_text()
-        assert ("<script" in text) == (page.name == "buckets.html")
-        for target in re.findall(r'<[^>]* (?:src|href)="([^"]*)"', text):
-            url = urlparse(target)
-            if not target.startswith(
-                "https://doi.org/"
-            ):  # a paper's; nothing is loaded from there
-                assert url.scheme in ("", "data"), target
-            if url.scheme == "" and url.path:
-                assert (small.pages / unquote(url.path)).is_file(), target
-
-
-def test_pages_show_formulas_code_figures_and_verdicts(
-    small: Book, few_claims: list[claims.Claim]
-) -> None:
-    pages = {path.stem: path.read_text() for path in small.pages.glob("*.html")}
-    page, index = pages["01_layers"], pages["index"]
-    assert "<summary>Draw two bars</summary>" in page
-    assert "<mrow><mi>x</mi><mo>&lt;</mo>" in page and "<munderover><mo>∑</mo>" in page
-    (entry,) = [entry for entry in catalog.load() if entry.id == "wb-layers"]
-    assert (
-        page.count(f'alt="{entry.caption}"')
-        == page.count("data:image/png;base64,")
-        == 1
-    )
-    assert '01 <a href="01_layers.html">How layers become ready (core)</a>' in index
-    assert '<span class="minutes">1 h 15</span><br>A toy of three layers' in index
-    for paper in claims.PAPERS:
-        assert (
-            f"<b>{paper}</b>: " in index and f"{paper}</code>: " in pages["equations"]
-        )
-    assert few_claims and all(
-        f'id="claim-{claim.id}"' in pages["verdicts"] for claim in few_claims
-    )
-
-
-def test_what_answers_a_prediction_is_one_fold(tmp_path: Path) -> None:
-    told = ["# T", "**Predict first.** How?", "so", "it is", "## Next", "so too"]
-    path = write(tmp_path / "10_a.ipynb", [("markdown", text) for text in told])
-    notebook = nbformat.read(str(path), as_version=4)
-    for place in (2, 3, 5):
-        notebook.cells[place].metadata["jupyter"] = {"source_hidden": True}
-    path.write_text(nbformat.writes(notebook))
-    folds = re.findall(
-        r'<details class="answer">.*?</details>', site.Page(path).body(), re.DOTALL
-    )
-    assert ["so" in fold and "it is" in fold for fold in folds] == [True, False]
-
-
-def test_a_formula_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
-    notebook = write(
-        tmp_path / "10_math.ipynb", [("markdown", "# Math\n\nSee $\\foo x$.")]
-    )
-    with pytest.raises(UserError, match="notebook 10_math: cannot show the formula"):
-        site.write([notebook], tmp_path / "site", tmp_path / "reports")

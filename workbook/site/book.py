@@ -102,14 +102,13 @@ def build(
                 inputs=inputs,
                 at_once=at_once,
             )
-    copies = [executed / notebook.name for notebook in notebooks()]
-    from workbook.site import (
-        pages as site,  # takes longer to import than to run a small notebook
-    )
+    stored = notebooks()
+    copies = [executed / notebook.name for notebook in stored]
+    # Importing it takes longer than running a small notebook.
+    from workbook.site import website
 
-    return site.write(
-        [copy for copy in copies if copy.is_file()], places.BUILD / "site", reports
-    )
+    there = [copy for copy in copies if copy.is_file()]
+    return website.write(there, places.BUILD / "site", reports, stored)
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:

@@ -101,7 +101,7 @@ const model = {
 
 /* ---- what the reader sees ---- */
 
-const WIDTH = 1000, STRIP = 120, ROW = 34, LEFT = 110;
+const WIDTH = 1000, STRIP = 120, ROW = 34;
 const byId = (id) => document.getElementById(id);
 const state = { net: null, ends: [], wire: null, scale: 1, focus: -1, cases: {} };
 
@@ -138,10 +138,19 @@ function drawStrip() {
   byId("strip").innerHTML = bars.join("") + handles.join("");
 }
 
+/** How large letters are, in units of a drawing that is WIDTH wide: 13 pixels on the screen, if there is room. */
+function letters(svg) {
+  const pixels = svg.getBoundingClientRect().width || WIDTH;
+  return Math.min(30, (13 * WIDTH) / pixels);
+}
+
 /** Computing, the reader's messages and those of the best plan over one axis of time. */
 function drawTimeline(mine, best) {
   const { net, scale } = state, span = Math.max(mine.iteration, best.iteration);
-  const at = (time) => LEFT + (time / span) * (WIDTH - LEFT - 6);
+  const svg = byId("timeline"), size = letters(svg), left = 8.3 * size;
+  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${3 * ROW + 1.7 * size}`);
+  svg.style.fontSize = `${size}px`;
+  const at = (time) => left + (time / span) * (WIDTH - left - 6);
   const parts = [rect(at(mine.computed), 0, at(mine.computed + mine.exposed) - at(mine.computed), 3 * ROW,
     "exposed", `exposed: ${seconds(mine.exposed)}`)];
   parts.push(rect(at(0), 4, at(net.forward_s * scale) - at(0), ROW - 8, "forward", "forward"));
@@ -159,11 +168,12 @@ function drawTimeline(mine, best) {
     if (net.update_s) parts.push(rect(at(updated), high, at(played.iteration) - at(updated), ROW - 8, "update", "update"));
   });
   ["computing", "your messages", "best plan"].forEach((name, row) =>
-    parts.push(text(0, row * ROW + ROW / 2 + 4, name)));
-  const ten = 10 ** Math.floor(Math.log10(span)), every = [0.1, 0.2, 0.5, 1, 2].find((m) => span / (m * ten) <= 6) * ten;
+    parts.push(text(0, row * ROW + ROW / 2 + size / 3, name)));
+  const ten = 10 ** Math.floor(Math.log10(span)), ticks = size > 20 ? 3 : 6;
+  const every = [0.1, 0.2, 0.5, 1, 2, 5].find((m) => span / (m * ten) <= ticks) * ten;
   for (let time = 0; time <= span; time += every) {
     parts.push(`<line class="tick" x1="${at(time)}" x2="${at(time)}" y1="0" y2="${3 * ROW + 4}"/>`);
-    parts.push(text(at(time), 3 * ROW + 18, time ? seconds(time) : "0", time ? "middle" : "start"));
+    parts.push(text(at(time), 3 * ROW + 1.4 * size, time ? seconds(time) : "0", time ? "middle" : "start"));
   }
   byId("timeline").innerHTML = parts.join("");
 }
@@ -274,11 +284,32 @@ const RULES = {
 function choose(name) {
   const chosen = state.cases[name];
   Object.assign(state, { net: chosen, wire: { ...chosen.wire }, scale: 1, ends: chosen.ends, focus: 0 });
+  byId("network").value = name;
   byId("alpha").value = Math.log10(chosen.wire.alpha_s);
   byId("beta").value = Math.log10(chosen.wire.beta_s_per_byte);
   byId("scale").value = 0;
   byId("about").textContent = chosen.about;
   draw();
+}
+
+/** The network that the address names, as in buckets.html#googlenet; the toy where it names none. */
+function addressed() {
+  const name = decodeURIComponent(location.hash.slice(1));
+  return name in state.cases ? name : Object.keys(state.cases)[0];
+}
+
+/** Within another page show less, tell that page how high this one is, and take its colours. */
+function fit() {
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "dark" : "light";
+  if (window.parent === window) return;
+  root.classList.add("embedded");
+  window.addEventListener("message", (event) => {
+    if (event.data && event.data.theme) root.dataset.theme = event.data.theme;
+  });
+  const tell = () => window.parent.postMessage({ height: root.getBoundingClientRect().height }, "*");
+  new ResizeObserver(tell).observe(root);
 }
 
 function begin() {
@@ -294,9 +325,9 @@ function begin() {
   byId("split").onclick = split;
   byId("strip").onpointerdown = press;
   byId("strip").onkeydown = key;
-  // A link may name the network: buckets.html#toy.
-  const named = decodeURIComponent(location.hash.slice(1));
-  if (named in state.cases) list.value = named;
-  choose(list.value);
+  window.addEventListener("hashchange", () => choose(addressed()));
+  window.addEventListener("resize", draw);
+  fit();
+  choose(addressed());
 }
 begin();

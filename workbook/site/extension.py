@@ -1,0 +1,163 @@
+"""What the site adds to Sphinx: MathML, descriptions of pages, lists of parameters, links to a repository."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from docutils import nodes
+from latex2mathml import converter
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.util import logging
+from sphinx.util.inspect import TypeAliasForwardRef
+from sphinx.writers.html5 import HTML5Translator
+
+LOGGER = logging.getLogger(__name__)
+LONGEST = 200
+"""Characters of a description, at most: what search engines and messengers show."""
+
+
+def to_mathml(formula: str, display: str) -> str:
+    """Return a formula as MathML. Raises ValueError for what latex2mathml does not know.
+
+    >>> to_mathml("x < 1", "inline")
+    '<math xmlns="" display="inline"><mrow><mi>x</mi><mo>&#x0003C;</mo><mn>1</mn></mrow></math>'
+    """
+    text = " ".join(formula.split())
+    try:
+        mathml = str(converter.convert(text, xmlns="", display=display))
+    except Exception as error:  # its exceptions have no common base
+        raise ValueError(f"{text!r} ({type(error).__name__})") from error
+    # A command that it does not know it passes on as a name.
+    unknown = re.search(r"<mi>([\\{}&](?!#)[^<]*)", mathml)
+    if unknown:
+        raise ValueError(f"{text!r} (unknown: {unknown[1]})")
+    return mathml
+
+
+def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
+    _write_math(translator, node, "inline")
+
+
+def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    _write_math(translator, node, "block")
+
+
+def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) -> None:
+    """Write a formula; of one that cannot be shown warn, with the name of its page, which fails the build."""
+    try:
+        mathml = to_mathml(node.astext(), display)
+    except ValueError as error:
+        LOGGER.warning("cannot show the formula %s", error, location=node)
+        raise nodes.SkipNode from error
+    if display == "block":
+        mathml = f'<div class="math scroll">{mathml}</div>'
+    translator.body.append(mathml)
+    raise nodes.SkipNode
+
+
+def describe(
+    app: Sphinx,
+    pagename: str,
+    templatename: str,
+    context: dict[str, Any],
+    doctree: nodes.document | None,
+) -> None:
+    """Give a page the description and the title that search engines and messengers show of it."""
+    if doctree is None:
+        return
+    title = nodes.fully_normalize_name(pagename)
+    for found in doctree.findall(nodes.title):
+        title = found.astext()
+        break
+    words = _description(doctree)
+    tags = {
+        'name="description"': words,
+        'property="og:title"': title,
+        'property="og:description"': words,
+        'property="og:type"': "article",
+        'property="og:site_name"': app.config.html_title,
+    }
+    for name, content in tags.items():
+        escaped = content.replace("&", "&amp;").replace('"', "&quot;")
+        context["metatags"] += f'\n<meta {name} content="{escaped}">'
+
+
+def _description(doctree: nodes.document) -> str:
+    """Return the objective of a notebook, of another page its first paragraph, at most LONGEST characters."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        words = " ".join(paragraph.astext().split()).removeprefix("Objective: ")
+        if len(words) <= LONGEST:
+            return words
+        return words[:LONGEST].rpartition(" ")[0] + " ..."
+    return ""
+
+
+def list_parameters(
+    app: Sphinx, what: str, name: str, documented: Any, options: Any, lines: list[str]
+) -> None:
+    """Make a list of the lines ``name : what it is`` of a docstring, in which reST sees one paragraph.
+
+    Sections of numpydoc, from their first underline on, are left to numpydoc.
+    """
+    underlined = [i for i, line in enumerate(lines) if re.fullmatch("-{3,}", line)]
+    end = underlined[0] - 1 if underlined else len(lines)
+    listed: list[str] = []
+    is_item = False
+    for line in lines[:end]:
+        parameter = re.match(r"([\w, /]+?) : (.+)", line)
+        if parameter:
+            if not is_item:
+                listed.append("")
+            listed.append(f"* **{parameter[1]}**: {parameter[2]}")
+            is_item = True
+        elif is_item and line.startswith(" "):
+            listed.append(f"  {line.strip()}")
+        else:
+            if is_item:
+                listed.append("")
+            listed.append(line)
+            is_item = False
+    lines[:end] = listed
+
+
+def link_to_repository(app: Sphinx, config: Config) -> None:
+    """Show the links that need the address of the repository: launch buttons and "open an issue"."""
+    address = config.repository_address
+    if not address:
+        return
+    launch = {"binderhub_url": "https://mybinder.org"}
+    if address.startswith("https://github.com/"):
+        launch["colab_url"] = "https://colab.research.google.com"
+    config.html_theme_options |= {
+        "repository_url": address,
+        "repository_branch": "main",
+        "use_repository_button": True,
+        "use_issues_button": True,
+        "launch_buttons": launch,
+    }
+
+
+def _name_of(alias: TypeAliasForwardRef) -> str:
+    return alias.name
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register all of it; Sphinx calls this."""
+    app.add_config_value("repository_address", "", "html", types=(str,))
+    app.add_html_math_renderer(
+        "mathml",
+        inline_renderers=(visit_inline, None),
+        block_renderers=(visit_block, None),
+    )
+    app.add_lexer("mermaid", TextLexer)
+    # Before the theme reads its options.
+    app.connect("config-inited", link_to_repository, priority=1)
+    app.connect("html-page-context", describe)
+    # Within tuple[...] autodoc shows an alias by its repr, which is longer than its name.
+    TypeAliasForwardRef.__repr__ = _name_of  # type: ignore[method-assign]
+    # Before numpydoc reads docstrings.
+    app.connect("autodoc-process-docstring", list_parameters, priority=1)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,311 @@
+"""How a notebook is shown on the site: what is folded, and exercises with their solutions.
+
+`as_page` takes an executed notebook and returns another one, which myst-nb renders. Nothing is run, read
+from a network or written here.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import re
+import symtable
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from ddlkit.core.errors import UserError
+from workbook.common.catalog import Entry
+from workbook.course.exercises import Solution
+
+ANSWER = "Your prediction is written down? What came out"
+"""What a fold says that holds the answer to *Predict first*."""
+
+NOT_RUN = "This notebook was not run when these pages were built: it is shown without results."
+
+_FIGURE = re.compile(
+    r'<figure[^>]*><img alt="(?P<alt>[^"]*)" width="(?P<width>\d+)" src="data:image/png;base64,'
+    r'(?P<data>[^"]*)">(?P<caption><figcaption.*?</figcaption>)</figure>',
+    re.DOTALL,
+)
+"""A figure as `workbook.plots.shown.figure_html` writes it."""
+
+_NUMBERS = re.compile(r'href="[^"]*?figures/([a-z0-9_-]+)\.csv"')
+"""A link to what was plotted, from wherever the notebook ran."""
+
+_OBJECT = re.compile(r"^(?:<.*>|\w*Path\(.*\)|\{.*\}|\[<.*>\])$", re.DOTALL)
+"""The text of a value that was not meant to be read: an object, a path, a mapping."""
+
+
+def as_page(
+    notebook: Any,
+    solutions: Mapping[int, Solution],
+    figures: Path | None = None,
+    picture: Entry | None = None,
+) -> Any:
+    """Return the notebook as the site shows it.
+
+    Parameters
+    ----------
+    notebook : NotebookNode
+        An executed notebook; it is not changed.
+    solutions : mapping of int to Solution
+        The solutions of its exercises, by number.
+    figures : Path, optional
+        The directory of published figures. An image that is there byte for byte is linked to, at
+        ``../reports/figures``, instead of being embedded.
+    picture : Entry, optional
+        The figure whose thumbnail stands beside the title.
+
+    Returns
+    -------
+    NotebookNode
+        Cells that import, set parameters or draw have the tag ``hide-input``; consecutive cells that answer
+        a prediction stand in one ``<details class="answer">``; an exercise is its hint and its solution, in
+        ``<details class="solution">``.
+
+    Raises
+    ------
+    UserError
+        When an exercise has no solution, or when a fold would hold a heading.
+    """
+    page = copy.deepcopy(notebook)
+    cells: list[Any] = []
+    inside = False
+    for cell in page.cells:
+        tags = cell.metadata.get("tags", [])
+        if "injected-parameters" in tags:
+            continue
+        answers = bool(cell.metadata.get("jupyter"))
+        if answers and _has_heading(cell):
+            heading = cell.source.splitlines()[0]
+            raise UserError(
+                f"the cell {heading!r} is folded: a heading must stand outside of folds"
+            )
+        if answers and not inside:
+            opening = f'<details class="answer">\n<summary>{ANSWER}</summary>'
+            cells.append(_markdown(opening, f"fold-{len(cells)}"))
+        if inside and not answers:
+            cells.append(_markdown("</details>", f"fold-{len(cells)}"))
+        inside = answers
+        number = _exercise_number(tags)
+        if number is not None:
+            cells.extend(_exercise(number, solutions))
+            continue
+        if cell.cell_type == "code":
+            _fold_code(cell)
+            cell.outputs = list(_shown(cell.outputs, figures))
+        cells.append(cell)
+    if inside:
+        cells.append(_markdown("</details>", f"fold-{len(cells)}"))
+    notes = [] if picture is None else [_thumbnail(picture)]
+    if not was_run(page):
+        notes.append(f":::{{note}}\n{NOT_RUN}\n:::\n")
+    if notes and cells:
+        title, _, rest = cells[0].source.partition("\n")
+        cells[0].source = "\n".join([title, "", *notes, rest])
+    page.cells = cells
+    return page
+
+
+def was_run(notebook: Any) -> bool:
+    """Return whether any cell of a notebook was run."""
+    return any(cell.get("execution_count") for cell in notebook.cells)
+
+
+def _thumbnail(picture: Entry) -> str:
+    """Return Markdown of a small picture that leads to the gallery."""
+    return (
+        f":::{{figure}} ../thumbnails/{picture.id}-small.png\n"
+        ":figclass: beside-title\n"
+        f":target: ../gallery.html#{picture.id}\n"
+        f":alt: {' '.join(picture.caption.split())}\n:::\n"
+    )
+
+
+def _markdown(source: str, cell_id: str) -> Any:
+    return nbformat.v4.new_markdown_cell(source, id=cell_id)
+
+
+def _has_heading(cell: Any) -> bool:
+    is_markdown = cell.cell_type == "markdown"
+    return is_markdown and re.search(r"^#{1,6} ", cell.source, re.MULTILINE) is not None
+
+
+# -- code -----------------------------------------------------------------------------------------
+
+
+def _fold_code(cell: Any) -> None:
+    """Tag a code cell whose code is collapsed, and say what it does in the line that stays."""
+    tags = cell.metadata.setdefault("tags", [])
+    summary = code_summary(cell.source, tags)
+    if not summary:
+        return
+    if "hide-input" not in tags:
+        tags.append("hide-input")
+    prompts = {"code_prompt_show": summary, "code_prompt_hide": summary}
+    cell.metadata["mystnb"] = prompts
+
+
+def code_summary(source: str, tags: Sequence[str] = ()) -> str:
+    """Return what the line above collapsed code says; "" where the code is to be seen.
+
+    An algorithm is to be seen: code with a ``def``, except in the cell that imports and checks parameters.
+
+    >>> code_summary("def step(): ..."), code_summary("import numpy as np")
+    ('', 'Code: imports')
+    >>> code_summary("# Draw two bars\\nplots.bars(ax, frame)")
+    'Code: draw two bars'
+    """
+    if "parameters" in tags:
+        return "Code: parameters"
+    is_setup = "parameters.validate(" in source
+    if is_setup:
+        return "Code: imports"
+    if re.search(r"^def ", source, re.MULTILINE):
+        return ""
+    comment = re.match(r"\s*#+ *(.+)", source)
+    if comment:
+        words = comment[1].rstrip(".")
+        return f"Code: {words[0].lower()}{words[1:]}"
+    if _only_imports(source):
+        return "Code: imports"
+    return "Code"
+
+
+def _only_imports(source: str) -> bool:
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:  # a magic of IPython
+        return False
+    return bool(statements) and all(
+        isinstance(statement, ast.Import | ast.ImportFrom) for statement in statements
+    )
+
+
+# -- outputs --------------------------------------------------------------------------------------
+
+
+def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
+    """Yield outputs that are meant to be read, their links as from ``notebooks/``."""
+    for output in outputs:
+        data = output.get("data", {})
+        is_text = set(data) == {"text/plain"}
+        if is_text and _OBJECT.match("".join(data["text/plain"]).strip()):
+            continue
+        if "text/html" in data:
+            text = _FIGURE.sub(
+                lambda figure: _figure(figure, figures), "".join(data["text/html"])
+            )
+            data["text/html"] = _NUMBERS.sub(r'href="../reports/figures/\1.csv"', text)
+        yield output
+
+
+def _figure(match: re.Match[str], figures: Path | None) -> str:
+    """Return HTML of a figure: an image that a reader can open, and that scrolls where it is too wide."""
+    source = f"data:image/png;base64,{match['data']}"
+    named = _NUMBERS.search(match["caption"])
+    if figures is not None and named:
+        file = figures / f"{named[1]}.png"
+        if file.is_file() and file.read_bytes() == b64decode(match["data"]):
+            source = f"../reports/figures/{file.name}"
+    image = f'<img alt="{match["alt"]}" width="{match["width"]}" loading="lazy" src="{source}">'
+    return f'<figure class="result"><div class="scroll">{image}</div>{match["caption"]}</figure>'
+
+
+# -- exercises ------------------------------------------------------------------------------------
+
+
+def _exercise_number(tags: Sequence[str]) -> int | None:
+    for tag in tags:
+        kind, _, number = tag.partition("-")
+        if kind == "exercise":
+            return int(number)
+    return None
+
+
+def _exercise(number: int, solutions: Mapping[int, Solution]) -> list[Any]:
+    """Return cells with the hint and the solution of an exercise, each in a fold of its own."""
+    if number not in solutions:
+        raise UserError(f"exercise {number} has no solution")
+    hint, code, explanation = solutions[number]
+    answer = f"```python\n{answer_code(code, number)}\n```\n\n{explanation}"
+    folds = {"hint": hint, "solution": answer}
+    cells = []
+    for what, text in folds.items():
+        summary = f"<summary>Exercise {number}: {what}</summary>"
+        fold = f'<details class="solution">\n{summary}\n\n{text}\n\n</details>'
+        cells.append(_markdown(fold, f"exercise-{number}-{what}"))
+    return cells
+
+
+def answer_code(code: str, number: int) -> str:
+    """Return the statements of a solution that its answer needs, without those that check answers.
+
+    >>> print(answer_code("half = 2\\nanswer_1 = 1 / half\\nwrong_1 = [answer_1, 3]", 1))
+    half = 2
+    answer_1 = 1 / half
+    """
+    lines = code.splitlines()
+    statements = ast.parse(code).body
+    answer = f"answer_{number}"
+    last = max(k for k, one in enumerate(statements) if answer in _changed(one))
+    # A function may call another one that is defined below it.
+    candidates = [
+        k
+        for k, statement in enumerate(statements)
+        if k <= last or isinstance(statement, ast.FunctionDef)
+    ]
+    needed = {answer}
+    kept = set[int]()
+    pending = {last}
+    while pending:
+        kept |= pending
+        needed = needed.union(*(_used(statements[k]) for k in pending))
+        pending = {k for k in candidates if needed & _changed(statements[k])} - kept
+    text: list[str] = []
+    for k in sorted(kept):
+        begin = (statements[k - 1].end_lineno or 0) if k else 0
+        text += lines[begin : statements[k].end_lineno]
+    return "\n".join(text).strip("\n")
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """Return the names from outside of a statement that it uses, at once or when it is called."""
+    names = set[str]()
+    tables = [symtable.symtable(ast.unparse(statement), "solution", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() or (
+                table.get_type() == "module" and symbol.is_referenced()
+            ):
+                names.add(symbol.get_name())
+    return names
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement binds, or whose objects it may change."""
+    table = symtable.symtable(ast.unparse(statement), "solution", "exec")
+    names = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
+    }
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        names |= _root(statement.value.func)  # names.append(...) changes names
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            names |= _root(target)  # table["plan"] = ... changes table
+    return names
+
+
+def _root(expression: ast.expr) -> set[str]:
+    """Return the name with which an expression such as ``table["plan"].values`` begins, if there is one."""
+    while isinstance(expression, ast.Subscript | ast.Attribute):
+        expression = expression.value
+    return {expression.id} if isinstance(expression, ast.Name) else set()

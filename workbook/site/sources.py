@@ -1,0 +1,289 @@
+"""The files that Sphinx reads: a mirror of the repository's pages, and pages written from data.
+
+A page stands where it stands in the repository, so that a link between two files of the repository is a
+link between their pages. What a page links to and is no page is copied beside it, for readers to download.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import re
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import nbformat
+import PIL.Image
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.store.files import atomic_write, own_yaml
+from workbook.common import catalog, outputs, places
+from workbook.common.papers import PAPERS
+from workbook.course import exercises
+from workbook.site import lesson
+from workbook.site.pages import Page, bucket_page, markdown_cell, render
+from workbook.validate import accuracy
+
+EXTRA = "_extra"
+"""Folder of files that Sphinx copies as they are: the page of buckets, figures and their numbers."""
+THUMBNAIL_WIDTH = 400
+"""Pixels: as wide as a picture of the gallery is shown at most."""
+PARTS = (
+    ("The core path", "00", "05"),
+    ("The four papers", "06", "10"),
+    ("The limits", "11", "13"),
+    ("PyTorch's own models", "15", "99"),
+    ("For reference", "14", "14"),
+)
+"""Name of each part of the course, its first and its last notebook."""
+REFERENCE = own_yaml(
+    Path(__file__).with_name("reference.yml").read_text(encoding="utf-8")
+)
+"""The pages of the reference by name: title, summary, functions, classes."""
+FIRST = (
+    "reports/GOALS",
+    "reports/REPRODUCTION",
+    "docs/INSTALL",
+    "docs/commands",
+    "docs/background",
+    "docs/GLOSSARY",
+    "docs/EQUATIONS",
+    "docs/teaching",
+    "docs/studies",
+    "docs/citing",
+)
+"""Pages of the repository in the order of the sidebar; all others follow by name, as pages of the project."""
+GENERATED = {
+    "index.md": "front_page.md",
+    "gallery.md": "gallery.md",
+    "verdicts.md": "verdicts.md",
+    "reference.md": "reference.md",
+}
+"""Pages that are written from data, each with its template."""
+_LINK = re.compile(
+    r"""\]\(\s*<?([^)\s>]+)|^\[[^\]]+\]:\s+(\S+)|(?:href|src)="([^"]+)\"""",
+    re.MULTILINE,
+)
+"""Whatever Markdown links to or shows: inline, by a reference, or in HTML."""
+
+
+def assemble(
+    executed: Sequence[Path],
+    folder: Path,
+    reports: Path,
+    values: Mapping[str, Any],
+    notebooks: Sequence[Path],
+) -> Path:
+    """Write everything that Sphinx reads into ``folder``, which is made anew, and return it.
+
+    Parameters
+    ----------
+    executed : sequence of Path
+        Executed copies of notebooks. A notebook that has none is shown without outputs.
+    reports : Path
+        The directory with ``REPRODUCTION.md``, ``GOALS.md`` and ``figures/``.
+    values : mapping
+        What `workbook.site.pages.write_reports` returned.
+    notebooks : sequence of Path
+        The notebooks as they are stored, in reading order.
+
+    Raises
+    ------
+    UserError
+        When a notebook cannot be shown; the error names it.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    copies = {path.name: path for path in executed}
+    pages = [Page(copies.get(path.name, path)) for path in notebooks]
+    for page in pages:
+        picture = picture_of(page.name, values["figures"], reports)
+        write_notebook(page, folder, reports, picture)
+    mirror = Mirror(folder, reports)
+    for path in sorted(places.ROOT.glob("docs/*.md")):
+        mirror.add(f"docs/{path.name}")
+    for name in ("GOALS", "REPRODUCTION"):
+        mirror.add(f"reports/{name}.md")
+    for page in pages:
+        mirror.add_links(f"notebooks/{page.path.name}", _prose(page))
+    write_figures(values["figures"], folder, reports)
+    atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
+    given = {
+        **values,
+        "pages": pages,
+        "parts": _parts(pages),
+        **_ordered(mirror.pages),
+        "shown": {page.name for page in pages},
+        "claims": _by_paper(values["verdicts"]),
+        "groups": REFERENCE,
+        "goals": accuracy.goals_met("confirmatory"),
+        "figure": mirror.figure,
+        # A notebook that was not run here leaves the numbers of the published report.
+        "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],
+        "here": values["summaries"].get("on-this-machine", {}).get("sentence", ""),
+    }
+    for name, template in GENERATED.items():
+        store.atomic_write_text(folder / name, render(template, given))
+    for name, group in REFERENCE.items():
+        text = render("reference_group.md", {"group": group})
+        store.atomic_write_text(folder / "reference" / f"{name}.md", text)
+    return folder
+
+
+def write_notebook(
+    page: Page, folder: Path, reports: Path, picture: catalog.Entry | None = None
+) -> None:
+    """Write a notebook as Sphinx reads it, beside its title a picture. Raises UserError, which names it."""
+    solutions = {}
+    if (exercises.SOLUTIONS / page.path.name).is_file():
+        solutions = exercises.read(page.name)
+    try:
+        shown = lesson.as_page(page.notebook, solutions, reports / "figures", picture)
+    except UserError as error:
+        raise UserError(f"notebook {page.path.name}: {error}") from error
+    path = folder / "notebooks" / page.path.name
+    store.atomic_write_text(path, nbformat.writes(shown) + "\n")
+
+
+def picture_of(
+    notebook: str, figures: Sequence[catalog.Entry], reports: Path
+) -> catalog.Entry | None:
+    """Return the first figure of a notebook that is no table: those are typeset, or much wider than high."""
+    for entry in figures:
+        if entry.notebook != notebook or "-tab" in entry.id:
+            continue
+        image, _ = outputs.figure_files(entry.id, reports)
+        width, height = PIL.Image.open(image).size
+        if height > width / 4:
+            return entry
+    return None
+
+
+def write_figures(
+    figures: Sequence[catalog.Entry], folder: Path, reports: Path
+) -> None:
+    """Write figures and their numbers where pages link to them, and a thumbnail of each."""
+    for entry in figures:
+        image, numbers = outputs.figure_files(entry.id, reports)
+        for path in (image, numbers):
+            copied = folder / EXTRA / "reports" / "figures" / path.name
+            atomic_write(copied, path.read_bytes())
+        thumbnail = folder / "thumbnails" / f"{entry.id}-small.png"
+        atomic_write(thumbnail, thumbnail_of(image))
+
+
+def thumbnail_of(image: Path) -> bytes:
+    """Return a figure as a small PNG."""
+    picture = PIL.Image.open(image).convert("RGB")
+    height = max(1, round(picture.height * THUMBNAIL_WIDTH / picture.width))
+    small = picture.resize((THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS)
+    written = io.BytesIO()
+    small.quantize(64).save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+def _prose(page: Page) -> str:
+    cells = page.notebook.cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
+    """Return the parts of the course that have a notebook: name, pages, minutes."""
+    parts = []
+    for name, first, last in PARTS:
+        some = [page for page in pages if first <= page.number <= last]
+        minutes = sum(page.minutes for page in some)
+        if some:
+            parts.append({"name": name, "pages": some, "minutes": minutes})
+    return parts
+
+
+def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
+    """Return the verdicts of each paper, whose key is the first word of a claim's id."""
+    grouped: dict[str, list[Any]] = {paper: [] for paper in PAPERS}
+    for verdict in verdicts:
+        grouped[verdict["id"].partition("-")[0]].append(verdict)
+    return grouped
+
+
+def _ordered(documents: Collection[str]) -> dict[str, list[str]]:
+    """Return names of pages without their ending: those of FIRST, and all others, of the project."""
+    names = sorted(name.removesuffix(".md") for name in documents)
+    return {
+        "documents": [name for name in FIRST if name in names],
+        "project": [name for name in names if name not in FIRST],
+    }
+
+
+class Mirror:
+    """Copies of files of the repository, at the same places in another folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the copies are written.
+    reports : Path
+        The directory that takes the place of ``reports/``, as far as it has a file.
+
+    Attributes
+    ----------
+    pages, files : set of str
+        The names of the Markdown pages, and of all files, that were copied.
+    """
+
+    def __init__(self, folder: Path, reports: Path) -> None:
+        self.folder = folder
+        self.reports = reports
+        self.pages: set[str] = set()
+        self.files: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """Copy a file, by its name from the root of the repository; of a page also what it links to."""
+        source = self.source(name)
+        if source is None or name in self.files:
+            return
+        self.files.add(name)
+        target = self.folder / name
+        atomic_write(target, source.read_bytes())
+        if target.suffix == ".md":
+            self.pages.add(name)
+            self.add_links(name, source.read_text(encoding="utf-8"))
+
+    def add_links(self, name: str, text: str) -> None:
+        """Copy the files that a page of this name links to; notebooks are pages of their own."""
+        for link in links(text):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+            if not target.startswith("notebooks/"):
+                self.add(target)
+
+    def figure(self, figure: str) -> str:
+        """Return Markdown for the front page that shows a figure with its caption."""
+        (entry,) = (one for one in catalog.load() if one.id == figure)
+        image = f"reports/figures/{figure}.png"
+        self.add(image)
+        caption = " ".join(entry.caption.split())
+        return (
+            f":::{{figure}} {image}\n:alt: {caption}\n:figclass: result\n:target: gallery.html#{figure}\n\n"
+            f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}\n:::\n"
+        )
+
+    def source(self, name: str) -> Path | None:
+        """Return the file of this name: of ``reports/`` the one of this build, if it has one."""
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts:
+            return None
+        path = places.ROOT / name
+        if parts[0] == "reports":
+            here = self.reports.joinpath(*parts[1:])
+            path = here if here.is_file() else path
+        return path if path.is_file() else None
+
+
+def links(text: str) -> Iterator[str]:
+    """Yield the paths that Markdown links to, without those of the web and of the page itself."""
+    for match in _LINK.finditer(text):
+        path = next(filter(None, match.groups())).partition("#")[0]
+        if path and "://" not in path and not path.startswith(("mailto:", "data:")):
+            yield path
