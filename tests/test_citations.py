@@ -32,14 +32,6 @@ def sections(page: Path) -> list[str]:
     ]
 
 
-def as_shown(campaign: str) -> str:
-    """The outcome of a campaign in the words of the pages, on which goals are met and have targets."""
-    outcome = accuracy.outcome(campaign)
-    return outcome.replace(" goals held", " goals were met").replace(
-        ", wanted ", ", target "
-    )
-
-
 def cited(text: str) -> set[str]:
     """Campaigns that a text names, but for links and paths, and whatever else is called so."""
     words = {*re.findall(r"(?<![\w/#-])[a-z]+(?:-[a-z]+)+(?![\w/-])", text)}
@@ -89,7 +81,7 @@ def test_goals_stand_on_their_page_and_live_coverage_where_it_is() -> None:
     assert len(rows) == sum(map(len, TABLES))
     for campaigns in map(site.recorded_for, catalog.load()):
         assert all(
-            f"\n* [{name}](GOALS.md#{name}): {as_shown(name)}.\n" in told
+            f"\n* [{name}](GOALS.md#{name}): {accuracy.outcome(name)}.\n" in told
             for name in campaigns
         )
     held["on-this-machine"] = {
