@@ -206,7 +206,10 @@ def test_a_notebook_that_takes_longer_than_it_says_or_warns_is_told(
     notebook = V4.new_notebook(cells=[title, warning, *exercises])
     path.write_text(nbformat.writes(notebook), encoding="utf-8")
     problems = catalog.find_long([path])
-    assert problems == ["03_a takes 4.0 minutes, may take 3.5", "03_a prints a warning"]
+    assert problems == [
+        "03_a takes 4.0 minutes to read, 3.5 are allowed",
+        "03_a prints a warning",
+    ]
 
 
 def test_the_glossary_names_every_planner_form_and_grade_and_nothing_else() -> None:

@@ -22,12 +22,16 @@ MOST_OWN = 18
 """Figures of the workbook's own, at most."""
 BEGIN, PACE = 3.0, {"words": 0.006, "figures": 1.9, "tables": 1.3, "sentences": 0.32}
 """Minutes that every notebook takes, and that a word, figure, table and printed sentence take."""
-LIMIT, LONGER, COURSE, REFERENCE = 25.0, {"06": 30.0, "10": 30.0, "14": 30.0}, 285.0, "14"
-"""Minutes of a notebook, of those that may take longer, of all that are read; what is looked up, not read."""
-LINES = 1320
-"""Lines of code of all notebooks, at most, but for blank ones and imports."""
+LIMIT_MINUTES = 25.0
+"""A notebook takes at most so many minutes to read."""
+LONGER = {"06": 30.0, "10": 30.0, "14": 30.0}
+"""The notebooks that may take longer, and their minutes."""
+COURSE_MINUTES, CORE_MINUTES = 300.0, 90.0
+"""Minutes that reading all notebooks may take, and reading the core path."""
+CORE_NUMBERS = ("00", "01", "02", "03", "04", "05")
+REFERENCE = "14"
+"""The notebook in which numbers are looked up: it does not count among those that are read."""
 _FOLDED = re.compile(r"<details>.*?</details>", re.DOTALL)
-_IMPORT = re.compile(r"^(?:import .*|from \S+ import (?:\([^)]*\)|.*))$", re.MULTILINE)
 
 
 # -- figures and tables ---------------------------------------------------------------------------
@@ -148,42 +152,39 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     """Return where executed notebooks take longer to read than they may or say, one line each."""
     import nbformat
 
-    course, lines, problems = 0.0, 0, []
+    minutes_of = {}
+    problems = []
     for path in executed:
+        number = path.stem[:2]
         cells = nbformat.read(str(path), as_version=4).cells
-        takes = BEGIN + sum(
-            PACE[what] * count for what, count in count_shown(cells).items()
-        )
-        ours = (
-            c for c in cells if "injected-parameters" not in c.metadata.get("tags", ())
-        )
-        code = (
-            _IMPORT.sub("", cell.source) for cell in ours if cell.cell_type == "code"
-        )
-        lines += sum(
-            bool(line.strip()) for source in code for line in source.splitlines()
-        )
-        course += takes * (path.stem[:2] != REFERENCE)
+        counts = count_shown(cells)
+        minutes = BEGIN + sum(PACE[kind] * count for kind, count in counts.items())
+        minutes_of[number] = minutes
+        limit = LONGER.get(number, LIMIT_MINUTES)
         stated = re.search(
             r"^\* \*\*Time:\*\* (\d+) minutes", cells[0].source, re.MULTILINE
         )
-        limit = min(
-            LONGER.get(path.stem[:2], LIMIT), int(stated[1]) + 0.5 if stated else LIMIT
-        )
-        if takes > limit:  # whole minutes are stated
+        if stated:
+            limit = min(limit, int(stated[1]) + 0.5)  # whole minutes are stated
+        if minutes > limit:
             problems.append(
-                f"{path.stem} takes {takes:.1f} minutes, may take {limit:g}"
+                f"{path.stem} takes {minutes:.1f} minutes to read, {limit:g} are allowed"
             )
-        if "stderr" in {
-            out.get("name") for cell in cells for out in cell.get("outputs", ())
-        }:
+        outputs_of_cells = [
+            output for cell in cells for output in cell.get("outputs", ())
+        ]
+        if any(output.get("name") == "stderr" for output in outputs_of_cells):
             problems.append(f"{path.stem} prints a warning")
-    for what, value, most in (
-        ("minutes", course, COURSE),
-        ("lines of code", lines, LINES),
+    read = sum(minutes_of[number] for number in minutes_of if number != REFERENCE)
+    core = sum(minutes_of[number] for number in minutes_of if number in CORE_NUMBERS)
+    for name, minutes, most in (
+        ("the course", read, COURSE_MINUTES),
+        ("the core path", core, CORE_MINUTES),
     ):
-        if value > most:
-            problems.append(f"the notebooks take {value:.0f} {what}, limit {most:g}")
+        if minutes > most:
+            problems.append(
+                f"{name} takes {minutes:.0f} minutes to read, {most:g} are allowed"
+            )
     return problems
 
 

@@ -1,0 +1,149 @@
+"""Plans replayed on this machine, each compared with the model's best plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from workbook import plots
+from workbook.common.source import Source
+from workbook.common.specs import link_title, network_title
+from workbook.course.example import NETWORK
+from workbook.plots.style import Style, case_rows, look
+from workbook.validate.compare import paired
+
+BEST = "exact"
+DEFAULT = "ddp"
+PLACE = ["network", "link", "workers"]
+COLUMNS = 3
+RECORDED = Style("recorded", "#8f8f8f", "o", hollow=True)
+MEASURED_HERE = Style("measured here", "#7a3b9a", "X")
+NOTHING = (
+    "No plan was replayed on this machine together with the best plan. "
+    "Run ./reproduce.sh, which replays plans and runs this notebook again; "
+    "the lab needs Linux and root."
+)
+
+
+def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | None]:
+    """Compare plans with the best plan, as replayed on this machine and as recorded.
+
+    Parameters
+    ----------
+    recordings : sequence of Source
+        Recorded replays. Of a plan that several recordings have, the first one counts.
+    here : Source
+        The tables of this machine, which may be none.
+
+    Returns
+    -------
+    sentence : str
+        How much longer a step takes under PyTorch's default than under the best plan.
+    figure : Figure or None
+        The ratio of each plan's step to the best plan's step, here and recorded. None if nothing
+        was replayed here.
+    """
+    ratios_here = ratios(here)
+    if ratios_here.empty:
+        return NOTHING, None
+    recorded = pd.concat([ratios(recording) for recording in recordings])
+    recorded = recorded.drop_duplicates([*PLACE, "other"])
+    return _sentence(ratios_here, recorded), _figure(ratios_here, recorded)
+
+
+def ratios(tables: Source) -> pd.DataFrame:
+    """Return how long a replayed step takes under each plan, compared with the best plan.
+
+    Rounds that other programs disturbed are left out.
+
+    Parameters
+    ----------
+    tables : Source
+        The tables of one machine.
+
+    Returns
+    -------
+    DataFrame
+        Rows as `workbook.validate.compare.paired` returns them for the plan ``exact``. There is none
+        where nothing was replayed.
+    """
+    if not tables.has("runs"):
+        return paired(pd.DataFrame(columns=PLACE), BEST)
+    runs = tables.table("runs")
+    plain = (runs["density"] == 1) & (runs["straggler"] == 1) & (runs["in_flight"] == 1)
+    runs = runs[plain & (runs["origin"] == "replayed")]
+    if "disturbed" in runs:
+        runs = runs[~runs["disturbed"]]
+    return paired(runs, BEST)
+
+
+def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
+    defaults = ratios_here[ratios_here["other"] == DEFAULT]
+    if defaults.empty:
+        return (
+            f"{len(ratios_here)} plans were replayed on this machine, but PyTorch's default "
+            "was not among them."
+        )
+    example = defaults[defaults["network"] == NETWORK]
+    first = (defaults if example.empty else example).iloc[0]
+    in_recording = recorded[recorded["other"] == DEFAULT].merge(
+        first[PLACE].to_frame().T
+    )
+    sentence = (
+        f"Among {first['workers']} workers over {link_title(first['link'])}, a replayed step of "
+        f"{network_title(first['network'])} takes {first['ratio']:.2f} times as long under "
+        "PyTorch's default as under the best plan"
+    )
+    if len(in_recording):
+        sentence += f" (recorded: {in_recording['ratio'].iloc[0]:.2f} times)"
+    sentence += "."
+    if len(defaults) > 1:
+        least = defaults["ratio"].min()
+        most = defaults["ratio"].max()
+        labs = len(defaults.drop_duplicates(["link", "workers"]))
+        what = "networks" if labs == 1 else "pairs of a network and a lab"
+        sentence += (
+            f" For the {len(defaults)} {what} that were replayed here, the ratio is between "
+            f"{least:.2f} and {most:.2f}."
+        )
+    return sentence
+
+
+def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
+    """Return a figure with a panel for each network and link that was replayed here."""
+    is_random = ratios_here["other"].str.startswith("random")
+    by_plan = ratios_here[~is_random].groupby("other")["ratio"].median().sort_values()
+    row_of = {plan: row for row, plan in enumerate(by_plan.index)}
+    places = list(ratios_here.groupby(PLACE, sort=False))
+    columns = min(COLUMNS, len(places))
+    rows = math.ceil(len(places) / columns)
+    height = rows * (1.2 + 0.28 * len(row_of))
+    with plots.sheet(
+        columns=columns,
+        rows=rows,
+        height=height,
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+    ) as (figure, axes):
+        for ax in axes.flat[len(places) :]:
+            ax.set_visible(False)
+        for ax, (place, of_place) in zip(axes.flat, places, strict=False):
+            case_rows(ax, [look(plan).label for plan in row_of], 1.0)
+            ax.tick_params(labelbottom=True)  # the panel below may be empty
+            same = pd.DataFrame([place], columns=PLACE)
+            for style, shown in (
+                (RECORDED, recorded.merge(same)),
+                (MEASURED_HERE, of_place),
+            ):
+                shown = shown[shown["other"].isin(row_of)]
+                in_rows = shown["other"].map(row_of)
+                plots.points(ax, shown["ratio"], in_rows, style, size=5)
+            network, link, workers = place
+            plots.heading(ax, network_title(str(network)))
+            where = f"{workers} workers, {link_title(str(link))}"
+            ax.set_xlabel(f"step / step of the best plan\n{where}")
+    return figure

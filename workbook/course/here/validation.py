@@ -1,0 +1,175 @@
+"""Predictions judged on this machine, by the rule of notebook 05."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from workbook import plots
+from workbook.common.source import Source
+from workbook.common.specs import link_title, network_title
+from workbook.validate.accuracy import STATISTICS, judge
+from workbook.validate.figures import ERROR
+
+TRAINING = "training"
+REPLAY = "replay"
+NOTHING = (
+    "No step was run on this machine. "
+    "./reproduce.sh replays and trains on it, which needs Linux and root."
+)
+
+
+class Judged(NamedTuple):
+    """What became of the predictions on this machine.
+
+    Attributes
+    ----------
+    sentence : str
+        The errors and the coverage, of real training and of replays apart.
+    figure : Figure or None
+        The error of every case, here and recorded. None if there was no case to judge.
+    numbers : dict
+        The key numbers, by name. Empty if nothing was measured here.
+    """
+
+    sentence: str
+    figure: Figure | None
+    numbers: dict[str, Any]
+
+
+def compare(
+    recorded_replays: pd.DataFrame, recorded_training: pd.DataFrame, here: Source
+) -> Judged:
+    """Judge the predictions of what was replayed and trained on this machine.
+
+    Replays and real training are judged apart, and real training is judged by paired errors. Trainings
+    whose plan sends one message test no model of overlap, so they are counted and not judged. Neither
+    are cases that other programs disturbed.
+
+    Parameters
+    ----------
+    recorded_replays, recorded_training : DataFrame
+        Recorded cases, as `workbook.validate.accuracy.judge` returns them.
+    here : Source
+        The tables of this machine, which may be none.
+
+    Returns
+    -------
+    Judged
+        A sentence, a figure and the key numbers.
+    """
+    cases = judge(here, here, "table", marked=True) if here.has("runs") else None
+    if cases is None or cases.empty:
+        return Judged(NOTHING, None, {})
+    undisturbed = cases[~cases["marked"]]
+    replays = undisturbed[undisturbed["kind"] == REPLAY]
+    trained = undisturbed[undisturbed["kind"] == TRAINING]
+    one_message = sends_one_message(trained)
+    training = trained[~one_message]
+    singles = int(one_message.sum())
+    marked = int(cases["marked"].sum())
+
+    sentences = []
+    if len(training):
+        error = STATISTICS["paired_median_error"](training)
+        sentences.append(_sentence("trainings", "paired error", error, training))
+    if singles:
+        sentences.append(
+            f"Trainings with one message for all gradients ({singles} here) test no "
+            "model of overlap and are left out."
+        )
+    if len(replays):
+        error = STATISTICS["median_error"](replays)
+        sentences.append(_sentence("replays", "error", error, replays))
+    sentences.append(
+        f"{marked} of {len(cases)} cases were disturbed by other programs or limited by the "
+        "processor, and are not judged."
+        if marked
+        else "No case was disturbed by other programs."
+    )
+    sentence = " ".join(sentences)
+    numbers = {
+        **_training_numbers(training),
+        **_replay_numbers(replays),
+        "single_cases": singles,
+        "marked_cases": marked,
+        "sentence": sentence,
+    }
+    recorded_training = recorded_training[~sends_one_message(recorded_training)]
+    errors = {
+        "trainings,\nrecorded": recorded_training["model_paired_error"],
+        "trainings,\nhere": training["model_paired_error"],
+        "replays,\nrecorded": recorded_replays["model_error"],
+        "replays,\nhere": replays["model_error"],
+    }
+    return Judged(sentence, _figure(errors), numbers)
+
+
+def sends_one_message(cases: pd.DataFrame) -> pd.Series:
+    """Return for each case whether its plan sends all gradients in one message."""
+    return ~cases["ends"].astype(str).str.contains(";")
+
+
+def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
+    """Return the key numbers of real training, with none if there was no case."""
+    if training.empty:
+        return {}
+    return {
+        "training_cases": len(training),
+        "training_median_paired_error": float(
+            STATISTICS["paired_median_error"](training)
+        ),
+        "training_interval_coverage": float(STATISTICS["coverage"](training)),
+        "training_half_width_share": float(STATISTICS["half_width_share"](training)),
+        "training_networks": _networks(training),
+    }
+
+
+def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
+    """Return the key numbers of replays, with none if there was no case."""
+    if replays.empty:
+        return {}
+    return {
+        "replay_cases": len(replays),
+        "replay_median_error": float(STATISTICS["median_error"](replays)),
+        "replay_interval_coverage": float(STATISTICS["coverage"](replays)),
+        "replay_half_width_share": float(STATISTICS["half_width_share"](replays)),
+    }
+
+
+def _sentence(kind: str, quantity: str, error: float, cases: pd.DataFrame) -> str:
+    """Return what was run, the median error, and how many cases lie in their interval."""
+    plural = kind if len(cases) > 1 else kind.removesuffix("s")
+    links = _listed(cases["link"].map(link_title).unique())
+    half_width = STATISTICS["half_width_share"](cases)
+    return (
+        f"The median {quantity} is {error:.1%} for {len(cases)} {plural} of "
+        f"{_networks(cases)} over {links}. The measured step lies in the predicted interval "
+        f"in {cases['inside'].sum()} of {len(cases)} cases; the median half-width of the "
+        f"intervals is {half_width:.1%}."
+    )
+
+
+def _networks(cases: pd.DataFrame) -> str:
+    return _listed(cases["network"].map(network_title).unique())
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return names in their order as "a, b and c"."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _figure(errors: dict[str, pd.Series]) -> Figure:
+    """Return a figure with a row of points for each kind of run that has cases."""
+    rows = {
+        f"{len(shares)} {name}": shares
+        for name, shares in errors.items()
+        if len(shares)
+    }
+    figure, ax = plots.canvas(height=0.9 + 0.5 * len(rows))
+    plots.error_rows(ax, rows, label=f"error of the step time, {ERROR}")
+    return figure

@@ -1,0 +1,81 @@
+"""What notebook 01 measures while its reader waits: a network, two products, and messages of two ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlkit import store
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import KIB, MIB
+
+SIZES = (KIB, 16 * KIB, 256 * KIB, 4 * MIB, 16 * MIB)
+"""The sizes of the messages."""
+SIDES = {"cpu": (256, 2048), "cuda": (256, 8192)}
+"""The sides of the square matrices that are multiplied, by device."""
+Clock = Callable[[Callable[[], Any], Callable[[], Any]], float]
+"""A clock: it takes an action, and a function that waits until the device is done; it returns seconds."""
+
+
+def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
+    """Measure for a few seconds, and write the tables into a directory.
+
+    The tables are ``layers`` and ``samples`` of the network, ``peaks`` with the two products, and
+    ``collectives`` with all-reduces between two processes. All are measured on a GPU if PyTorch sees one,
+    else on the processor.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory for the tables.
+    network : str
+        The name of the network.
+    batch : int
+        The number of samples in its batch.
+    clock : callable
+        What times the products.
+
+    Returns
+    -------
+    str
+        Why nothing was measured, as part of a sentence. Empty if all was measured.
+    """
+    try:
+        import torch
+
+        from ddlkit.jobs.clock import Budget, synchronizer
+        from ddlkit.jobs.launch import Loopback, launch
+        from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+        from ddlkit.measure.layers import layer_tables
+        from workbook.record import zoo as zoo  # registers the networks of the papers
+    except ImportError as error:
+        return f"PyTorch is not installed: {error}"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    budget = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=1.0)
+    settings = CollectivesSettings(["all_reduce"], SIZES, budget)
+    try:
+        with redirect_stderr(StringIO()):  # lines of progress
+            tables = dict(layer_tables(network, batch, device, "fp32", budget, None))
+            messages = launch(collectives_job, settings, ranks=2, place=Loopback())
+    except UserError as error:
+        return str(error)
+    products = []
+    for side in SIDES[device]:
+        left, right = torch.rand(2, side, side, device=device)
+        seconds = clock(partial(torch.mm, left, right), synchronizer(device))
+        products.append({"kernel": "product", "side": side, "seconds": seconds})
+    labels = {"device": device, "precision": "fp32", "sample": 0}
+    tables["peaks"] = pd.DataFrame(products).assign(**labels)
+    tables["collectives"] = messages["collectives"]
+    for kind, table in tables.items():
+        store.save_table(
+            table, directory, f"{kind}-brief", schema=kind, command=sys.argv
+        )
+    return ""

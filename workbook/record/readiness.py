@@ -1,0 +1,113 @@
+"""A training loop that two or more ranks of this machine run, to see when its gradients become ready."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch.distributed as dist
+
+from ddlkit.jobs.launch import Loopback, launch
+from ddlkit.jobs.rank import Rank, Tables, job
+
+TIMEOUT_S = 120.0
+"""How long all ranks together may take, in seconds. Importing torch takes most of it."""
+Loop = Callable[[int], Sequence[tuple[str, float]]]
+"""A training loop. It takes its rank and returns the name and the time of each gradient that became ready."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The loop, as ranks read it.
+
+    Attributes
+    ----------
+    source : str
+        The source text of a function that needs no other names than its own.
+    name : str
+        The name of this function.
+    """
+
+    source: str
+    name: str
+
+
+@job(LoopSettings, "timeline")
+def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
+    """Run the loop on this rank, and yield a span for each gradient, which ends when it is ready."""
+    names: dict[str, Any] = {}
+    exec(settings.source, names)
+    ready = [*names[settings.name](me.rank)]
+    of_all: list[Any] = [None] * me.world_size
+    dist.all_gather_object(of_all, ready)
+    yield {"timeline": pd.DataFrame(_spans(of_all))}
+
+
+def _spans(of_all: Sequence[Sequence[tuple[str, float]]]) -> Iterator[dict[str, Any]]:
+    """Yield a row of table ``timeline`` for each gradient, from when the one before it was ready."""
+    for rank, ready in enumerate(of_all):
+        before_s = ready[0][1]
+        for tensor, ready_s in ready:
+            yield {
+                "case": "loop",
+                "repeat": 0,
+                "task": tensor,
+                "kind": "backward",
+                "stream": "compute",
+                "rank": rank,
+                "iteration": 0,
+                "group": -1,
+                "origin": "measured",
+                "start_s": before_s,
+                "end_s": ready_s,
+                "bytes": 0,
+            }
+            before_s = ready_s
+
+
+def watch(loop: Loop, ranks: int = 2) -> pd.DataFrame:
+    """Run a training loop on ranks of this machine and return when each gradient became ready.
+
+    Parameters
+    ----------
+    loop : callable
+        A function that takes its rank, trains, and returns the name and the time of each gradient in the
+        order in which they became ready. Ranks are processes of their own, which get the source text of
+        the function. It must therefore import what it needs itself.
+    ranks : int
+        The number of ranks.
+
+    Returns
+    -------
+    DataFrame
+        One row for each rank and gradient, in the order in which they became ready. The columns are
+        ``rank``, ``tensor`` and ``after_first_s``, the time since the rank's first gradient was ready.
+
+    Raises
+    ------
+    UserError
+        If a rank fails or takes too long. No rank outlives the call.
+    """
+    source = textwrap.dedent(inspect.getsource(loop))
+    settings = LoopSettings(source, loop.__name__)
+    tables = launch(
+        loop_job,
+        settings,
+        ranks=ranks,
+        place=Loopback(),
+        join={"backend": "gloo"},
+        timeout_s=TIMEOUT_S,
+    )
+    spans = tables["timeline"]
+    first_s = spans.groupby("rank")["start_s"].transform("first")
+    return pd.DataFrame(
+        {
+            "rank": spans["rank"],
+            "tensor": spans["task"],
+            "after_first_s": spans["end_s"] - first_s,
+        }
+    )
