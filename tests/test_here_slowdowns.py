@@ -72,7 +72,7 @@ def test_the_recording_compared_with_itself_differs_in_nothing() -> None:
     backward = table.loc[table["slowed"] == "backward", "ratio"].median()
     assert isinstance(figure, Figure)
     assert f"over {len(pairs)} pairs of a network and a link" in sentence
-    assert f"{backward:.2f} times as long as alone here and {backward:.2f}" in sentence
+    assert f"{backward:.2f} times as long (recording: {backward:.2f})" in sentence
     assert (table["lower"] <= table["ratio"]).all()
     assert (table["ratio"] <= table["upper"]).all()
 
@@ -94,9 +94,9 @@ def test_slowdowns_are_ratios_of_one_round(tmp_path: Path) -> None:
     sentence, figure = slowdowns.compare(recording, here)
     for part in (
         "1 pair of a network and a link",
-        "backward takes 1.25 times as long as alone here and 1.10 times in",
-        "the largest message of each pair takes 1.50 times as long as alone here and 1.20",
-        "The smallest message takes 9.00 times as long as alone here and 20.00",
+        "backward takes 1.25 times as long (recording: 1.10)",
+        "the largest messages take 1.50 times as long (recording: 1.20)",
+        "The smallest messages take 9.00 times as long (recording: 20.00)",
     ):
         assert part in sentence
     assert figure is not None

@@ -16,8 +16,7 @@ from workbook.plots.style import Style, add_legend, case_rows, plain_log_ticks
 
 NOTHING = (
     "No slowdown was measured on this machine. "
-    "Run ./reproduce.sh, which measures slowdowns and runs this notebook again; "
-    "the lab needs Linux and root."
+    "./reproduce.sh measures them on Linux with root."
 )
 NOT_COMMON = (
     "The slowdowns measured on this machine are of other networks or links than those of "
@@ -116,24 +115,20 @@ def _sentence(both: pd.DataFrame) -> str:
     largest = messages[is_largest]
     smallest = messages[is_smallest & ~is_largest]
     parts = [
-        f"These are medians over {clusters} {plural} of a network and a link that were "
-        "measured here and in the recording.",
         f"While messages travel, backward takes {_times(backward)}.",
-        f"During backward, the largest message of each pair takes {_times(largest)}.",
+        f"During backward, the largest messages take {_times(largest)}.",
     ]
     if len(smallest):
-        parts.append(f"The smallest message takes {_times(smallest)}.")
+        parts.append(f"The smallest messages take {_times(smallest)}.")
+    parts.append(f"These are medians over {clusters} {plural} of a network and a link.")
     return " ".join(parts)
 
 
 def _times(both: pd.DataFrame) -> str:
-    """Return the median ratios as words, for example "1.1 times as long as alone here"."""
+    """Return the median ratios as words, those of the recording in parentheses."""
     here = both["ratio_here"].median()
     recorded = both["ratio_recorded"].median()
-    return (
-        f"{here:.2f} times as long as alone here and {recorded:.2f} times in the "
-        "recording"
-    )
+    return f"{here:.2f} times as long (recording: {recorded:.2f})"
 
 
 def _figure(both: pd.DataFrame) -> Figure:
