@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -101,7 +102,7 @@ def test_slowdowns_are_ratios_of_one_round(tmp_path: Path) -> None:
         assert part in sentence
     assert figure is not None
     drawn = {
-        line.get_label(): list(line.get_xdata())
+        line.get_label(): np.asarray(line.get_xdata())
         for line in figure.axes[1].lines
         if line.get_label() in {"recorded", "measured here"}
     }
