@@ -16,9 +16,10 @@ from ddlkit.core import resources
 from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
+from ddlkit.core.fronts import undominated
 from ddlkit.core.iteration import Iteration, group_ends
 from ddlkit.core.link import Link, Parts
-from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.resources import Resources, Shared, jointly
 from ddlkit.core.workload import Workload
 from workbook.plots.style import look
