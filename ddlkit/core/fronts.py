@@ -1,25 +1,30 @@
-"""The shortest iteration when gradients are selected before they are sent: Pareto fronts of partial plans.
+"""Pareto fronts of partial plans: the best plan if gradients are selected and sent.
 
-To select the largest gradients of a group takes compute time. The selection of a group therefore delays
-everything that is computed after it, and the message of a group delays everything that is sent after it.
-With the groups numbered 1 to K in the order in which they are sent, the last message arrives at
+To select the largest gradients of a group takes compute time. The selection of a group
+therefore delays everything that is computed after it, and the message of a group delays
+everything that is sent after it. With the groups numbered 1 to K in the order in which
+they are sent, the last message arrives at
 
-    max over k of  selecting[1] + ... + selecting[k] + ready[k] + sending[k] + ... + sending[K],
+    max over k of  selecting[1] + ... + selecting[k]
+                   + ready[k] + sending[k] + ... + sending[K],
 
-where ready[k] is when the last gradient of group k would be ready if nothing were selected.
+where ready[k] is when the last gradient of group k would be ready if nothing were
+selected.
 
-A plan of the first tensors, a *prefix* of the network, influences the rest by two numbers only: the
-seconds that it selects, and the end of its last message. No other plan of the prefix should be smaller in
-both, so each prefix has a Pareto front of such points. Read from the last tensor to the first, selecting
-and sending change places, so each *suffix* has a front, too. A prefix with the point (a, b) and a suffix
-with the point (p, q) make an iteration whose last message arrives at max(a + q, b + p). The fronts of
-suffixes therefore bound from below where a point of a prefix can lead to, and the reverse. A complete plan
-bounds the optimum from above.
+A plan of the first tensors, a *prefix* of the network, influences the rest by two
+numbers only: the seconds that it selects, and the end of its last message. No other
+plan of the prefix should be smaller in both, so each prefix has a Pareto front of such
+points. Read from the last tensor to the first, selecting and sending change places, so
+each *suffix* has a front, too. A prefix with the point (a, b) and a suffix with the
+point (p, q) make an iteration whose last message arrives at max(a + q, b + p). The
+fronts of suffixes therefore bound from below where a point of a prefix can lead to, and
+the reverse. A complete plan bounds the optimum from above.
 
-A front can have more points than memory holds. Points that lie close together are then replaced by one:
-by their corner, the smaller value of each coordinate, if the front is to be a lower bound; by the most
-promising of them, if a plan is to be found. Prefixes and suffixes take turns, with more and more points,
-until the lower bound meets the best plan.
+A front can have more points than memory holds. Points that lie close together are then
+replaced by one. If the front is to be a lower bound, this is their corner, the smallest
+value of each coordinate. If a plan is to be found, it is the most promising point.
+Prefixes and suffixes take turns, with more and more points, until the lower bound meets
+the best plan.
 """
 
 from __future__ import annotations
@@ -54,7 +59,8 @@ class Groups(NamedTuple):
     Attributes
     ----------
     ready_s : ndarray, shape (n, n)
-        When the last gradient of the group is ready if nothing is selected before, in seconds.
+        When the last gradient of the group is ready if nothing is selected before, in
+        seconds.
     selecting_s : ndarray, shape (n, n)
         Compute time of the selection, in seconds.
     sending_s : ndarray, shape (n, n)
@@ -68,8 +74,8 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        Selecting and sending change places: what is selected counts from the first group to k, and what
-        is sent counts from group k to the last.
+        Selecting and sending change places: what is selected counts from the first
+        group to k, and what is sent counts from group k to the last.
         """
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
@@ -91,12 +97,13 @@ class Groups(NamedTuple):
 
 
 class Front(NamedTuple):
-    """A Pareto front of a prefix: points in which no other point is as good in both coordinates.
+    """The Pareto front of a prefix: no other point is as small in both coordinates.
 
     Attributes
     ----------
     selected_s : ndarray, shape (m,)
-        Seconds of selection so far, rising. In the mirrored problem this is the time of messages.
+        Seconds of selection so far, rising. In the mirrored problem this is the time of
+        messages.
     arrived_s : ndarray, shape (m,)
         When the last message has arrived, in seconds, falling.
     """
@@ -106,26 +113,28 @@ class Front(NamedTuple):
 
     @property
     def corner(self) -> tuple[float, float]:
-        """Return the smallest value of each coordinate, infinite if there is no point."""
+        """Return the smallest value of each coordinate, infinite without a point."""
         if not len(self.selected_s):
             return np.inf, np.inf
         return float(self.selected_s[0]), float(self.arrived_s[-1])
 
     def earliest_end_s(self, selected_s: Floats, arrived_s: Floats) -> Floats:
-        """Return how early an iteration can end that goes on with a point of this front.
+        """Return how early an iteration can end that goes on from given points.
 
         Parameters
         ----------
         selected_s, arrived_s : ndarray, shape (m,)
-            Points (a, b) of a prefix of the mirrored problem.
+            Points (a, b) of a prefix. This front is then one of the mirrored problem.
 
         Returns
         -------
         ndarray, shape (m,)
-            The minimum over the points (p, q) of this front of max(a + q, b + p), in seconds.
+            The minimum over the points (p, q) of this front of max(a + q, b + p), in
+            seconds.
         """
-        # Along this front p rises and q falls. The maximum is a + q before the turn at which p - q
-        # reaches a - b, and b + p from there on. So the minimum is on one of the two sides of the turn.
+        # Along this front p rises and q falls. The maximum is a + q before the turn at
+        # which p - q reaches a - b, and b + p from there on. So the minimum is on one
+        # of the two sides of the turn.
         turn = (self.selected_s - self.arrived_s).searchsorted(selected_s - arrived_s)
         n_points = len(self.selected_s)
         from_turn_on = np.empty(n_points + 1)
@@ -139,9 +148,10 @@ class Front(NamedTuple):
         )
 
     def runs(self, most: int) -> Ints:
-        """Return where up to ``most`` runs of points begin that lie close together.
+        """Return where runs of points begin that lie close together, at most ``most``.
 
-        Two neighbours are as far apart as they differ in the coordinate in which they differ less.
+        Two neighbours are as far apart as they differ in the coordinate in which they
+        differ less.
         """
         steps_s = np.minimum(
             self.selected_s[1:] - self.selected_s[:-1],
@@ -157,7 +167,7 @@ class Front(NamedTuple):
 
 
 NOTHING_SENT = Front(selected_s=np.zeros(1), arrived_s=np.full(1, -np.inf))
-"""The front of the empty prefix: nothing is selected, and no message has to be waited for."""
+"""The front of the empty prefix: nothing is selected, and no message is sent."""
 
 
 def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
@@ -177,7 +187,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
 
     Examples
     --------
-    Two tensors, ready after 1 s and 2 s. Each group takes 0.1 s to be selected, and 3 s to be sent:
+    Two tensors, ready after 1 s and 2 s. Each group takes 0.1 s to be selected, and 3 s
+    to be sent:
 
     >>> ready_s = np.array([[1.0, 0.0], [2.0, 2.0]])
     >>> groups = Groups(ready_s, np.full((2, 2), 0.1), np.full((2, 2), 3.0))
@@ -215,8 +226,9 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
 class _Pass(NamedTuple):
     """One computation of all fronts of a side.
 
-    ``side`` is PREFIXES or SUFFIXES, and ``most`` how many points a front keeps. With ``bounds`` the points
-    that are replaced by one become their corner, so that the fronts are lower bounds.
+    ``side`` is PREFIXES or SUFFIXES, and ``most`` how many points a front keeps. With
+    ``bounds`` the points that are replaced by one become their corner, so that the
+    fronts are lower bounds.
     """
 
     side: int
@@ -225,7 +237,7 @@ class _Pass(NamedTuple):
 
 
 def _passes() -> Iterator[_Pass]:
-    """Yield passes without end: prefixes and suffixes in turn, with more and more points."""
+    """Yield passes without end, by prefixes and suffixes in turn."""
     yield _Pass(PREFIXES, most=1, bounds=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES
@@ -243,7 +255,7 @@ def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class _States:
-    """The points of the fronts of all prefixes, one after the other, and how each was reached.
+    """The points of the fronts of all prefixes, and how each was reached.
 
     ``most`` is the number of points that a front has at most.
     """
@@ -261,7 +273,7 @@ class _States:
         self.add(0, NOTHING_SENT, np.zeros(1, np.int64))
 
     def add(self, prefix: int, front: Front, previous: Ints) -> None:
-        """Add the front of a prefix, whose points were reached from the states ``previous``."""
+        """Add the front of a prefix, whose points came from the states ``previous``."""
         new = slice(self.count, self.count + len(previous))
         self.selected_s[new] = front.selected_s
         self.arrived_s[new] = front.arrived_s
@@ -274,7 +286,7 @@ class _States:
     def indices(self, prefixes: Ints) -> Ints:
         """Return the states of the prefixes, one prefix after the other."""
         points = self.points[prefixes]
-        # A position in the result, plus how far the block of its prefix has to be moved.
+        # From a position in the result to the state: the block of its prefix is moved.
         shift = self.begin[prefixes] - (points.cumsum() - points)
         return np.arange(points.sum()) + shift.repeat(points)
 
@@ -322,7 +334,8 @@ def _fronts(
     fronts = [NOTHING_SENT]
     states = _States(n, step.most)
     for last in range(n):
-        # The last group begins at each tensor in `firsts`, after each point of the prefix before.
+        # The last group begins at each tensor in `firsts`, after each point of the
+        # prefix before.
         firsts = useful[last].nonzero()[0]
         before = states.indices(firsts)
         ready_s, selecting_s, sending_s = (
@@ -355,7 +368,7 @@ def _fronts(
 
 
 def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
-    """Return the index of the smallest value in each run; of equal ones that of the last."""
+    """Return the index of the smallest value in each run, of equal ones the last."""
     lengths = np.diff(begins, append=len(values))
     run = np.repeat(np.arange(len(begins)), lengths)
     # Points that lead to one and the same plan may differ by rounding.
@@ -378,8 +391,8 @@ def undominated(first: Floats, second: Floats) -> Ints:
     Returns
     -------
     ndarray of int
-        Indices of the points in which no other point is as small in both coordinates, by rising
-        ``first``. Of points that are equal in both, one is kept.
+        Indices of the points in which no other point is as small in both coordinates,
+        by rising ``first``. Of points that are equal in both, one is kept.
 
     Examples
     --------
@@ -391,7 +404,8 @@ def undominated(first: Floats, second: Floats) -> Ints:
     lower_than_all_before = np.ones(len(first), bool)
     lower_than_all_before[1:] = lowest[1:] < lowest[:-1]
     ordered = ordered[lower_than_all_before]
-    # Of points with an equal first coordinate, the last one that is left has the lowest second.
+    # Of points with an equal first coordinate, the last one that is left has the lowest
+    # second.
     rising = first[ordered]
     last_of_equals = np.ones(len(ordered), bool)
     last_of_equals[:-1] = rising[1:] > rising[:-1]
@@ -404,7 +418,10 @@ def _useful(
     suffixes: Sequence[Front],
     limit_s: float,
 ) -> NDArray[np.bool_]:
-    """Return (n, n) whether a plan with this group may end by ``limit_s``, judged by corners of fronts."""
+    """Return (n, n) whether a plan with this group may end by ``limit_s``.
+
+    A prefix and a suffix are represented by the corners of their fronts.
+    """
     n = len(suffixes) - 1
     before = np.array([front.corner for front in prefixes[:n]])
     # After the group that ends with tensor `last`, n - last - 1 tensors are left.
@@ -412,8 +429,9 @@ def _useful(
     selected_s = before[:, 0] + groups.selecting_s
     start_s = np.maximum(before[:, 1], groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
-    # An empty front has an infinite corner, and before the end of the network the other coordinate is
-    # minus infinity. Their sum is no number, and such a group is not useful.
+    # An empty front has an infinite corner, and before the end of the network the other
+    # coordinate is minus infinity. Their sum is no number, and such a group is not
+    # useful.
     with np.errstate(invalid="ignore"):
         ends_s = np.maximum(arrived_s + after[:, :1], selected_s + after[:, 1:])
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

@@ -1,17 +1,19 @@
 """Fusion plans: which gradients travel in one message, and the planners that choose.
 
-The gradients of a network become ready one after the other, those of the last layer first. A fusion plan
-cuts this sequence into contiguous groups, and each group is sent as one message. Few large messages save
-start-up time; many small ones start earlier. A planner makes a plan from a workload and, if it needs one,
-from the cost of a message. Planners are registered by name, so that `make_plan` finds them.
+The gradients of a network become ready one after the other, those of the last layer
+first. A fusion plan cuts this sequence into contiguous groups, and each group is sent
+as one message. Few large messages save start-up time, while many small ones start
+earlier. A planner makes a plan from a workload and, if it needs one, from the cost of a
+message. Planners are registered by name, so that `make_plan` finds them.
 
 References
 ----------
-osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning
-    Training", WWW 2022.
-mg_wfbp : S. Shi, X. Chu and B. Li, "MG-WFBP: Efficient Data Communication for Distributed Synchronous SGD
-    Algorithms", INFOCOM 2019; "MG-WFBP: Merging Gradients Wisely for Efficient Communication in
-    Distributed Deep Learning", TPDS 2021.
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
+mg_wfbp : S. Shi, X. Chu and B. Li, "MG-WFBP: Efficient Data Communication for
+    Distributed Synchronous SGD Algorithms", INFOCOM 2019, and "MG-WFBP: Merging
+    Gradients Wisely for Efficient Communication in Distributed Deep Learning", TPDS
+    2021.
 """
 
 from __future__ import annotations
@@ -32,30 +34,30 @@ from ddlkit.core.fronts import ROUNDING, Groups, shortest
 from ddlkit.core.workload import Floats, Ints, Workload
 
 DDP_FIRST_BYTES = units.MIB
-"""The size from which the first bucket of PyTorch's DistributedDataParallel is sent."""
+"""The size from which DistributedDataParallel of PyTorch sends its first bucket."""
 DDP_BUCKET_BYTES = 25 * units.MIB
 """The size from which every later bucket is sent, by default."""
 
 AT_ONCE = 2**20
 """How many groups `exact` prices at a time: 8 MB of seconds."""
 MOST_SELECTED = 2_000
-"""The most tensors of a plan with selection, which holds all groups in memory six times: 200 MB."""
+"""The most tensors of a plan with selection, which needs six arrays of all groups."""
 
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """A partition of n gradients into G contiguous groups, each of which is one message.
+    """A partition of n gradients into G contiguous groups, each sent as one message.
 
     Parameters
     ----------
     planner : str
         The name of the planner, with its arguments.
     ends : tuple of int, length G
-        The exclusive end of each group in the order in which gradients become ready. Ends increase, and
-        the last one is n.
+        The exclusive end of each group in the order in which gradients become ready.
+        Ends increase, and the last one is n.
     least_s : float, optional
-        For a plan that is proven to be the best: no iteration is shorter at the cost for which the plan
-        was made, if messages are sent one at a time. In seconds.
+        For a plan that is proven to be the best: no iteration is shorter at the cost
+        for which the plan was made, if messages are sent one at a time. In seconds.
 
     Raises
     ------
@@ -116,11 +118,11 @@ class FusionPlan:
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
-        """Return when the last gradient of each group is ready, in seconds, shape (G,)."""
+        """Return when each message is ready to be sent, in seconds, shape (G,)."""
         return workload.ready_s[np.array(self.ends) - 1]
 
     def forward_groups(self) -> list[list[int]]:
-        """Return the gradients of each group as indices in forward order, counted from 0.
+        """Return the gradients of each group as indices in forward order, from 0.
 
         Groups and their members stay in ready order, so the indices fall.
         """
@@ -158,14 +160,14 @@ def none(workload: Workload) -> FusionPlan:
 
 
 def single(workload: Workload) -> FusionPlan:
-    """Return the plan in which all gradients travel in one message after the backward pass."""
+    """Return the plan in which all gradients travel in one message after backward."""
     return FusionPlan("single", (workload.n,))
 
 
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """Return the plan of a fusion buffer that is sent before it would overflow (osf Eq 12).
+    """Return the plan of a buffer that is sent before it would overflow (osf Eq 12).
 
     Parameters
     ----------
@@ -176,8 +178,8 @@ def buffer(
     name : str, optional
         The name of the planner, by default "buffer:" and the capacity.
     timeout_s : float, optional
-        The buffer is also sent if the next gradient takes this long or longer. By default the buffer
-        waits for any time.
+        The buffer is also sent if the next gradient takes this long or longer. By
+        default the buffer waits for any time.
 
     Returns
     -------
@@ -220,7 +222,8 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     workload : Workload
         What one iteration computes, in ready order.
     cap_bytes : int, optional
-        The cap of every bucket. By default the cap is 1 MiB for the first bucket and 25 MiB for the rest.
+        The cap of every bucket. By default the cap is 1 MiB for the first bucket and 25
+        MiB for the rest.
 
     Returns
     -------
@@ -228,8 +231,8 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
 
     Notes
     -----
-    A bucket is closed by the gradient with which it *reaches* its cap. A bucket can therefore be larger
-    than its cap, unlike a fusion buffer (`buffer`).
+    A bucket is closed by the gradient with which it *reaches* its cap. A bucket can
+    therefore be larger than its cap, unlike a fusion buffer (`buffer`).
 
     Examples
     --------
@@ -271,13 +274,16 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
 
     Notes
     -----
-    A change adds a cut between two gradients, removes one, or moves one by a gradient. The first change
-    that makes the plan faster is made. The search ends when every change has been tried in vain.
+    A change adds a cut between two gradients, removes one, or moves one by a gradient.
+    The first change that makes the plan faster is made. The search ends when every
+    change has been tried in vain.
 
     Examples
     --------
-    >>> improved(FusionPlan("any", (1, 2, 4)), lambda plan: abs(len(plan.ends) - 2)).ends
-    (2, 4)
+    The fewer groups, the faster:
+
+    >>> improved(FusionPlan("any", (1, 2, 4)), lambda plan: len(plan.ends)).ends
+    (4,)
     """
     best = plan
     best_s = seconds(plan)
@@ -302,7 +308,7 @@ def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> Fusion
 def _with_a_change(
     ends: tuple[int, ...], cut: int, shift: int
 ) -> tuple[int, ...] | None:
-    """Return the ends with the cut moved by ``shift``, None if there is no such cut or no room for it.
+    """Return the ends with the cut moved by ``shift``, None if that is impossible.
 
     With a shift of 0 the cut is added if the plan does not have it, and else removed.
     """
@@ -324,8 +330,8 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     workload : Workload
         What one iteration computes, n gradients in ready order.
     cost : MessageCost
-        The time of a message. It may have any form that is nowhere negative, also one with jumps, and may
-        select the largest gradients first.
+        The time of a message. It may have any form that is nowhere negative, also one
+        with jumps, and may select the largest gradients first.
 
     Returns
     -------
@@ -335,18 +341,19 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
     Raises
     ------
     UserError
-        If the cost is negative at some size, or if a plan with selection has more than MOST_SELECTED
-        tensors.
+        If the cost is negative at some size, or if a plan with selection has more than
+        MOST_SELECTED tensors.
 
     Notes
     -----
-    A dynamic programme over prefixes. Let E[i] be the earliest end of communication of the first i
-    gradients. If the last of their groups begins with gradient j,
+    A dynamic programme over prefixes. Let E[i] be the earliest end of communication of
+    the first i gradients. If the last of their groups begins with gradient j,
 
         E[i] = min over j < i of  max(E[j], ready[i]) + cost(bytes of j..i).
 
-    An earlier E[j] never makes a later message end later, so the best of each prefix is enough. This takes
-    O(n**2) time and O(n) memory. Of plans that tie to rounding, the one with the smallest j is taken.
+    An earlier E[j] never makes a later message end later, so the best of each prefix is
+    enough. This takes O(n**2) time and O(n) memory. Of plans that tie to rounding, the
+    one with the smallest j is taken.
 
     With selection one number for each prefix is not enough; see `ddlkit.core.fronts`.
 
@@ -372,8 +379,9 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
             end = last + 1
             ends_s = np.maximum(earliest_s[:end], ready_s[last]) + row_s[:end]
             earliest_s[end] = ends_s.min()
-            # The first of all that tie. Processors sum in different orders, so that times which ought to
-            # be equal may differ in the last digit; without this margin plans would differ, too.
+            # The first of all that tie. Processors sum in different orders, so that
+            # times which ought to be equal may differ in the last digit; without this
+            # margin plans would differ, too.
             ties = ends_s <= earliest_s[end] * (1 + ROUNDING)
             last_group_start[end] = np.argmax(ties)
     # Follow the groups back from the end.
@@ -385,7 +393,7 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
 
 
 def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """Return the plan with the shortest iteration if gradients are selected before they are sent."""
+    """Return the best plan if gradients are selected before they are sent."""
     n = workload.n
     if n > MOST_SELECTED:
         raise UserError(
@@ -423,7 +431,8 @@ def _group_times_s(
     Returns
     -------
     ndarray, shape (len(lasts), n)
-        In seconds, by the last and the first gradient, 0 where the first comes after the last.
+        In seconds, by the last and the first gradient, 0 where the first comes after
+        the last.
 
     Raises
     ------
@@ -443,7 +452,7 @@ def _group_times_s(
     return times_s
 
 
-# ---------------------------------------------------------------- the register of planners
+# ---------------------------------------------------------------- the register
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """From a workload, a cost or None, and the text after the colon to a plan."""
@@ -460,10 +469,11 @@ class Planner:
     make : callable
         Makes a plan from a workload, a cost or None, and the text after the colon.
     variants : tuple of str
-        All texts that may stand after the colon, if ``make`` does not read the text itself.
+        All texts that may stand after the colon, if ``make`` does not read the text
+        itself.
     examples : tuple of str
-        Names of plans, by default the name alone and with each variant. If ``make`` reads the text after
-        the colon, one example has a colon.
+        Names of plans, by default the name alone and with each variant. If ``make``
+        reads the text after the colon, one example has a colon.
     """
 
     name: str
@@ -477,7 +487,7 @@ class Planner:
             object.__setattr__(self, "examples", (self.name, *with_variants))
 
     def takes(self, text: str) -> bool:
-        """Return whether the text may stand after the colon. A text that `make` reads always may."""
+        """Return whether the text may stand after the colon of a plan's name."""
         reads_text = any(":" in example for example in self.examples)
         if self.variants or not reads_text:
             return not text or text in self.variants
@@ -498,7 +508,8 @@ def planner(
     name : str
         The name before the colon.
     variants : tuple of str, optional
-        All texts that may stand after the colon, if the function does not read the text itself.
+        All texts that may stand after the colon, if the function does not read the text
+        itself.
     examples : tuple of str, optional
         Names of plans, by default the name alone and with each variant.
 
@@ -530,8 +541,8 @@ def make_plan(
     Parameters
     ----------
     spec : str
-        The name of a planner, for some of them with a text after a colon: "none", "buffer:64MB:5ms",
-        "cuts:3,40".
+        The name of a planner, for some of them with a text after a colon: "none",
+        "buffer:64MB:5ms", "cuts:3,40".
     workload : Workload
         What one iteration computes.
     cost : MessageCost, optional
@@ -544,7 +555,8 @@ def make_plan(
     Raises
     ------
     UserError
-        If no planner has this name, if the planner does not take the text, or if it needs a cost.
+        If no planner has this name, if the planner does not take the text, or if it
+        needs a cost.
 
     Examples
     --------
@@ -566,7 +578,8 @@ def make_plan(
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
-    # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send every gradient alone.
+    # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send
+    # every gradient alone.
     if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
         raise UserError(
             f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write "
@@ -590,7 +603,7 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
 
 @planner("random", examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
+    """Return a plan drawn at random, to test a model on plans that nobody chooses."""
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
         raise UserError(
@@ -633,14 +646,14 @@ def _exact(workload: Workload, cost: MessageCost | None, text: str) -> FusionPla
 # ---------------------------------------------------------------- planners by a rule
 
 JoinRule = Callable[[int, float, float], bool]
-"""From the next gradient, the bytes of the group so far, and the seconds at which that group could start
-to whether the gradient joins the group."""
+"""From the next gradient, the bytes of the group so far, and the seconds at which that
+group could start to whether the gradient joins the group."""
 
 
 def merged(
     name: str, workload: Workload, cost: MessageCost, joins: JoinRule
 ) -> FusionPlan:
-    """Return the plan of a rule that decides, gradient by gradient, whether it joins the group.
+    """Return the plan of a rule by which each gradient joins the group or does not.
 
     Parameters
     ----------
@@ -651,8 +664,9 @@ def merged(
     cost : MessageCost
         The time of a message, from which follows when a later group could start.
     joins : callable
-        From the index of a gradient, the bytes of the group before it, and the time in seconds at which
-        that group could start, to whether the gradient joins the group.
+        From the index of a gradient, the bytes of the group before it, and the time in
+        seconds at which that group could start, to whether the gradient joins the
+        group.
 
     Returns
     -------
@@ -677,7 +691,7 @@ def merged(
 def fusing_pays(
     update: Callable[[float], float], buffered: float, size: float, waited_s: float
 ) -> bool:
-    """Return whether the tensors of layer i join the buffer of adaFusion (osf Eq 17).
+    """Return whether a layer joins the fusion buffer of adaFusion (osf Eq 17).
 
     Parameters
     ----------
@@ -693,19 +707,20 @@ def fusing_pays(
     Returns
     -------
     bool
-        Whether ``update(buffered + size) + waited_s < update(buffered) + update(size)``.
+        Whether ``update(buffered + size) + waited_s < update(buffered) +
+        update(size)``.
 
     Notes
     -----
-    In print t_wait has the index i. The buffer waits for the backward pass of layer i itself, which is
-    t_wait^(i+1).
+    In print t_wait has the index i. The buffer waits for the backward pass of layer i
+    itself, which is t_wait^(i+1).
     """
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
 
 @planner("adafusion", variants=("repaired",))
 def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan of adaFusion, which applies osf Eq 17 to one gradient after the other.
+    """Return the plan of adaFusion, which applies osf Eq 17 gradient by gradient.
 
     Parameters
     ----------
@@ -714,8 +729,9 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
     cost : MessageCost
         The time of a message.
     text : {"", "repaired"}
-        With "" the wait is zero. This is what the printed equation gives without a limit of the buffer and
-        without a timeout. With "repaired" the buffer waits for the next backward.
+        With "" the wait is zero. This is what the printed equation gives without a
+        limit of the buffer and without a timeout. With "repaired" the buffer waits for
+        the next backward.
 
     Returns
     -------
@@ -735,7 +751,7 @@ def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> Fusion
 
 @planner("mg_wfbp", variants=("osf",))
 def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan of MG-WFBP, which merges a gradient if that costs less time than it saves.
+    """Return the plan of MG-WFBP, which merges a gradient if that saves time.
 
     Parameters
     ----------
@@ -744,7 +760,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     cost : MessageCost
         The time of a message.
     text : {"", "osf"}
-        With "" the rule as its authors publish it. With "osf" the rule as osf describes it in Section 4.2.
+        With "" the rule as its authors publish it. With "osf" the rule as osf describes
+        it in Section 4.2.
 
     Returns
     -------
@@ -752,10 +769,11 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
     Notes
     -----
-    As published, a gradient joins while ready - tau_c < a, that is, if the gradient is ready before the
-    start-up of the message would be over. Here tau_c is the earliest start of the message, and a is the
-    start-up time or, for any cost, the time that merging saves. As osf describes the rule, a gradient
-    joins while its backward is shorter than the message and a start-up.
+    As published, a gradient joins while ready - tau_c < a, that is, if the gradient is
+    ready before the start-up of the message would be over. Here tau_c is the earliest
+    start of the message, and a is the start-up time or, for any cost, the time that
+    merging saves. As osf describes the rule, a gradient joins while its backward is
+    shorter than the message and a start-up.
     """
     message_cost = needed_cost(cost, "mg_wfbp")
     ready_s = workload.ready_s.tolist()
