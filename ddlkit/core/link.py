@@ -309,12 +309,12 @@ class _Simulation:
         until_s = [left_s[k] * factor for left_s, k, factor in needs]
         until_ready_s = math.inf
         if self._has_room():
-            left_s = self.ready_s[self.admitted] - self.computed_s
-            until_ready_s = left_s * compute_factor
+            compute_left_s = self.ready_s[self.admitted] - self.computed_s
+            until_ready_s = compute_left_s * compute_factor
         until_computed_s = math.inf
         if slowed_by_compute:
-            left_s = self.all_computed_s - self.computed_s
-            until_computed_s = left_s * compute_factor
+            compute_left_s = self.all_computed_s - self.computed_s
+            until_computed_s = compute_left_s * compute_factor
         passed_s = min([*until_s, until_computed_s, until_ready_s])
         if math.isinf(passed_s):
             return  # the last message has just ended

@@ -151,7 +151,7 @@ class FusionPlan:
         }
 
 
-# ---------------------------------------------------------------- plans by size
+# -- plans by size -----------------------------------------------------------------
 
 
 def none(workload: Workload) -> FusionPlan:
@@ -254,7 +254,7 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     return FusionPlan(f"ddp:{cap_bytes}B" if cap_bytes else "ddp", tuple(ends))
 
 
-# ---------------------------------------------------------------- plans by search
+# -- plans by search ---------------------------------------------------------------
 
 
 def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> FusionPlan:
@@ -452,7 +452,7 @@ def _group_times_s(
     return times_s
 
 
-# ---------------------------------------------------------------- the register
+# -- the register ------------------------------------------------------------------
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 """From a workload, a cost or None, and the text after the colon to a plan."""
@@ -643,7 +643,7 @@ def _exact(workload: Workload, cost: MessageCost | None, text: str) -> FusionPla
     return exact(workload, needed_cost(cost, "exact"))
 
 
-# ---------------------------------------------------------------- planners by a rule
+# -- planners by a rule ------------------------------------------------------------
 
 JoinRule = Callable[[int, float, float], bool]
 """From the next gradient, the bytes of the group so far, and the seconds at which that
