@@ -64,9 +64,9 @@ COUNTS = 0.25
 """The factor on held-out errors of the forms THROUGH_ALL when forms are compared.
 
 Where a size is held out its neighbours are twice as far apart as they will be in the
-fit. If times bend, the error is four times as large as in the fit; if times only
-scatter, it is as large. Seven dense tables (`tuned` of the rules vidur-*) and twelve
-logs bend.
+fit. The error is four times as large as in the fit if times bend, and as large if times
+only scatter. They bend in seven dense tables (`tuned` of the rules vidur-*) and in
+twelve logs.
 """
 MOST_LEFT_OUT = 24
 """The most sizes that are held out in turn, evenly spaced."""
