@@ -1,4 +1,4 @@
-"""The cost of one message: forms of the function from bytes to seconds, and draws that show how sure it is.
+"""The cost of one message: a function from bytes to seconds, with draws of it.
 
 A form is a formula with a name and parameters. A cost is a form with values, and also
 says for which collective, how many workers and which algorithm it holds. Costs are
@@ -6,8 +6,8 @@ written as JSON and read back.
 
 References
 ----------
-osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed Deep Learning
-    Training", WWW 2022.
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def described(kind: type[Form]) -> tuple[str, ...]:
 
 @cache
 def parameters(kind: type[Form]) -> dict[str, Any]:
-    """Return the annotation of each parameter of a form, without what the cost holds for."""
+    """Return the annotation of each parameter of a form, by its name."""
     return {column.name: column.type for column in fields(kind) if not column.kw_only}
 
 
@@ -219,7 +219,9 @@ FORMS: dict[str, type[MessageCost]] = {}
 
 @dataclass(frozen=True, eq=False)
 class MessageCost(Form):
-    """The time of one collective as a function of its size. A cost is called with sizes in bytes.
+    """The time of one collective as a function of its size.
+
+    A cost is called with sizes in bytes.
 
     Parameters
     ----------
@@ -293,31 +295,43 @@ class MessageCost(Form):
 
     @abstractmethod
     def _seconds(self, sizes: Any) -> Any:
-        """Return the seconds of messages, for a NumPy number or an array of any shape."""
+        """Return seconds for sizes, a NumPy number or an array of any shape."""
 
     @property
     def selects(self) -> bool:
-        """Return whether gradients are selected first, which delays what is computed next."""
+        """Return whether gradients are selected first, which takes compute time."""
         return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
-        """Return the compute time of selecting for messages of any shape, in seconds: none."""
+        """Return the compute time of selection in seconds, which is none here."""
         return np.zeros(np.shape(n_bytes))
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of all collectives together that messages of any shape consist of."""
+        """Return the size of all collectives together that a message consists of.
+
+        Both sizes are in bytes, and of one shape.
+        """
         return np.asarray(n_bytes, dtype=float)
 
     def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of each of the collectives that messages of any shape consist of."""
+        """Return the size of each of the collectives that a message consists of.
+
+        Both sizes are in bytes, and of one shape.
+        """
         return self.sent_bytes(n_bytes)
 
     def startup_s(self) -> float:
-        """Return the time of a message however few its bytes, negative for some fitted lines."""
+        """Return the time of a message of one byte, in seconds.
+
+        For some fitted lines this is negative.
+        """
         return float(self(1.0))
 
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
-        """Return of how many messages in a row the measured times are the mean, for any shape."""
+        """Return of how many messages in a row a measured time is the mean.
+
+        ``n_bytes`` are sizes of any shape, and the result has this shape.
+        """
         sent_bytes = self.sent_bytes(n_bytes)
         if not self.samples:
             return np.ones_like(sent_bytes)
@@ -350,10 +364,10 @@ class MessageCost(Form):
 
         Examples
         --------
-        >>> two = AlphaBeta(alpha_s=2e-3, beta_s_per_byte=1e-9, workers=2, algorithm="ring")
+        >>> two = AlphaBeta(2.0, 0.5, workers=2, algorithm="ring")
         >>> four = two.at_workers(4)
         >>> four.alpha_s, four.beta_s_per_byte
-        (0.006, 1.5e-09)
+        (6.0, 0.75)
         """
         if (
             not isinstance(self, AlphaBeta)
@@ -361,8 +375,8 @@ class MessageCost(Form):
             or not self.workers
         ):
             raise UserError(
-                "an alpha_beta cost can be taken to another number of workers only if it names "
-                "algorithm 'ring' and its workers; no other form can"
+                "an alpha_beta cost can be taken to another number of workers only if "
+                "it names algorithm 'ring' and its workers; no other form can"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
@@ -400,7 +414,7 @@ class AlphaBeta(MessageCost):
 
 @dataclass(frozen=True, eq=False)
 class Table(MessageCost):
-    """Measured times, between which the logarithm of the time is straight in that of the size.
+    """Measured times, interpolated in the logarithms of size and time.
 
     Below the first size its time is taken. Beyond the last one the time grows with the
     last slope, but never falls.
@@ -420,8 +434,9 @@ class Table(MessageCost):
 
     Examples
     --------
-    >>> Table(bytes=np.array([1e3, 1e5]), seconds=np.array([1e-4, 1e-2]))(1e4)
-    0.001
+    >>> table = Table(bytes=np.array([1e3, 1e5]), seconds=np.array([0.1, 10.0]))
+    >>> round(table(1e4), 6)
+    1.0
     """
 
     form: ClassVar[str] = "table"
@@ -449,8 +464,7 @@ class Table(MessageCost):
 
     def _seconds(self, sizes: Floats) -> Floats:
         log_bytes, log_seconds = self._logs
-        # Sizes are never below 1 in the logarithm; np.interp takes the end's value
-        # outside.
+        # Below the first size its time is taken, so that no logarithm of 0 is needed.
         inside_log = np.log(np.maximum(sizes, self.bytes[0]))
         inside_s = np.exp(np.interp(inside_log, log_bytes, log_seconds))
         last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
@@ -476,7 +490,9 @@ class Table(MessageCost):
 
 @dataclass(frozen=True, eq=False)
 class Chords(Table):
-    """A table between whose sizes the time is straight in the size, and not in logarithms.
+    """Measured times, interpolated in the size itself and not in logarithms.
+
+    Everything else is as of `Table`.
 
     Examples
     --------
@@ -580,7 +596,7 @@ interval.
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Form):
-    """How far a cost is off near each size, learned from sizes that were held out of its fit.
+    """How far a cost is off near each size, as errors at held-out sizes show.
 
     Parameters
     ----------
@@ -646,7 +662,9 @@ class HeldOut(Form):
         return np.asarray(inside + self.below * far_below + self.above * far_above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
-        """Return draws of a cost: too fast and too slow in turn, by evenly spaced quantiles of the error.
+        """Return draws of a cost, by evenly spaced quantiles of its error.
+
+        The draws are too fast and too slow in turn.
 
         Parameters
         ----------
@@ -704,7 +722,7 @@ class _Off(MessageCost, described=False):
         return np.asarray(self.cost(sizes) * np.exp(log_error))
 
     def startup_s(self) -> float:
-        """Return the start-up time of the other cost, off by the error at the first fitted size.
+        """Return the start-up time, off by the error at the first fitted size.
 
         Far below the fitted sizes the error is large because nothing was measured
         there. The software does not take longer for that.
@@ -768,7 +786,7 @@ def costs_from_dict(
         )
     try:
         if summary.get("held_out"):
-            errors = dict(summary["held_out"])
+            errors = {**summary["held_out"]}
             count = min(int(errors.pop("draws", DRAWS)), MOST_DRAWS)
             described_as = {"form": HeldOut.form} | errors
             held_out = from_dict(described_as, {HeldOut.form: HeldOut})
