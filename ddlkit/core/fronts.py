@@ -287,8 +287,9 @@ class _States:
         """Return the states of the prefixes, one prefix after the other."""
         points = self.points[prefixes]
         # From a position in the result to the state: the block of its prefix is moved.
-        shift = self.begin[prefixes] - (points.cumsum() - points)
-        return np.arange(points.sum()) + shift.repeat(points)
+        shift: Ints = self.begin[prefixes] - (points.cumsum() - points)
+        positions = np.arange(points.sum(), dtype=np.int64)
+        return positions + shift.repeat(points)
 
     def plan(self) -> tuple[int, ...]:
         """Return the ends of the groups on the way to the state that was added last."""

@@ -378,18 +378,19 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         for last, row_s in zip(lasts, costs_s, strict=True):
             end = last + 1
             ends_s = np.maximum(earliest_s[:end], ready_s[last]) + row_s[:end]
-            earliest_s[end] = ends_s.min()
+            least_s = ends_s.min()
+            earliest_s[end] = least_s
             # The first of all that tie. Processors sum in different orders, so that
             # times which ought to be equal may differ in the last digit; without this
             # margin plans would differ, too.
-            ties = ends_s <= earliest_s[end] * (1 + ROUNDING)
+            ties = ends_s <= least_s * (1 + ROUNDING)
             last_group_start[end] = np.argmax(ties)
     # Follow the groups back from the end.
     ends = [n]
     while last_group_start[ends[-1]] > 0:
         ends.append(int(last_group_start[ends[-1]]))
-    least_s = float(earliest_s[n]) + workload.update_s
-    return FusionPlan("exact", tuple(reversed(ends)), least_s)
+    iteration_s = float(earliest_s[n]) + workload.update_s
+    return FusionPlan("exact", tuple(reversed(ends)), least_s=iteration_s)
 
 
 def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:

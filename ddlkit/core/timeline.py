@@ -98,7 +98,8 @@ class Timeline:
 
     def __post_init__(self) -> None:
         for name in COLUMNS:
-            column = np.asarray(getattr(self, name), dtype=_COLUMN_TYPES.get(name, str))
+            column_type = _COLUMN_TYPES.get(name, str)
+            column: NDArray[Any] = np.asarray(getattr(self, name), dtype=column_type)
             object.__setattr__(self, name, column)
         for name, known in (("kind", KINDS), ("origin", ORIGINS)):
             unknown = sorted(set(getattr(self, name).tolist()) - set(known))
