@@ -19,7 +19,7 @@ POSITIVE = {"check": "positive"}
 NON_NEGATIVE = {"check": "non_negative"}
 """The metadata of a field that must not be below zero."""
 CAME_LATER = {"later": True}
-"""The metadata of a field that earlier recordings lack, where its default held."""
+"""The metadata of a later field, whose default holds for earlier recordings."""
 
 
 @dataclass(frozen=True)

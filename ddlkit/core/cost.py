@@ -1,7 +1,7 @@
 """The cost of one message: a function from bytes to seconds, with draws of it.
 
 A form is a formula with a name and parameters. A cost is a form with values, and also
-says for which collective, how many workers and which algorithm it holds. Costs are
+states for which collective, how many workers and which algorithm it holds. Costs are
 written as JSON and read back.
 
 References
@@ -51,7 +51,7 @@ class Form(ABC):
     """A formula with a name and parameters.
 
     The fields of a subclass are its parameters, numbers or vectors, whose names contain
-    their units. Keyword-only fields say what the cost holds for.
+    their units. Keyword-only fields state for which messages a cost holds.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
     Parameters
     ----------
     name : str
-        The name, or whatever stands in its place in a file.
+        The name, or any other value that a file has in its place.
     forms : collection of str
         All names that are known.
 
@@ -474,7 +474,7 @@ class Table(MessageCost):
         return inside_s + max(last_s_per_byte, 0.0) * beyond_bytes
 
     def startup_s(self) -> float:
-        """Return the time of a message however few its bytes.
+        """Return the start-up time of a message, in seconds.
 
         This is the time of the first size if that has up to SMALL_BYTES, and else what
         a line through the first two sizes leaves for no bytes.

@@ -445,7 +445,7 @@ def _bootstrap(
     """Yield parameters fitted to samples drawn with replacement at each size."""
     rng = np.random.default_rng(0)
     distinct, starts, counts = np.unique(sizes, return_index=True, return_counts=True)
-    # Rows are sorted by size: those of a size begin at its start. So every size stays
+    # Rows are sorted by size, and rows of one size are consecutive. So every size stays
     # in the sample.
     start_of_row = np.repeat(starts, counts)
     count_of_row = np.repeat(counts, counts)

@@ -287,7 +287,8 @@ class _States:
         """Return the states of the prefixes, one prefix after the other."""
         points = self.points[prefixes]
         # From a position in the result to the state: the block of its prefix is moved.
-        shift: Ints = self.begin[prefixes] - (points.cumsum() - points)
+        begin_in_result = points.cumsum(dtype=np.int64) - points
+        shift = self.begin[prefixes] - begin_in_result
         positions = np.arange(points.sum(), dtype=np.int64)
         return positions + shift.repeat(points)
 

@@ -1,4 +1,4 @@
-"""The links of a lab: what their names say, and how many bytes they carry.
+"""The links of a lab: their names, and how many bytes they carry.
 
 A lab is a set of network namespaces on one machine, with a link between them whose rate
 is limited. The name of a link stands in tables, so that a measurement says under which
@@ -70,7 +70,7 @@ def wire_s_per_byte(
 
 
 class Named(NamedTuple):
-    """What the name of a lab's link says.
+    """The conditions that the name of a lab's link states.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Named(NamedTuple):
     rate_bits_per_s : float
         The rate of each rank's link, each way.
     delay_s : float
-        The delay of a packet on the link of its sender, and again on that of its
+        The delay of a packet on the link of its sender, and again on the link of its
         receiver, in seconds.
     burst_s : float
         The most tokens that the link saves, in seconds of its rate.
@@ -105,7 +105,7 @@ def is_lab(link: str) -> bool:
 
 
 def read_link(link: str) -> Named:
-    """Return what the name of a lab's link says.
+    """Return the conditions that the name of a lab's link states.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def read_link(link: str) -> Named:
     Raises
     ------
     UserError
-        If the link is none of a lab, or if its rate or a time cannot be read.
+        If the link does not belong to a lab, or if its rate or a time cannot be read.
 
     Examples
     --------
@@ -146,7 +146,7 @@ def read_link(link: str) -> Named:
 
 
 def _condition(link: str, name: str, default: str) -> str:
-    """Return what stands behind a word in a link's name, as 2ms behind delay."""
+    """Return the value that follows a word in a link's name, as 2ms follows delay."""
     match = re.search(rf"-{name}([0-9][^-]*)", link)
     return match[1] if match else default
 

@@ -1,7 +1,7 @@
 """Messages that share a link, several at a time, over one that saves up tokens.
 
-A message needs two things: time of the processor, for the software that sends it, and
-time of the link, for its bytes. Messages are admitted in their order, as soon as they
+A message needs time of the processor, for the software that sends the message, and time
+of the link, for its bytes. Messages are admitted in their order, as soon as they
 are ready and fewer than the allowed number are under way. Those that move bytes share
 the rate of the link equally.
 
@@ -35,7 +35,7 @@ LARGE_BYTES = 1e9
 
 
 class Parts(NamedTuple):
-    """What messages need of the processor and of the link, if each is alone.
+    """The processor time and the link time of messages, for each message alone.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """What messages share beyond the cost that each of them has.
+    """A link, and all that messages share on it.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Link:
     burst_s : float, optional
         The most tokens that a rested link has saved, in seconds of its rate. With a
         burst, the software of a message runs while tokens grow for its next bytes.
-        Without one, it comes after the bytes.
+        Without a burst, the software follows the bytes.
     wire_s_per_byte : float, optional
         Seconds of the link for a byte of a message. Only a link with a burst needs it.
     slowdown : float or ndarray, shape (..., G), optional
@@ -113,7 +113,7 @@ class Link:
         return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """Return what messages need of the processor and of the link.
+        """Return the processor time and the link time of messages.
 
         Parameters
         ----------
@@ -129,14 +129,14 @@ class Link:
 
         Notes
         -----
-        Without a burst the start-up is software, and the rest of the cost is time of
-        the link.
+        Without a burst the start-up is software, and the rest of the cost is link time.
 
-        With a burst the software runs beside the bytes, so a row of equal messages is
-        as fast as the slower of the two. A message whose bytes take the link longer
-        than the start-up was limited by the link. Its cost is time of the link, and its
-        software is as much as that of the largest message for which this is not so. The
-        cost of a smaller message is all software.
+        With a burst the software of a message overlaps with its bytes, so that a row of
+        equal messages is as fast as the slower of the two. Let the limit be the size
+        whose bytes take the link as long as the start-up. A larger message was limited
+        by the link when its cost was measured. Its cost is link time, and its software
+        takes as long as a message of the limit. A smaller message was limited by its
+        software. Its cost is processor time, and its link time follows from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = max(0.0, cost.startup_s())
@@ -149,10 +149,10 @@ class Link:
         # A message can send more or fewer bytes than its own, such as the largest
         # gradients of a group.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
-        largest_by_software = startup_s / (self.wire_s_per_byte * sent_per_byte)
-        software_s = np.minimum(cost_s, cost(largest_by_software))
-        # A sample is the mean over a row of messages, the first of which found the
-        # burst: the link was busy for longer than the sample says.
+        limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
+        software_s = np.minimum(cost_s, cost(limit_bytes))
+        # A sample is the mean over a row of messages. The first of them found the
+        # bucket full, so the link would have been busy for longer than the sample.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
             software_s=np.where(limited_by_link, software_s, cost_s),
@@ -168,7 +168,7 @@ class Link:
             When each message would be ready if no message slowed compute down, in
             seconds.
         parts : Parts
-            What each message needs of the processor and of the link.
+            The processor time and the link time of each message.
 
         Returns
         -------
@@ -256,11 +256,11 @@ class _Simulation:
         self.now_s = 0.0
         self.admitted = 0
         self.tokens_s = link.burst_s
-        # How far compute has come, and how far it goes. Messages that slow it down let
-        # it lag behind.
+        # How far compute has come, and how far it goes. Where messages slow compute
+        # down, it lags behind the clock.
         self.computed_s = 0.0
         self.all_computed_s = max(ready_s, default=0.0)
-        # What each message under way still needs of the link and of the processor.
+        # The link time and the processor time that each message under way still needs.
         self.wire_left_s: dict[int, float] = {}
         self.software_left_s: dict[int, float] = {}
 
@@ -339,13 +339,13 @@ class _Simulation:
     def _needs(
         self, slowed_by_compute: bool
     ) -> list[tuple[dict[int, float], int, float]]:
-        """Return what the messages under way now take of the link and of the processor.
+        """Return the demands of the messages under way on link and processor.
 
         Returns
         -------
         list of (dict, int, float)
-            What is left by message, the message, and how many times as long as alone it
-            now takes.
+            The times that are left by message, the message, and the factor by which
+            this time is now longer than for the message alone.
         """
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
@@ -354,11 +354,11 @@ class _Simulation:
             longer = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
         moving = [k for k in wire_left_s if wire_left_s[k]]
         # Without a burst the software of a message waits until its bytes have moved.
-        beside_bytes = self.link.burst_s > 0
+        software_overlaps = self.link.burst_s > 0
         working = [
             k
             for k in wire_left_s
-            if software_left_s[k] and (beside_bytes or not wire_left_s[k])
+            if software_left_s[k] and (software_overlaps or not wire_left_s[k])
         ]
         turns = max(1.0, len(working) / self.link.software)
         on_link = [(wire_left_s, k, len(moving) * longer[k]) for k in moving]
@@ -382,7 +382,7 @@ def one_by_one(
         When each message would be ready if no message slowed compute down, in seconds.
         Leading axes are scenarios.
     software_s, wire_s : ndarray, shape (..., G)
-        What each message needs of the processor and of the link, in seconds.
+        The processor time and the link time of each message, in seconds.
     burst_s, slowdown, message_slowdown : optional
         As of `Link`. Slowdowns are of shape (), (G,) or (..., G).
 
@@ -417,25 +417,23 @@ def one_by_one(
         # While compute keeps the link busy for longer, no tokens are saved.
         longer_s: Floats | float = 0.0
         if slows_messages:
-            took_s = _beside_compute_s(took_s, compute_left_s, *slowdowns)
-            longer_s = (
-                _beside_compute_s(on_link_s, compute_left_s, *slowdowns) - on_link_s
-            )
+            took_s = _overlapped_s(took_s, compute_left_s, *slowdowns)
+            longer_s = _overlapped_s(on_link_s, compute_left_s, *slowdowns) - on_link_s
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
 
         if slows_compute:
             # What is computed beside the message is late by the share that it takes
             # longer.
             factor = compute_slowdown[..., k]
-            beside_s = np.minimum(compute_left_s, took_s / (1 + factor))
-            late_s = late_s + factor * beside_s
+            overlap_s = np.minimum(compute_left_s, took_s / (1 + factor))
+            late_s = late_s + factor * overlap_s
         free_s = start_s + took_s
         starts_s[..., k] = start_s
         ends_s[..., k] = free_s
     return starts_s, ends_s
 
 
-def _beside_compute_s(
+def _overlapped_s(
     alone_s: Floats, compute_left_s: Floats, slowdown: Floats, message_slowdown: Floats
 ) -> Floats:
     """Return how long a message takes that starts while something is still computed.
@@ -457,5 +455,5 @@ def _beside_compute_s(
     """
     both_s = compute_left_s * (1 + slowdown)
     alone_after_s = np.maximum(0.0, alone_s - both_s / (1 + message_slowdown))
-    beside_s = np.minimum(alone_s * (1 + message_slowdown), both_s)
-    return np.asarray(beside_s + alone_after_s)
+    overlap_s = np.minimum(alone_s * (1 + message_slowdown), both_s)
+    return np.asarray(overlap_s + alone_after_s)

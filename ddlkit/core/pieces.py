@@ -251,7 +251,7 @@ def best_breaks(
 def _fitted_pieces(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
 ) -> list[Floats]:
-    """Return the two parameters of each piece, fitted to the sizes between its breaks."""
+    """Return the two parameters of each piece, fitted between its breaks."""
     piece_of_row = np.searchsorted(breaks, sizes, side="right")
     values = []
     for piece, design in enumerate(designs):

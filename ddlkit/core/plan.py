@@ -1,7 +1,7 @@
 """Fusion plans: which gradients travel in one message, and the planners that choose.
 
-The gradients of a network become ready one after the other, those of the last layer
-first. A fusion plan cuts this sequence into contiguous groups, and each group is sent
+The gradients of a network become ready one after the other, beginning with the last
+layer. A fusion plan cuts this sequence into contiguous groups, and each group is sent
 as one message. Few large messages save start-up time, while many small ones start
 earlier. A planner makes a plan from a workload and, if it needs one, from the cost of a
 message. Planners are registered by name, so that `make_plan` finds them.
@@ -137,7 +137,7 @@ class FusionPlan:
         Parameters
         ----------
         iteration_s : float, optional
-            The predicted iteration in seconds, which is written beside the plan.
+            The predicted iteration in seconds, which is written with the plan.
 
         Returns
         -------
@@ -425,7 +425,7 @@ def _group_times_s(
     seconds : callable
         From sizes in bytes to seconds.
     name : str
-        What an error calls this cost.
+        The name of this cost in errors.
     lasts : range
         The last gradients of the groups.
 
@@ -461,7 +461,7 @@ MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
 
 @dataclass(frozen=True)
 class Planner:
-    """A planner as it is registered.
+    """An entry of the register of planners.
 
     Attributes
     ----------
@@ -517,7 +517,7 @@ def planner(
     Returns
     -------
     callable
-        A decorator that returns the function as it is.
+        A decorator that returns the function unchanged.
     """
 
     def register(make: MakePlan) -> MakePlan:
@@ -761,8 +761,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     cost : MessageCost
         The time of a message.
     text : {"", "osf"}
-        With "" the rule as its authors publish it. With "osf" the rule as osf describes
-        it in Section 4.2.
+        With "" the rule is the one that its authors published. With "osf" it is the
+        rule that osf describes in Section 4.2.
 
     Returns
     -------

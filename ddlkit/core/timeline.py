@@ -39,7 +39,7 @@ _COLUMN_TYPES: dict[str, type] = {
 }
 """The types of columns that are not text."""
 _DEFAULTS = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
-"""What a row has in columns that it leaves out."""
+"""The values of columns that a row leaves out."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,8 @@
-"""What one training iteration computes, tensor by tensor.
+"""The compute of one training iteration, tensor by tensor.
 
 This is all that planners and simulations know of a network. A `LayerProfile` has the
-layers in the order of the forward pass. A `Workload` is made from it, and has the
-gradients in the order in which they become ready.
+layers in the order of the forward pass. A `Workload` is made from a profile, and has
+the gradients in the order in which they become ready.
 
 References
 ----------
