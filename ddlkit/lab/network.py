@@ -27,7 +27,7 @@ from typing import Any
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import burst_bytes
+from ddlkit.core.lab_links import burst_bytes
 from ddlkit.jobs.launch import Place
 from ddlkit.jobs.vitals import LINK
 from ddlkit.lab import LabShape as LabShape  # others know it by this name

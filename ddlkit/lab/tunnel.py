@@ -30,7 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlkit.core.link import FRAMING_BYTES
+from ddlkit.core.lab_links import FRAMING_BYTES
 from ddlkit.jobs import die_with_parent, enter
 from ddlkit.lab import Conditions
 
