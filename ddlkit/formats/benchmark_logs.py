@@ -712,7 +712,8 @@ def _of_place(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame
             in_place = format_seconds(medians.loc[size, "in_place"])
             out_of_place = format_seconds(medians.loc[size, "out_of_place"])
             times = f"{in_place} at {format_bytes(size)}, out_of_place {out_of_place}"
-            note = f"in_place: {times}: they differ by more than they scatter; choose by --place"
+            problem = "they differ by more than they scatter"
+            note = f"in_place: {times}: {problem}; choose by --place"
     if place:
         frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
     return frame.drop(columns="place"), note
