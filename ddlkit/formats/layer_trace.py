@@ -9,7 +9,7 @@ References
 ----------
 dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
 Distributed
-    Deep Learning", ICPADS 2018.
+    Deep Learning", 2018, arXiv:1805.03812.
 osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
 Deep
     Learning Training", WWW 2022.
