@@ -113,7 +113,7 @@ _PRINTED = Schema(
 
 
 class Convention(NamedTuple):
-    """How a program computes what it prints for a collective.
+    """How a program computes the sizes and rates of a collective that it prints.
 
     Attributes
     ----------
@@ -133,14 +133,14 @@ class Convention(NamedTuple):
 
 @dataclass
 class Table:
-    """A table of a log, and what the lines before it say of it.
+    """A table of a log, with the facts that the lines before it state.
 
     Attributes
     ----------
     collectives : set of str
         The collectives that are named. There may be none.
     ranks : int
-        The number of ranks, 0 if the log does not tell.
+        The number of ranks, 0 if the log does not state it.
     memory : str
         Of OSU, where the buffers are: "-CUDA", for example.
     layout : Layout
@@ -166,7 +166,7 @@ class Table:
     is_whole: bool = False
 
     def note(self, line: str) -> None:
-        """Take what a line before the table says of it."""
+        """Take the facts about the table that a line before it states."""
         title = _TITLE.search(line)
         if title:
             self.collectives = set()
@@ -246,7 +246,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     file : str
         The file, as errors name it.
     options : MessageOptions
-        What chooses the table and its times, or is not said by the log.
+        The table and the times to choose, and facts that the log does not state.
 
     Returns
     -------
@@ -377,7 +377,7 @@ def read_log(
     collective : str, optional
         The collective that is looked for, or that the log does not name.
     ranks : int, optional
-        The number of ranks that is looked for, or that the log does not tell.
+        The number of ranks that is looked for, or that the log does not state.
     table : int, optional
         Which of the tables to take, counted from 1.
 
@@ -575,7 +575,7 @@ def _possible_by_rates(
     table: Table, frame: DataFrame, ranks: int
 ) -> dict[str, Convention]:
     """Return the collectives that would be printed with such columns and rates."""
-    # Bandwidths are printed to 0.01, so that only large ones tell their ratio.
+    # Bandwidths are printed to 0.01, so that only large ones show their ratio.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     algbw = max(float(fast["algbw"].mean()), 1e-9)
     algbw_factor = algbw / (fast["size"] / fast["time"]).mean() * 1e9
@@ -605,8 +605,8 @@ def _possible_by_rates(
             ):
                 possible[name] = convention
 
-    # Since 2022, nccl-tests does not check what alltoall and sendrecv leave in place,
-    # and checks all others. A table in which both places are checked is not of
+    # Since 2022, nccl-tests does not check the results of alltoall and sendrecv in
+    # place, and checks all others. A table in which both places are checked is not of
     # sendrecv.
     is_checked = [cells.get("wrong") != "N/A" for cells in places]
     if is_checked == [True, False]:
@@ -628,7 +628,7 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 
 
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
-    """Return how versions of nccl-tests print a collective between so many ranks."""
+    """Return how versions of nccl-tests print a collective between some ranks."""
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
     if collective.name in ("all_gather", "reduce_scatter"):
@@ -696,7 +696,7 @@ def _half_digit(cell: str) -> float:
 
 
 def _of_place(frame: DataFrame, place: str | None, file: str) -> tuple[DataFrame, str]:
-    """Return the rows of a place, and what the user should know of the choice.
+    """Return the rows of a place, and a note if the user should know of the choice.
 
     If no place is given, all rows are returned, unless the two places differ by more
     than their times scatter. Then the rows in place are returned, as training works in

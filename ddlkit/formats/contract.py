@@ -1,6 +1,6 @@
-"""What a reader of foreign files is given, and what it returns.
+"""Arguments and results of the readers of foreign files.
 
-This is the same for all formats of one purpose: message times, or layer profiles.
+They are alike for all formats of one purpose: message times, or layer profiles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
-"""Columns that tell message times apart. A reader returns those that its file has."""
+"""Columns that distinguish message times. A reader returns those that its file has."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MessageOptions:
     collective : str or None
         The collective to choose, or that the file does not name.
     ranks : int or None
-        The number of ranks to choose, or that the file does not tell.
+        The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"} or None
         Which times of a log to take.
     table : int or None
@@ -92,7 +92,7 @@ class ImportOptions:
     utilisation : float or None
         Of FLOP counts, the share of the peak that is reached, from 0 to 1.
     without_input : bool
-        Of a layer-wise trace, whether to leave out what stands before the first layer
+        Of a layer-wise trace, whether to leave out all that precedes the first layer
         with a gradient.
     compute_s : float or None
         Of FLOP counts, the seconds of forward and backward, instead of a rate.

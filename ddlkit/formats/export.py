@@ -1,6 +1,6 @@
 """Plans and costs as PyTorch takes them, in text.
 
-Tests let the installed torch read what each function writes.
+Tests let the installed torch read the text that each function writes.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     file : str
         The file, as errors name it.
     options : ImportOptions
-        The network, the batch size, and what the times follow from: ``peak`` and
+        The network, the batch size, and the source of times: ``peak`` and
         ``utilisation``, or ``compute_s``.
 
     Returns
@@ -85,7 +85,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     Raises
     ------
     UserError
-        If the file is wrong, or if the options tell no rate.
+        If the file is wrong, or if the options have no source of times.
     """
     tensors = read_flops(read_sheet(text, file))
     return profile_of(tensors, options.network or "", file, options)
@@ -131,7 +131,7 @@ def profile_of(
     file : str
         The file, as errors name it.
     options : ImportOptions
-        The batch size, and what the times follow from.
+        The batch size, and the source of times: a rate, or the time of a batch.
 
     Returns
     -------
@@ -141,7 +141,7 @@ def profile_of(
     Raises
     ------
     UserError
-        If the options tell no rate.
+        If the options have no source of times.
     """
     batch = options.batch or 1
     names, layers, elements, flops = zip(*tensors, strict=True)

@@ -2,7 +2,7 @@
 
 The profiler, whose recorder is called Kineto, exports a Chrome trace: a JSON document
 with a list of spans. Such a trace has two clocks. The processor launches work, and a
-GPU does the work later. Autograd tells which operators belong to forward, to backward
+GPU does the work later. Autograd shows which operators belong to forward, to backward
 and to which gradient, but only by the processor's clock. On a GPU, a kernel therefore
 belongs to the phase in which the processor launched it, and its time is when the GPU
 was busy with it.
@@ -40,10 +40,10 @@ UPDATE = "ddlkit.update"
 """Names of ranges with which a training loop may mark the phases of an iteration."""
 
 EVALUATE = "autograd::engine::evaluate_function"
-"""How the spans are named in which autograd runs the functions of backward."""
+"""How the name of a span begins in which autograd runs a function of backward."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""The name of a span in which a gradient that is ready is added to its parameter."""
+"""The name of a span in which autograd stores a gradient that is ready."""
 
 HOW_TO_RECORD = (
     "record whole iterations (forward, backward and optimizer.step) with "
@@ -74,7 +74,7 @@ _SIZE_ARGS = (
     "Group size",
 )
 # The first input of an operator that gathers or coalesces is only a part of its
-# message, so that such an operator does not tell the size.
+# message, so that the size of the message is unknown.
 _MESSAGE_OPERATOR = re.compile(f"{_RECORD_COMMS}$|nccl:(?!.*(gather|coalesced))")
 
 # The profiler writes C++ names of the types of operators' inputs, and c10's names of
@@ -112,8 +112,8 @@ class Event(NamedTuple):
     thread : str
         The thread of the processor, or the stream of the GPU.
     correlated_s : float or None
-        When the processor launched the span. None if the trace does not tell, and minus
-        infinity if that was before the trace began.
+        When the processor launched the span. None if that is not in the trace, and
+        minus infinity if that was before the trace began.
     """
 
     name: str
@@ -142,8 +142,8 @@ class Event(NamedTuple):
         is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
-        # Some kernels of NCCL serve several collectives, so that the launch must tell
-        # which.
+        # Some kernels of NCCL serve several collectives, so that only the
+        # launch shows which one.
         names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         names = names.lower().replace("_", "")
         for kind, collective in COLLECTIVES.items():
@@ -188,7 +188,7 @@ class Event(NamedTuple):
         return elements * _ELEMENT_BYTES.get(dtype_name, 0)
 
     def identifier(self, arg: str) -> int | None:
-        """Return a number in ``args`` that tells which spans belong together, or None.
+        """Return a number in ``args`` that spans share if they belong together.
 
         Parameters
         ----------
@@ -247,7 +247,7 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the layer profile of a trace, and what the user should know of its times.
+    """Return the layer profile of a trace.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     Raises
     ------
     UserError
-        If the file is no trace, or lacks what a profile needs.
+        If the file is no trace, or lacks something that a profile needs.
     """
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
@@ -422,9 +422,9 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
 def _size_args(
     events: Sequence[Event], launches: Mapping[int, Event]
 ) -> dict[int, dict[str, Any]]:
-    """Return what operators note of the messages that they launch, by correlation.
+    """Return arguments of operators that launch messages, by correlation.
 
-    A kernel of NCCL does not always tell its size. The operator during which it was
+    A kernel of NCCL does not always have its size. The operator during which it was
     launched does.
     """
     messages = set()
@@ -440,7 +440,7 @@ def _size_args(
     )
     args: dict[int, dict[str, Any]] = {number: {} for number in messages}
 
-    # Operators are nested. The innermost one starts last, and what it notes replaces
+    # Operators are nested. The innermost one starts last, and its arguments replace
     # the rest.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
@@ -515,7 +515,7 @@ class TracedIteration(NamedTuple):
     def kernels(
         self, start_s: float = -math.inf, end_s: float = math.inf
     ) -> list[Event]:
-        """Return what the GPU did, other than messages, by the time of its launch.
+        """Return the work of the GPU, other than messages, by the time of its launch.
 
         Parameters
         ----------
@@ -685,10 +685,8 @@ def _marked(event: Event) -> str:
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     """Return when each phase of a step starts and ends, in seconds.
 
-    All instants are those of the processor's clock.
-
     Phases are those that the user has marked, or else follow from autograd and the
-    optimizer.
+    optimizer. All instants are those of the processor's clock.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -765,13 +763,13 @@ def layer_profile(
         One row for each of the n tensors, in forward order. All of forward stands with
         the first tensor.
     findings : list of Finding
-        Which iterations were used, and what was left out.
+        The iterations that were used, and things that were left out.
 
     Raises
     ------
     UserError
-        If the trace lacks what a profile needs, if the iterations differ in their
-        gradients, or if they are of two kinds and none was chosen.
+        If the trace lacks something that a profile needs, if the iterations differ in
+        their gradients, or if they are of two kinds and none was chosen.
 
     Notes
     -----
@@ -880,8 +878,8 @@ def _kinds_of_iterations(
 ) -> Finding:
     """Return how long the iterations take, slow ones apart from the others.
 
-    Raises UserError if nobody has chosen them, and more than a third are slow and as
-    many are not.
+    Raises UserError if nobody has chosen them, and if the rarer kind, slow or not, is
+    more than a third of them.
     """
     numbers = np.array([iteration.number for iteration in used])
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
@@ -901,8 +899,8 @@ def _kinds_of_iterations(
 
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
-    """Yield what a profile of the ``used`` iterations leaves out of the trace."""
-    # All iterations have alike gradients, so that the first one speaks for them.
+    """Yield the parts of a trace that a profile of ``used`` iterations leaves out."""
+    # The gradients of all iterations are alike, so that those of the first are counted.
     first = used[0]
     undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
     early = sum(event.launched_s < 0 for event in trace.events)
@@ -942,7 +940,7 @@ class _Work:
         self.iteration = iteration
         self.kernels = iteration.kernels()
         self.launched_s = [kernel.launched_s for kernel in self.kernels]
-        # How long the GPU is busy with the first kernels, all streams together.
+        # latest_end_s[k] is when the GPU is done with kernels 0 to k, on all streams.
         self.latest_end_s = np.maximum.accumulate([k.end_s for k in self.kernels])
 
     def done_s(self, instant_s: float) -> float:
@@ -1037,7 +1035,7 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     Returns
     -------
     Timeline
-        Messages, and what is computed: kernels by phase, or whole phases without a GPU.
+        Messages, and compute: kernels by phase, or whole phases without a GPU.
         Times are in seconds from the start of forward of each iteration.
 
     Raises
@@ -1071,18 +1069,20 @@ def _messages(
         messages = [event for event in events if event.collective == kind]
         messages.sort(key=lambda event: event.start_s)
         sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
+        is_of_no_bucket = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(
                 f"{kind} {number}", kind, "communication", event.start_s, event.end_s
             )
-            # If there are buckets, a message that is none of them belongs to no group.
-            span["group"] = number if sends_buckets or not buckets else -1
-            span["bytes"] = buckets[number] if sends_buckets else event.bytes
+            span["group"] = -1 if is_of_no_bucket else number
+            span["bytes"] = event.bytes
+            if sends_buckets:
+                span["bytes"] = buckets[number]
             yield span
 
 
 def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
-    """Yield what is computed or copied in an iteration as spans of a timeline."""
+    """Yield the compute and the copies of an iteration as spans of a timeline."""
     if not iteration.kernels():
         yield from _computed_by_processor(iteration)
         return

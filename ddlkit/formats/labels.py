@@ -10,7 +10,8 @@ _INSIDE = re.compile(
     "|".join(
         (
             # mpirun: --tag-output, --timestamp-output
-            r"(?:\[[^\]\s]{0,99}\]|\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?<std(?:out|err)>:",
+            r"(?:\[[^\]\s]{0,99}\]|\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?"
+            r"<std(?:out|err)>:",
             # mpirun: -prepend-rank
             r"\[\d+\](?=\s)",
             # colours of a terminal
@@ -34,7 +35,8 @@ _LABEL = "|".join(
         # names of hosts, and services of Docker Compose
         r"[A-Za-z](?:[\w.-]*:(?=\s)|[\w.-]{0,99}\d\s{0,9}\|)",
         # time stamps
-        r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?=\s)",
+        r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d+)?"
+        r"(?:Z|[+-]\d\d:?\d\d)?(?=\s)",
     )
 )
 _BEFORE = re.compile(rf"(?:\s*(?:{_LABEL}))*\s*")
@@ -51,7 +53,7 @@ def unlabelled(text: str) -> Iterator[str]:
     Yields
     ------
     str
-        A line, without what the launcher or the logger has put before it.
+        A line without its labels.
 
     Examples
     --------

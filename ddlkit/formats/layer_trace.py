@@ -101,7 +101,7 @@ class LayerTrace:
         network : str
             The name of the network.
         with_input : bool, optional
-            Whether to count what stands before the first layer with a gradient, which
+            Whether to count the layers before the first one with a gradient, which
             may be the reading of data.
 
         Returns
@@ -202,7 +202,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     file : str
         The file, as errors name it.
     options : ImportOptions
-        ``without_input`` leaves out what stands before the first layer with a gradient.
+        ``without_input`` leaves out the layers before the first one with a gradient.
 
     Returns
     -------
@@ -318,7 +318,7 @@ def _sheet(text: str, file: str) -> Sheet:
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield what the user of a trace should know.
+    """Yield facts about a trace that its user should know.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def read_bytes_seconds(
     collective, link : str, optional
         The collective and the link to choose, or that the file does not name.
     ranks : int, optional
-        The number of ranks to choose, or that the file does not tell.
+        The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"}, optional
         Which times of a log to take.
     table : int, optional
@@ -103,7 +103,7 @@ def read_collectives(
     place : {"in_place", "out_of_place"}, optional
         As of `read_bytes_seconds`.
     notes : list of str, optional
-        A list to which is added what the user should know of the rows.
+        A list to which a note is added if the user should know something of the rows.
 
     Returns
     -------
@@ -126,7 +126,7 @@ def read_collectives(
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    # What a file does not tell is as given, or as usual.
+    # Columns that a file lacks have the given values, or the usual ones.
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",

@@ -20,7 +20,7 @@ from ddlkit.store.sheet import SCHEMAS, write_sheet
 from ddlkit.store.tables import own_output
 
 MOST_BATCH = 10**9
-"""Samples of an iteration. No training set that is used here has so many."""
+"""Samples of an iteration. No training set that is used here is as large."""
 
 
 class Imported(NamedTuple):
@@ -54,7 +54,7 @@ def import_file(
         The format, as `ddlkit.formats.readers` names it. By default the content
         decides.
     options : ImportOptions, optional
-        What the file does not tell.
+        Facts that the file does not state, and choices.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def import_file(
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
-        text = "the file does not tell the batch size: 1 is taken"
+        text = "the file does not state the batch size: 1 is taken"
         findings = (*findings, Finding("batch", (), text))
     return Imported(kind, profile, findings)
 

@@ -1,10 +1,14 @@
 """The registers of foreign formats, one for each purpose.
 
-A format is a module with two functions. ``matches(text)`` returns, at little cost,
-whether a file is of that format, and never raises an exception. ``read(text, file,
-options)`` returns what `ddlkit.formats.contract` describes, or raises a ``UserError``
-that begins with the file. An entry in one of the registers below makes a format known
-to the commands of that purpose. Formats are tried in the order of the register.
+A format is a module with two functions:
+
+* ``matches(text)`` returns whether a file is of that format. It is fast, and never
+  raises an exception.
+* ``read(text, file, options)`` returns a result of `ddlkit.formats.contract`, or raises
+  a ``UserError`` that begins with the file.
+
+An entry in one of the registers below makes a format known to the commands of that
+purpose. Formats are tried in the order of the register.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A user's own CSV of message times.
 
-Its columns are bytes and seconds, and any of those that tell message times apart.
+Its columns are bytes and seconds, and any of `KEYS`, which distinguish message times.
 """
 
 from __future__ import annotations

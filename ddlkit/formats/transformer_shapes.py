@@ -1,10 +1,10 @@
 """Shapes of transformers, which a CSV may list, as layer profiles.
 
-The shape of a decoder such as GPT tells its parameter tensors and their FLOP. The time
-of a tensor is in proportion to its FLOP. A matrix of P elements costs 2 P FLOP for each
-token in forward, and twice that in backward (Kaplan, Table 1). Attention among T tokens
-has two more products in each head. Together these cost 4 T d_model FLOP for each token,
-counted for the whole square and not for its lower half (Chowdhery, Appendix B).
+The shape of a decoder such as GPT determines its parameter tensors and their FLOP. The
+time of a tensor is in proportion to its FLOP. A matrix of P elements costs 2 P FLOP for
+each token in forward, and twice that in backward (Kaplan, Table 1). Attention among T
+tokens has two more products in each head. Together these cost 4 T d_model FLOP for each
+token, counted for the whole square and not for its lower half (Chowdhery, Appendix B).
 Everything else costs nothing.
 
 References
@@ -74,7 +74,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         The file, as errors name it.
     options : ImportOptions
         The network, if the file has several shapes, the tokens of a sequence, the batch
-        size, and what the times follow from.
+        size, and the source of times.
 
     Returns
     -------

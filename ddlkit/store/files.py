@@ -69,7 +69,7 @@ def read(path: Path) -> bytes:
 
 
 def _within_limit(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
-    # One byte more than allowed tells that there is more, however much it may be.
+    # One byte more than allowed shows that the file is too large.
     data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB{when}"
@@ -219,7 +219,7 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "") -> None:
-    """Remove what `atomic_write` has left in a folder when it was killed.
+    """Remove temporary files that `atomic_write` has left when it was killed.
 
     Parameters
     ----------
@@ -509,7 +509,7 @@ def parse_yaml(text: str) -> Any:
     Returns
     -------
     object
-        The document with what JSON has: a date, for example, is text.
+        The document with the types of JSON. A date, for example, is text.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What this machine is: its hardware and its software.
+"""A description of this machine: its hardware and its software.
 
 Torch is not imported. It is asked for its versions only where it is already loaded.
 """
@@ -25,7 +25,7 @@ _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-co
 
 
 def describe() -> dict[str, Any]:
-    """Return what the machine is, without its host name and addresses.
+    """Return a description of the machine, without its host name and addresses.
 
     Returns
     -------
@@ -122,7 +122,9 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
     # contain it.
     if head and output(*git, "ls-files", "."):
         is_changed = output(*git, "status", "--porcelain", ".")
-        return f"{head}+dirty" if is_changed else head
+        if is_changed:
+            return f"{head}+dirty"
+        return head
     given = os.environ.get("DDLKIT_COMMIT", "")
     if not given:
         return "unknown"
@@ -135,7 +137,7 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
 
 
 def output(*command: str) -> str:
-    """Return what a program prints, "" if it is not there, fails or takes over 20 s."""
+    """Return the output of a program, "" if it is absent, fails or takes over 20 s."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=False
@@ -178,7 +180,7 @@ def _cpu_model() -> str:
 
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
-    """Return what nvidia-smi prints of its GPUs, or of what runs on them.
+    """Return the output of nvidia-smi about its GPUs, or the processes on them.
 
     Parameters
     ----------
@@ -200,7 +202,7 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the cells of each line of what `ask_gpus` returns."""
+    """Return the cells of each line of an output of `ask_gpus`."""
     rows = []
     for line in text.splitlines():
         if line:
@@ -209,7 +211,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
-    """Return the GPUs in what nvidia-smi prints of them.
+    """Return the GPUs in an output of `ask_gpus`.
 
     Parameters
     ----------
@@ -255,7 +257,7 @@ def _cuda_and_nccl() -> tuple[str, str]:
         if not distributed.is_nccl_available():
             return cuda, "none"
         return cuda, ".".join(map(str, torch.cuda.nccl.version()))
-    # Importing torch takes seconds. Its files tell the same.
+    # Importing torch takes seconds. Its files have the versions, too.
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return "none", "none"

@@ -35,7 +35,7 @@ MOST_SPANS = 200_000
 """Spans of a timeline. Recorded ones have thousands, and Perfetto is slow with more."""
 
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
-"""Columns of a table ``layers`` that tell its profiles apart."""
+"""Columns of a table ``layers`` that distinguish its profiles."""
 
 SELECTOR = "topk_unsorted"
 """The operation of a table ``selection`` that a replay uses when it really selects."""
@@ -190,7 +190,7 @@ def read_profile(
 
 
 def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
-    """Return a user's CSV with all columns of ``layers``, and what was assumed."""
+    """Return a user's CSV with all columns of ``layers``, and the assumptions."""
     sheet = read_sheet(files.read_text(path), str(path))
     assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
     defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}

@@ -215,7 +215,7 @@ class Column:
     default : str or None
         The text of the cells if a file lacks the column. None if it must not.
     today : mapping of str to str
-        Earlier texts of cells, and what they are called now.
+        Earlier texts of cells, each with the text of today.
     """
 
     name: str
@@ -331,7 +331,7 @@ class Schema:
     columns : tuple of Column
         The columns, in the order of a file.
     key : tuple of str
-        Columns that tell the rows apart: no two rows agree in all of them. Empty if
+        Columns that distinguish the rows: no two rows agree in all of them. Empty if
         rows may agree.
     aliases : tuple of pairs of str
         Earlier names of columns, each with the name of today.
@@ -502,7 +502,7 @@ class Schema:
 
 
 def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
-    """Return whether CSV text surely has so many rows of so many cells.
+    """Return whether CSV text surely has a number of rows of ``columns`` cells each.
 
     Pandas fills up short rows and takes quotes that the csv module refuses. A text is
     therefore not trusted unless its commas are as many as there must be, outside of
@@ -558,7 +558,7 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     table : dict
         The description of this kind.
     shared : dict
-        The whole file, with what several kinds share.
+        The whole file, with all that several kinds share.
     """
     columns = []
     if table.get("starts_with_case"):

@@ -1,6 +1,6 @@
 """Recorded tables, each with a stamp that says where its rows come from.
 
-A table is recorded in one of two forms, which are read in the same way:
+A table is recorded in one of two forms, which are read alike:
 
 * A *loose* table is a CSV, ``layers-x.csv`` or ``layers-x.csv.gz``, with its stamp in
   ``layers-x.json``.
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BENCHMARK_VERSION = 1
-"""The version of what recorded numbers mean. A table has rows of one version only."""
+"""The version of the meaning of recorded numbers. A table has rows of one version."""
 
 STAMPS = "stamps.jsonl"
 """The name of the file with the stamps of all that is packed in a folder."""
@@ -126,8 +126,11 @@ def save_table(
         If the rows break the schema, if the name is one of a pack, if the table that is
         there is damaged or of another version, or if the files cannot be written.
     """
-    path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
-    described = this_machine.describe() if machine is None else machine
+    if not name.endswith((".csv", ".csv.gz")):
+        name = f"{name}.csv"
+    path = directory / name
+    if machine is None:
+        machine = this_machine.describe()
     with files.writing_in(directory):
         if is_pack(path.name):
             raise UserError(f"{path} is a pack of tables: save under another name")
@@ -143,7 +146,7 @@ def save_table(
             "schema": schema,
             "benchmark_version": BENCHMARK_VERSION,
             "command": [_without_places(word) for word in command],
-            "machine": described,
+            "machine": machine,
             "versions": this_machine.versions(),
             "commit": _commit(),
             "time": now.isoformat(timespec="seconds"),
@@ -399,7 +402,9 @@ def machines_in(folder: Path) -> set[str]:
     """
     stamps = [part.stamp for part in packed(folder).values()]
     for path in list_tables(folder):
-        stamp = _read_stamp(_stamp_path(path)) if path.exists() else None
+        if not path.exists():
+            continue
+        stamp = _read_stamp(_stamp_path(path))
         if stamp is not None:
             stamps.append(stamp)
     return {str(stamp["machine"].get("name", "")) for stamp in stamps}
@@ -509,7 +514,7 @@ def is_pack(name: str) -> bool:
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return what is packed in a folder.
+    """Return the packed tables of a folder.
 
     Parameters
     ----------
@@ -744,7 +749,7 @@ def _write_index(path: Path, parts: dict[str, Part]) -> None:
 
 
 def _remove_replaced(folder: Path) -> None:
-    """Remove packs without stamps, and loose files of what is packed.
+    """Remove packs without stamps, and loose files of packed tables.
 
     A call that was killed may have left either of them.
     """
