@@ -250,10 +250,11 @@ class Column:
         if self.today:
             cells = [self.today.get(cell, cell) for cell in cells]
         kind = _KINDS[self.kind]
+        parse = kind.parse
         values = np.empty(len(cells), kind.dtype)
         for row, cell in enumerate(cells):
             try:
-                values[row] = kind.parse(cell)
+                values[row] = parse(cell)
             except (ArithmeticError, ValueError):
                 problem = "is empty"
                 if cell.strip():
