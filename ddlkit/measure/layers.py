@@ -91,7 +91,7 @@ class _Shares(NamedTuple):
 
 
 class _HookedIteration:
-    """An iteration with hooks: each of its marks, and the event that the mark stands for."""
+    """An iteration with hooks, its marks, and the event that each mark stands for."""
 
     def __init__(self, training: Training, marks: _Line) -> None:
         self._marks = marks
@@ -165,7 +165,7 @@ class _Order:
     """
 
     def __init__(self, training: Training, me: Rank | None) -> None:
-        # A counter of FLOPs would have compiled code compiled anew.
+        # The operations within compiled code cannot be counted one by one.
         counting = nullcontext() if training.compiled else networks.flop_counter()
         with counting as counter:
             seen = _HookedIteration(training, _FlopMarks(counter))
@@ -173,8 +173,7 @@ class _Order:
         self.starts = list(flops)
         self.ready = list(ready)
         if me:
-            # Gradients that are ready at nearly the same time may differ in their
-            # order.
+            # Ranks exchange spans, so all of them must have the same order.
             names = [*training.trained()]
             self.starts = _as_rank_0(self.starts, names)
             self.ready = _as_rank_0(self.ready, names)
@@ -195,7 +194,7 @@ class _Order:
         return np.array([*layers, *gradients, shares.whole])
 
     def by_tensor(self, by_layer: Floats) -> Floats:
-        """Return (n,) values in forward order, where a layer's is with its first tensor."""
+        """Return (n,) values in forward order. A layer's is with its first tensor."""
         by_tensor = np.zeros(len(self.ready))
         # Forward order is the reverse of the order in which gradients become ready.
         last = len(self.ready) - 1
@@ -391,7 +390,7 @@ def profile_training(
 def _profile(
     training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
-    """Return a profile from (repeats, 3) phases without hooks and (repeats, s + n) spans."""
+    """Return a profile from phases without hooks (r, 3) and spans with hooks (r, s + n)."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     span_medians = np.median(spans, axis=0)
     layers = span_medians[: len(order.starts)]
@@ -514,14 +513,14 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
 
 
 def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
-    """Return spans (..., k) such that each ends when the last rank has reached its end."""
+    """Return spans (..., k) of which each ends when the last rank has ended it."""
     ends = np.cumsum(spans, axis=-1)
     last_ends = slowest(ends.ravel()).reshape(ends.shape)
     return np.diff(last_ends, prepend=0.0, axis=-1)
 
 
 def _graph(training: Training) -> dict[str, Floats]:
-    """Return the seconds of iterations as one CUDA graph, or nothing if there is no graph.
+    """Return the seconds of iterations as one CUDA graph, or nothing without a graph.
 
     A network that waits for the GPU within its iteration has none, and a graph needs
     memory of its own.
