@@ -390,7 +390,7 @@ def profile_training(
 def _profile(
     training: Training, order: _Order, phases: Floats, spans: Floats
 ) -> LayerProfile:
-    """Return a profile from phases without hooks (r, 3) and spans with hooks (r, s + n)."""
+    """Return the profile from (r, 3) phases without and (r, s + n) spans with hooks."""
     forward_s, backward_s, update_s = np.median(phases, axis=0)
     span_medians = np.median(spans, axis=0)
     layers = span_medians[: len(order.starts)]
