@@ -240,7 +240,7 @@ class _Pair:
             yield phase, beside, size, count, phase_s
 
     def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
-        """Return seconds of the phases of an iteration; with ``send`` it fills buckets."""
+        """Return seconds of an iteration's phases; with ``send`` it fills buckets."""
         marks = Marks(self.me.device)
         dist.barrier()
         self._iterate(buckets, marks, send)
@@ -258,7 +258,7 @@ class _Pair:
         return _Sending(self.me, buffer, count).seconds()
 
     def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
-        """Return mean seconds of phases beside messages, and seconds of all messages."""
+        """Return mean seconds of phases beside messages, and those of all messages."""
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
         sending = _Sending(self.me, buffer, count)
@@ -310,7 +310,7 @@ class _Sending:
         return self._last.done()
 
     def seconds(self) -> float:
-        """Return the seconds from the first post to the last arrival, for which it waits."""
+        """Wait for the last arrival, and return the seconds since the first post."""
         for work in self._works:
             work.wait()
         if not self._ended:
