@@ -258,7 +258,7 @@ def _undisturbed(
     settings: CollectivesSettings,
     retries: Retries,
 ) -> tuple[Floats, Usage]:
-    """Return seconds by sample, and the usage, of the first undisturbed or the last try."""
+    """Return seconds by sample and the usage of the first undisturbed or last try."""
     tries_left = settings.tries
     while True:
         watch = Watch(me.rank)

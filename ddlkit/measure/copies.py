@@ -122,8 +122,8 @@ def _copy_s(
     def move_on() -> None:
         pairs.clear()
         for slot in itertools.islice(next_slots, copies_per_sample):
-            # The pools are walked in opposite directions, so that a source and its
-            # target do not have the same place in a cache.
+            # The pools are walked in opposite directions, so that a target does not lie
+            # at the offset of its source.
             opposite = slots - 1 - slot
             into = target[opposite * size : (opposite + 1) * size]
             out_of = source[slot * size : (slot + 1) * size]
