@@ -32,7 +32,7 @@ FORKS = "DDLKIT_FORKS"
 PACKAGES = Path(__file__).resolve().parents[2]
 """The directory that holds this package."""
 ONE_BY_ONE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
-"""Variables that make a GPU run kernels one by one, so that none runs beside another."""
+"""Variables that make a GPU run kernels one by one, so that nothing overlaps."""
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 
