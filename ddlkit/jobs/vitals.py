@@ -171,7 +171,7 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
 
 
 def own_user_s() -> float:
-    """Return the seconds that this process has spent in user code, in all its threads."""
+    """Return the seconds that all threads of this process have spent in user code."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
