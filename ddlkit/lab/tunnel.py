@@ -228,8 +228,7 @@ class Shaper:
         # send.
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
         self._events: list[tuple[float, int, Packet]] = []
-        # Of packets that are due at the same time, the first one that was sent comes
-        # first.
+        # Of events at the same time, the one that was noted first comes first.
         self._order = count()
 
     def send(

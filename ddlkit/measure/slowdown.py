@@ -332,7 +332,7 @@ def answered(buffer: torch.Tensor) -> Any:
     torch.futures.Future
         A future that holds the buffer already.
     """
-    devices = [buffer.device] if buffer.is_cuda else None
+    devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
     future: Any = torch.futures.Future(devices=devices)
     future.set_result(buffer)
     return future
