@@ -623,9 +623,9 @@ def _wrapped(
     """Return DDP with the buckets of each plan, but for plans that it does not make."""
     wrapped = {}
     for name, sizes in plans.items():
-        ddp, made, _ = imposed(training, sizes)
-        if sizes and made != [*sizes]:
-            counts = f"asked for {len(sizes)} buckets, DDP made {len(made)}"
+        ddp, buckets, _ = imposed(training, sizes)
+        if sizes and buckets != [*sizes]:
+            counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
             me.say(f"plan {name} is not tried: {counts}")
         else:
             wrapped[name] = ddp

@@ -193,7 +193,9 @@ class Training:
             times for a gradient that is accumulated.
         """
         names = {p: name for name, p in self.trained().items()}
-        modules = () if self.compiled else self.model.modules()
+        modules: list[nn.Module] = []
+        if not self.compiled:
+            modules += self.model.modules()
         with ExitStack() as hooks:
             for module in modules:
                 own = [p for p in module.parameters(recurse=False) if p in names]
@@ -226,7 +228,9 @@ class Training:
         """
         self._plain = self._plain or self.model.forward
         self.model.forward = self._plain
-        device_ids = [self.device.index] if self.device.type == "cuda" else None
+        device_ids = None
+        if self.device.type == "cuda":
+            device_ids = [self.device.index]
         ours: dict[str, Any] = {
             "device_ids": device_ids,
             "init_sync": False,

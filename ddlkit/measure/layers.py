@@ -70,7 +70,9 @@ class _FlopMarks:
         self._counts: list[int] = []
 
     def mark(self) -> None:
-        count = self._counter.get_total_flops() if self._counter else 0
+        count = 0
+        if self._counter:
+            count = self._counter.get_total_flops()
         self._counts.append(count)
 
     def seconds(self) -> Floats:
@@ -381,10 +383,15 @@ def profile_training(
         "device": training.device.type,
         "batch": training.batch,
         "precision": precision,
-        "ranks": me.world_size if me else 1,
+        "ranks": _rank_count(me),
     }
     samples = clock.rows_by("quantity", quantities, labels)
     return _profile(training, order, phases, spans), samples
+
+
+def _rank_count(me: Rank | None) -> int:
+    """Return how many ranks profile at the same time."""
+    return me.world_size if me else 1
 
 
 def _profile(
@@ -447,9 +454,8 @@ def layer_tables(
     if share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
         say(f"{name}: the host needs {share:.0%} of an iteration to issue it")
-    ranks = me.world_size if me else 1
     frame = store.profile_frame(
-        profile, precision, ranks, threads or torch.get_num_threads()
+        profile, precision, _rank_count(me), threads or torch.get_num_threads()
     )
     return {"layers": frame, "samples": samples}
 

@@ -377,7 +377,9 @@ class Point:
             done = self.done(out)
         except UserError as error:
             return replace(row, outcome=FAILED, reason=one_line(str(error)))
-        return replace(row, outcome=MEASURED) if done else row
+        if done:
+            return replace(row, outcome=MEASURED)
+        return row
 
     def take(self, out: Path, origin: Origin) -> Row:
         """Measure the point, unless it is measured by now, and save its tables.
