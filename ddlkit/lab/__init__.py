@@ -2,7 +2,7 @@
 
 This module says which lab is asked for. The name of the link holds the rate of a lab
 and what emulated links do besides, as in "emulated:500mbit-delay2ms-loss0.001".
-`ddlkit.core.link` reads that name.
+`read_link` of `ddlkit.core` reads that name.
 """
 
 from __future__ import annotations
