@@ -13,8 +13,7 @@ all machines share one network file system.
 References
 ----------
 dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
-Distributed
-    Deep Learning", 2018.
+    Distributed Deep Learning", 2018.
 """
 
 from __future__ import annotations
