@@ -436,7 +436,7 @@ class SelectionTimes(SelectionCost):
         return np.asarray(beyond * self._between_densities(np.log(by_density), rho))
 
     def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
-        """Return seconds at densities (...), by their logarithms at the m measured ones."""
+        """Return seconds at densities (...), by logarithms at the m measured ones."""
         last = len(self.density) - 1
         place = np.interp(np.log(rho), np.log(self.density), np.arange(last + 1))
         below = np.minimum(place.astype(int), last)
