@@ -134,8 +134,8 @@ ONE_AFTER_THE_OTHER = Strategy(
 )
 """A strategy that hides nothing (dag Eqs 1 and 2)."""
 
-# By dag IV-C, only Caffe-MPI copies the next batch while an iteration computes, and CNTK
-# sends nothing before backward has ended. By dag V-C, CNTK and TensorFlow decode images.
+# By dag IV-C, only Caffe-MPI copies the next batch while an iteration computes. CNTK is
+# taken to send after backward. By dag V-C, CNTK and TensorFlow decode on the CPU.
 STRATEGIES = {
     "Caffe-MPI": Strategy(
         copies_ahead=True, sends_during_backward=True, decodes_on_cpu=False
