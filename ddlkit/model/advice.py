@@ -44,7 +44,7 @@ WIDE = 0.03
 MISSED = 0.03
 """The standard deviation of the errors of predicted gains beyond noise.
 
-It was found in the recorded campaign of real training.
+It was estimated from the recorded campaign of real training.
 """
 
 HUGE = 0.5

@@ -65,7 +65,7 @@ WAIT = "wait"
 MISSED = 0.023
 """The standard deviation of the logarithm of the error of messages' time beyond noise.
 
-It was found in 84 replays between two ranks.
+It was estimated from 84 replays between two ranks.
 """
 
 ROOT = 0
@@ -438,8 +438,8 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the modules around a layer that a pattern matches, each with its pattern."""
     names = layer.split(".")
     for pattern in patterns:
-        # A * stands for one name and not for several, so a pattern of so many names can
-        # only match a module of as many.
+        # A * stands for one name, so a pattern only matches modules with as many names as
+        # the pattern has.
         depth = pattern.count(".") + 1
         module = ".".join(names[:depth])
         if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
