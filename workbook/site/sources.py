@@ -264,10 +264,11 @@ class Mirror:
         image = f"reports/figures/{figure}.png"
         self.add(image)
         caption = " ".join(entry.caption.split())
-        return (
-            f":::{{figure}} {image}\n:alt: {caption}\n:figclass: result\n:target: gallery.html#{figure}\n\n"
-            f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}\n:::\n"
-        )
+        options = [f":alt: {caption}", ":figclass: result"]
+        if outputs.is_made(figure, self.reports):  # then the gallery has it
+            options.append(f":target: gallery.html#{figure}")
+        words = f"{markdown_cell(caption)} [{entry.grade}]{{.grade}}"
+        return "\n".join([f":::{{figure}} {image}", *options, "", words, ":::", ""])
 
     def source(self, name: str) -> Path | None:
         """Return the file of this name: of ``reports/`` the one of this build, if it has one."""

@@ -171,6 +171,14 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     return cases.assign(lab=name, inside=inside)
 
 
+def sends_one_message(cases: pd.DataFrame) -> pd.Series:
+    """Return for each case whether its plan sends all gradients in one message.
+
+    Such a plan overlaps nothing, so that its error tests no model of overlap.
+    """
+    return ~cases["ends"].astype(str).str.contains(";")
+
+
 def judge(
     own: Source, beside: Source, form: str = "table", *, marked: bool = False
 ) -> pd.DataFrame:
@@ -417,28 +425,37 @@ def goals_met(standing: str) -> tuple[int, int]:
 
 
 def outcome(campaign: str) -> str:
-    """Return which goals a campaign held and missed, and whether its predictions came before its runs."""
-    rows, intervals = (frozen(name, campaign) for name in ("goals", "coverage"))
+    """Return which goals a campaign met and missed, and whether its predictions came before its runs.
+
+    Raises
+    ------
+    UserError
+        If neither reports/goals.csv nor reports/coverage.csv has a row of the campaign.
+    """
+    rows = frozen("goals", campaign)
+    intervals = frozen("coverage", campaign)
     if rows.empty and intervals.empty:
         raise UserError(
             f"{campaign!r} has no row in reports/goals.csv: name one that has"
         )
-    goals, sentences = _with_a_number(rows), []
+    goals = _with_a_number(rows)
+    sentences = []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
+        if of_kind.empty:
+            continue
         missed = [
-            f"{row.goal} ({format_number(row.reached)}, wanted {row.wanted})"
+            f"{row.goal} ({format_number(row.reached)}, target {row.wanted})"
             for row in of_kind[of_kind["held"] == "False"].itertuples()
         ]
-        held = f"{len(of_kind) - len(missed)} of {len(of_kind)} {kind} goals held"
-        sentences += [held + "; missed: " * bool(missed) + "; ".join(missed)] * bool(
-            len(of_kind)
-        )
-    sentences = sentences or ["No goal was set"]
-    if (
-        not pd.concat([rows, intervals])["note"]
-        .str.contains("predictions committed")
-        .any()
-    ):
+        met = len(of_kind) - len(missed)
+        sentence = f"{met} of {len(of_kind)} {kind} goals were met"
+        if missed:
+            sentence += "; missed: " + "; ".join(missed)
+        sentences.append(sentence)
+    if not sentences:
+        sentences.append("No goal was set")
+    notes = pd.concat([rows, intervals])["note"]
+    if not notes.str.contains("predictions committed").any():
         sentences.append("No table of predictions was committed before the runs")
     return ". ".join(sentences)

@@ -1,6 +1,6 @@
 """Figures of prediction errors.
 
-They are wb-lab-errors, wb-validate-training, wb-training-campaign and wb-lab-extrapolation.
+They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and wb-advice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 from workbook import plots
 from workbook.common.specs import link_title, network_title
-from workbook.plots.style import INK, SOFT, look, looks
+from workbook.plots.style import INK, SOFT, case_rows, look, looks
+from workbook.validate.accuracy import sends_one_message
 from workbook.validate.labs import WELL
 from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 
@@ -23,34 +24,38 @@ ERROR = "predicted / measured - 1 [%]"
 # -- wb-lab-errors --------------------------------------------------------------------------------
 
 
-def every_case(
-    tuned: pd.DataFrame, fresh: pd.DataFrame, training: pd.DataFrame
-) -> Figure:
+def every_case(replays: pd.DataFrame, training: pd.DataFrame) -> Figure:
     """Draw the error of every case by our model, and by a model without overlap.
 
-    tuned, fresh : `accuracy.labelled` replays on which the model was settled, and of plans
-        that were recorded afterwards
-    training : `accuracy.labelled` cases of real training
+    Errors of real training are paired: what a model predicts for exposed communication is
+    added to the compute time that was measured around the run. A plan with one message
+    overlaps nothing and tests no model of overlap, so its training is left out.
+
+    replays, training : `accuracy.labelled` cases
     """
-    replays = pd.concat([tuned, fresh])
-    every = pd.concat([replays, training])
-    counts = f"{len(tuned)} replays and {len(fresh)}\nof later plans, our model"
-    rows = {
-        counts: replays["model_error"],
-        f"{len(training)} runs of real training,\nour model": training["model_error"],
-        f"the same {len(every)} cases,\na model without overlap": every[
-            "no_overlap_error"
-        ],
+    training = training[~sends_one_message(training)]
+    kinds = {
+        f"{len(replays)} replays": (replays, "error"),
+        f"{len(training)} real trainings": (training, "paired_error"),
     }
-    replayed, trained, without = (errors.abs().median() for errors in rows.values())
-    figure, ax = plots.canvas(height=2.7)
+    models = {OURS: "our model", "no_overlap": "no overlap"}
+    rows = {
+        f"{kind},\n{name}": cases[f"{model}_{error}"]
+        for model, name in models.items()
+        for kind, (cases, error) in kinds.items()
+    }
+    ours_replayed, ours_trained, replayed, trained = (
+        errors.abs().median() for errors in rows.values()
+    )
+    figure, ax = plots.canvas(height=3.2)
     label = f"error of the step time, {ERROR}"
-    styles = [look(role) for role in (OURS, OURS, "no_overlap")]
+    styles = [look(model) for model in models for _ in kinds]
     plots.error_rows(ax, rows, label=label, styles=styles)
+    ax.axhline(1.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
-        f"A model without overlap errs by {without:.0%}, ours by {replayed:.1%} on replays "
-        f"and {trained:.1%} on real training",
+        f"Our model errs by {ours_replayed:.1%} on replays and {ours_trained:.1%} on real "
+        f"training, a model without overlap by {replayed:.0%} and {trained:.0%}",
     )
     return figure
 
@@ -64,12 +69,6 @@ TRIVIAL = {
 }
 """The models whose errors are drawn, and how they are named above their markers."""
 
-QUANTITIES = {
-    "": "error of the step [%]",
-    "_exposed": "error of exposed communication [%]",
-}
-"""Endings of the columns that are drawn, and the label of their axis."""
-
 PLANS = {
     "ddp": "PyTorch's default",
     "exact": "best plan",
@@ -80,16 +79,18 @@ PLANS = {
 
 
 def training_errors(cases: pd.DataFrame) -> Figure:
-    """Draw errors of real training by our model and by two trivial models.
+    """Draw paired errors of real training by our model and by two trivial models.
 
-    A plan with one message overlaps nothing, so that it tests no model of overlap. Its row
-    is the last one of its network and link, and grey.
+    A paired error compares what a model predicts for exposed communication with the
+    measured step without its own compute, and is a share of the measured step. The grey band
+    is the repeatability of the same quantity. A plan with one message overlaps nothing, so
+    that it tests no model of overlap. Its row is the last one of its network and link, and
+    grey.
 
     cases : `accuracy.labelled` cases of real training
     """
-    drawn = cases.filter(regex="_error$|^repeatability|^(network|link|plan)$")
-    one_message = ~cases["ends"].astype(str).str.contains(";")
-    cases = drawn.assign(one_message=one_message)
+    one_message = sends_one_message(cases)
+    cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
     names: list[str] = []
     rows: list[int] = []
@@ -100,32 +101,41 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     cases = cases.set_axis(rows)
     tested = cases[~cases["one_message"]]
 
-    height = 1.5 + 0.28 * len(names)
-    figure, axes = plots.canvas(columns=2, height=height, sharex=True, sharey=True)
-    for ax, (kind, label) in zip(axes, QUANTITIES.items(), strict=True):
-        columns = {f"{role}{kind}_error": role for role in TRIVIAL}
-        errors = 100 * cases[[*columns]].rename(columns=columns)
-        shown = errors.loc[tested.index].reindex(range(len(names)))
-        repeats = 100 * cases[f"repeatability{kind}"].reindex(range(len(names)))
-        band = ("repeatability", repeats)
-        plots.dots(ax, names, shown, band=band, legend="", label=label)
-        for role, name in TRIVIAL.items():
-            untested = errors[role].drop(tested.index)
-            grey = replace(look(role), color="#b5b5b5")
-            plots.points(ax, untested, untested.index, grey, size=4.5)
-            first = errors[role].iloc[0]
-            named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
-            named.set(color=INK, linespacing=0.95)
-    _weigh_names(axes[0], cases)
+    columns = {f"{role}_paired_error": role for role in TRIVIAL}
+    errors = 100 * cases[[*columns]].rename(columns=columns)
+    shown = errors.loc[tested.index].reindex(range(len(names)))
+    repeats = 100 * paired_repeatability(cases).reindex(range(len(names)))
+    figure, ax = plots.canvas(height=1.5 + 0.28 * len(names))
+    label = f"paired error of the step time, {ERROR}"
+    plots.dots(
+        ax, names, shown, band=("repeatability", repeats), legend="", label=label
+    )
+    for role, name in TRIVIAL.items():
+        untested = errors[role].drop(tested.index)
+        grey = replace(look(role), color="#b5b5b5")
+        plots.points(ax, untested, untested.index, grey, size=4.5)
+        first = errors[role].iloc[0]
+        named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
+        named.set(color=INK, linespacing=0.95)
+    _weigh_names(ax, cases)
 
-    ours = tested["model_error"].abs()
-    trivial = tested[["no_overlap_error", "perfect_overlap_error"]].abs().stack()
+    ours = tested["model_paired_error"].abs()
+    trivial = tested[["no_overlap_paired_error", "perfect_overlap_paired_error"]]
     plots.title(
         figure,
         f"In real training our model errs by {_span(ours)}, a model with no overlap or "
-        f"with perfect overlap by {_span(trivial)}",
+        f"with perfect overlap by {_span(trivial.abs().stack())}",
     )
     return figure
+
+
+def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
+    """Return how far two rounds differ in the step without its compute, as a share of the step.
+
+    cases : `accuracy.labelled` cases
+    """
+    exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
+    return cases["repeatability_exposed"] * exposed
 
 
 def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
@@ -209,3 +219,87 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
         f"where links have a delay, and {counts[1]} where they have none",
     )
     return figure
+
+
+# -- wb-advice ------------------------------------------------------------------------------------
+
+KEPT_STEP = 0.45
+"""The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
+
+
+def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
+    """Draw predicted and measured gains of advised plans, before and after goals were set.
+
+    Rows of advised changes are named. The other pairs, whose advice is to keep the default, are
+    drawn closer together below them.
+
+    Parameters
+    ----------
+    before, after : DataFrame
+        Gains as `workbook.validate.gains` returns them.
+    """
+    figure, axes = plots.canvas(columns=2, height=4.4, sharex=True)
+    panels = {"Before goals were set": before, "After goals were set": after}
+    for ax, (when, gains) in zip(axes, panels.items(), strict=True):
+        _draw_gains(ax, gains)
+        plots.heading(ax, f"{when}:\n{_in_interval(gains)} inside")
+    bottom = max(ax.get_ylim()[0] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(bottom, -0.6)  # rows are equally far apart in both panels
+    every = pd.concat(panels.values())
+    gained = every.loc[every["advised"], "measured"] > 0
+    plots.title(
+        figure,
+        f"{gained.sum()} of {len(gained)} advised changes gained time; "
+        f"{_in_interval(every)} gains lie in their predicted intervals",
+    )
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=3)
+    return figure
+
+
+def _in_interval(gains: pd.DataFrame) -> str:
+    """Return how many measured gains lie in their predicted intervals, as "19 of 20"."""
+    inside = gains["measured"].between(gains["low"], gains["high"])
+    return f"{inside.sum()} of {len(gains)}"
+
+
+def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
+    """Draw one panel of `advised_gains`, the largest predicted gain of each group on top."""
+    gains = gains.sort_values("gain", ascending=False)
+    advised = gains[gains["advised"]]
+    kept = gains[~gains["advised"]]
+    kept_rows = [len(advised) + 0.3 + KEPT_STEP * row for row in range(len(kept))]
+
+    case_rows(ax, [], 0.0)
+    names = [_pair_title(pair) for pair in advised[["network", "link"]].to_numpy()]
+    middle = sum(kept_rows) / len(kept_rows)
+    names.append(f"keep the default:\n{len(kept)} other pairs")
+    ax.set_yticks([*range(len(advised)), middle], names)
+    ax.set_ylim(kept_rows[-1] + 0.6, -0.6)
+    ax.grid(False, axis="y")
+
+    model = look("model")
+    measured = look("measured")
+    groups = (
+        (advised, range(len(advised)), model.color, ""),
+        (kept, kept_rows, SOFT, "_"),  # matplotlib leaves such names out of the legend
+    )
+    for shown, rows, color, unnamed in groups:
+        low = 100 * shown["low"]
+        high = 100 * shown["high"]
+        bars = ax.hlines(rows, low, high, color=color, linewidth=4, alpha=0.35)
+        bars.set_label(unnamed + "predicted interval")
+        predicted = replace(model, color=color, label=unnamed + "predicted")
+        plots.points(ax, 100 * shown["gain"], rows, predicted, size=4)
+        circles = replace(measured, label=unnamed + "measured")
+        plots.points(ax, 100 * shown["measured"], rows, circles, size=4)
+    ax.set_xlabel("gain over PyTorch's default [%]")
+
+
+def _pair_title(pair: tuple[str, str]) -> str:
+    """Return a network and a link as they stand beside a row, as in "GoogLeNet, 1 Gbit/s"."""
+    network, link = pair
+    network = network_title(network).removeprefix("models-")  # from examples/models.py
+    link = link_title(link).replace(" with", ",").removesuffix(" delay")
+    return f"{network}, {link}"
