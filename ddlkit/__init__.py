@@ -9,7 +9,7 @@ The names of this package, by what they are for:
 * predict: ``predict``, ``forecast``, ``Iteration``. How long an iteration takes.
 * advise: ``Advice``, ``Option``, ``Gain``. Which buckets a training should use.
 * measure: ``profile_layers``, ``measure_model``, ``launch``. Timings on this machine.
-* read: ``read_profile``, ``import_file``, ``load_table``. Files of ddlkit and of other programs.
+* read: ``read_profile``, ``read_bytes_seconds``, ``import_file``. Files, also of others.
 
 ``ddlkit.GROUPS`` lists all names by group. A name is imported when it is first asked for, so
 that importing ddlkit itself takes a moment. What measures needs PyTorch.
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from ddlkit.formats import import_file as import_file
     from ddlkit.formats import read_plan as read_plan
     from ddlkit.formats import save_profile as save_profile
+    from ddlkit.formats.messages import read_bytes_seconds as read_bytes_seconds
     from ddlkit.jobs.launch import launch as launch
     from ddlkit.measure.advise import measure_model as measure_model
     from ddlkit.measure.collectives import CollectivesSettings as CollectivesSettings
@@ -152,6 +153,7 @@ _MODULES = {
     },
     "read": {
         "read_profile": "ddlkit.store",
+        "read_bytes_seconds": "ddlkit.formats.messages",
         "import_file": "ddlkit.formats",
         "read_plan": "ddlkit.formats",
         "save_profile": "ddlkit.formats",

@@ -400,9 +400,9 @@ def test_the_manual_has_each_command_and_its_options(
         }
         explained = {}
         for action in parser._actions:
-            word = [*action.option_strings, action.metavar][0].replace("|", "\\|")
+            word = [*action.option_strings, str(action.metavar)][0].replace("|", "\\|")
             if word != "-h":
-                text = (action.help % {}).replace("|", "\\|")
+                text = (str(action.help) % {}).replace("|", "\\|")
                 explained[word] = " ".join(text.split())
         assert described == explained, name
         assert f"    {program.commands[name].example}" in lines, name

@@ -270,7 +270,7 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(
     assert "say --torch 2.13" in refused(
         capsys, cost, "--to", "inductor", "--torch", "1.0"
     )
-    assert "give --profile" in refused(capsys, cost, "--to", "ddp")
+    assert "needs --profile" in refused(capsys, cost, "--to", "ddp")
     assert "nothing.json" in refused(
         capsys, tmp_path / "nothing.json", "--to", "profile"
     )
