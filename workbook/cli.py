@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     example="python -m workbook build --recorded --only 02,04",
 )
 def build(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook build``."""
     from workbook.site import book
 
     numbers = [number for number in arguments.only.split(",") if number]
@@ -127,6 +128,7 @@ def build(arguments: argparse.Namespace) -> None:
     example="python -m workbook figures --check",
 )
 def figures(arguments: argparse.Namespace) -> int:
+    """Run the command ``python -m workbook figures``."""
     from workbook.common import catalog
 
     if arguments.reports and not arguments.reports.is_dir():
@@ -146,6 +148,7 @@ def figures(arguments: argparse.Namespace) -> int:
     example="python -m workbook texts --check",
 )
 def texts(arguments: argparse.Namespace) -> int:
+    """Run the command ``python -m workbook texts``."""
     from workbook.site import passages
 
     if not arguments.check:
@@ -219,6 +222,7 @@ def _session_options() -> tuple[Argument, ...]:
     example="python -m workbook record gpu --budget 8m --dry-run",
 )
 def record(arguments: argparse.Namespace) -> int | None:
+    """Run the command ``python -m workbook record``."""
     if not arguments.preflight:
         _record(arguments)
         return None
@@ -269,6 +273,7 @@ def _record(arguments: argparse.Namespace) -> None:
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )
 def campaign(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook campaign``."""
     # A campaign is recorded as a suite is, without the options that choose a part of a suite.
     arguments.profile = "quick"
     arguments.device = None
@@ -292,6 +297,7 @@ def campaign(arguments: argparse.Namespace) -> None:
     example="python -m workbook pack data/recorded",
 )
 def pack(arguments: argparse.Namespace) -> None:
+    """Run the command ``python -m workbook pack``."""
     from ddlkit import store
     from ddlkit.measure.session.engine import with_tables
     from ddlkit.store import tables

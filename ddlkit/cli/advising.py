@@ -93,6 +93,7 @@ processes; otherwise --ranks processes of this machine, 2 by default."""
     example="ddlkit advise --model mine.py:net",
 )
 def advise(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit advise``."""
     if is_sharded(arguments):
         _rank_units(arguments)
         return

@@ -347,6 +347,7 @@ def keeping() -> Iterator[None]:
     example="ddlkit measure quick --out mine",
 )
 def measure(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit measure``."""
     _refuse_wrong_part(arguments.part)
     if arguments.model or arguments.accumulate != 1:
         _measure_own_model(arguments)
@@ -497,6 +498,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     example="ddlkit machine",
 )
 def machine(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit machine``."""
     from ddlkit.store.machine import describe, versions
 
     show({**describe(), **versions()}, arguments.json)
@@ -568,6 +570,7 @@ lab, clean removes what is left of labs whose process has ended."""
     example="sudo ddlkit lab up --ranks 2 --rate 1gbit",
 )
 def lab(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit lab``."""
     from ddlkit.lab import network
 
     if arguments.action == "up":

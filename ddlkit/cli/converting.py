@@ -146,6 +146,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     example="ddlkit import trace.json.gz --batch 32 --out profile.csv",
 )
 def import_(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit import``."""
     from ddlkit import store
 
     if not (arguments.out or arguments.messages):
@@ -264,6 +265,7 @@ def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
     example="ddlkit timeline timeline.csv.gz --out trace.json",
 )
 def timeline(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit timeline``."""
     from ddlkit import store
 
     spans = store.read_timeline(arguments.file, arguments.case, arguments.repeat)

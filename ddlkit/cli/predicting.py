@@ -97,6 +97,7 @@ fitted to). Some forms have variants, as in piecewise:45KB. [default: auto]"""
     example="ddlkit fit nccl-tests.log --json > cost.json",
 )
 def fit(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit fit``."""
     import numpy as np
 
     from ddlkit.core import fit as fitting
@@ -224,6 +225,7 @@ PLANNER = arg(
     example="ddlkit predict --profile profile.csv --cost cost.json --plan ddp",
 )
 def predict(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit predict``."""
     if is_sharded(arguments):
         resharded, kept_whole = predict_sharded(arguments, arguments.units)
         show(kept_whole if arguments.no_reshard else resharded, arguments.json)
@@ -273,6 +275,7 @@ def _contention(iteration: Any) -> dict[str, float]:
     "--json > plan.json",
 )
 def plan(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit plan``."""
     forecast, warnings, *_ = forecast_of(arguments, arguments.planner)
     iteration = forecast.iteration
     iteration_s = forecast.prediction.iteration_s
@@ -354,6 +357,7 @@ def plan(arguments: argparse.Namespace) -> None:
     example="ddlkit export --to inductor cost.json > estimate.py",
 )
 def export(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit export``."""
     from ddlkit.formats import export as writers
 
     arguments.cost = arguments.given or arguments.cost
@@ -446,6 +450,7 @@ ITERATIONS = 10
     "all_reduce=0.5",
 )
 def what_if(arguments: argparse.Namespace) -> None:
+    """Run the command ``ddlkit what-if``."""
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed, described, schedule
 
