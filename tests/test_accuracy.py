@@ -19,7 +19,8 @@ from ddlkit.core.case import Case
 from ddlkit.core.cost import AlphaBeta, MessageCost, Table
 from ddlkit.core.errors import UserError
 from ddlkit.core.iteration import PLAIN, Iteration
-from ddlkit.core.link import Link, wire_s_per_byte
+from ddlkit.core.lab_links import wire_s_per_byte
+from ddlkit.core.link import Link
 from ddlkit.core.plan import make_plan
 from ddlkit.core.sparse import SelectionTimes
 from ddlkit.model.calibration import Calibration, software_at_once

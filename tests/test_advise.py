@@ -167,11 +167,11 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     )
     cpu = torch.device("cpu")
     training, me = load(str(words[1]), cpu, []), Rank(0, 2, 0, cpu, "gloo", 1, out)
-    assert models._there(me, training) == [1.0, 1.0, 1.0]
+    assert models._measured_before(me, training) == [1.0, 1.0, 1.0]
     training.network += (
         "-k2"  # as --accumulate 2 has it: nothing measured before is of that
     )
-    assert models._there(me, training) == [0.0, 0.0, 0.0]
+    assert models._measured_before(me, training) == [0.0, 0.0, 0.0]
     page = tmp_path / "advice.html"
     of_tables = ask(
         capsys, "--profile", out / "layers.csv", "--collectives", out / "collectives.csv",

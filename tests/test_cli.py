@@ -185,7 +185,7 @@ MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
     "import text --out p.csv": "is nothing that can be imported: say --kind",
     "import trace --out p.csv --batch 0": "batch size is 0",
-    "import counts --out p.csv": "say --peak (FLOP/s) and --utilisation",
+    "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "measure replay": "python -m workbook record replay",
     "measure no-such-part": "use one of quick, layers",

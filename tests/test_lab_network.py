@@ -147,7 +147,9 @@ class TestNetwork:
     def test_a_build_that_fails_leaves_nothing(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(network, "_shape", lambda device, rate: "root nonsense")
+        monkeypatch.setattr(
+            network, "_rate_limit", lambda device, rate: "root nonsense"
+        )
         lab = Lab(LabShape(2, 1e9))
         with pytest.raises(UserError, match="tc -n"):
             lab.up()
@@ -237,7 +239,7 @@ class TestOwner:
     def test_a_lab_killed_while_it_is_built_is_dead_and_removed(self) -> None:
         code = (
             "import os, signal\nfrom ddlkit.lab import network\n"
-            "network._shape = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "network._rate_limit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
             "network.Lab(network.LabShape(2, 1e9), 'half', persistent=True).up()\n"
         )
         assert start(code).wait(timeout=PATIENCE_S) == -signal.SIGKILL

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import FRAMING
+from ddlkit.core.lab_links import FRAMING
 from ddlkit.core.units import MIB
 from ddlkit.core.workload import Workload
 from ddlkit.jobs.launch import Loopback

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddlkit.core.link import read_link
+from ddlkit.core.lab_links import read_link
 from ddlkit.core.workload import Floats
 from workbook.common import source
 from workbook.validate import labs

@@ -16,9 +16,10 @@ from ddlkit.core import resources
 from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS
 from ddlkit.core.cost import AlphaBeta, Samples
 from ddlkit.core.errors import UserError
+from ddlkit.core.fronts import undominated
 from ddlkit.core.iteration import Iteration, group_ends
-from ddlkit.core.link import Link, Parts
-from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.link import Link, Parts, _Simulation
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.resources import Resources, Shared, jointly
 from ddlkit.core.workload import Workload
 from workbook.plots.style import look
@@ -57,7 +58,9 @@ def test_one_lane_event_by_event_is_one_by_one(
     ready, parts = columns(messages)
     of_each = of_each[: len(ready)].T
     link = Link(1, software, burst, 1.0, *of_each)
-    shared = link._shared(*(column.tolist() for column in (ready, *parts, *of_each)))
+    shared = _Simulation(
+        link, *(column.tolist() for column in (ready, *parts, *of_each))
+    ).run()
     np.testing.assert_allclose(link.play(ready, parts), shared, rtol=1e-9, atol=1e-9)
 
 

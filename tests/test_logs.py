@@ -252,7 +252,7 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         ): "the bytes of all_gather are those of one rank: give --ranks",
         osu().replace(
             "OSU", ""
-        ): "does not name its collective: say --collective all_reduce or",
+        ): "does not name its collective: give --collective all_reduce or",
         osu().replace("21.59", "nan"): "'nan' must be a finite number",
         imb().replace("21.59", "1e308"): "'1e308' is beyond",
         nccl(n=1, title="all_reduce"): "one rank sends no messages",

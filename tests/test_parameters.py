@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,3 +73,25 @@ def test_a_choice_depends_on_the_ones_before_it_and_a_list_needs_all() -> None:
     for wrong in ({"papers": ["osf", "no"]}, {"layers": 0}, {"gpus": 17}):
         with pytest.raises(UserError, match="give one of"):
             parameters.validate(**wrong)
+
+
+@pytest.mark.parametrize("notebook", book.notebooks(), ids=lambda path: path.stem)
+def test_what_was_measured_here_is_shown_in_its_own_section_only(
+    notebook: Path,
+) -> None:
+    """So everything else on the page is the same on every machine."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    section = ""
+    for cell in cells:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            headings = re.findall(r"^##+ (.+)$", text, re.MULTILINE)
+            section = headings[-1] if headings else section
+            continue
+        if "parameters" in cell["metadata"].get("tags", ()):
+            continue
+        names = {
+            node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)
+        }
+        checked = "parameters.validate(" in text
+        assert "here" not in names or checked or section == "On this machine", text

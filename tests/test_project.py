@@ -241,8 +241,6 @@ MAY_SPREAD = {
     "ddlkit/jobs/rank.py: kind": "JSON of a job, in another process",
     "ddlkit/lab/__init__.py: Conditions": "JSON of a job, in another process",
     "ddlkit/lab/tunnel.py: Conditions": "JSON, in another process",
-    "ddlkit/measure/given.py: function": "a user's function, whose signature was asked",
-    "ddlkit/measure/given.py: plain": "torch's own function, in whose place it stands",
     "ddlkit/measure/session/engine.py: Row": "rows of a table with a schema",
     "workbook/common/catalog.py: Entry": "YAML; a wrong key is told",
     "workbook/common/claims.py: Claim": "rows of a table that is checked by its hash",

@@ -38,15 +38,15 @@ def work(
 ) -> dict[str, sessions.Row]:
     """What became of each point of a recording that is made in this process."""
     deadline_s = engine.time.monotonic() + budget_s  # type: ignore[attr-defined]
-    here = engine._Here(
+    worker = engine._Worker(
         lambda out, session: points, out, sessions.Origin(machine={"name": "here"})
     )
-    session = engine._Session(here, deadline_s, True, False, lambda: None)
+    session = engine._Session(worker, deadline_s, True, False, lambda: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             "gc.collect", lambda: 0
         )  # a third of a second, in a process of tests
-        session.take_all(here)
+        session.take_all(worker)
     return session.rows
 
 
@@ -71,7 +71,7 @@ def test_a_fault_is_an_outcome_of_its_point_alone(tmp_path: Path) -> None:
     assert ends["bug"] == (sessions.FAILED, "KeyError: 'drift'")
     assert ends["wrong-rows"][0] == sessions.FAILED
     assert "must be above zero" in ends["wrong-rows"][1]
-    assert ends["nothing"] == (sessions.FAILED, "it left no table 'drift'")
+    assert ends["nothing"] == (sessions.FAILED, "the measurement left no table 'drift'")
     # All others are there, whole; of the faulty ones only what the half one had.
     assert {rows[f"test/after-{name}"].outcome for name in FAULTS} == {
         sessions.MEASURED

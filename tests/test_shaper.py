@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import read_link
+from ddlkit.core.lab_links import read_link
 from ddlkit.lab import Conditions, LabShape, parse
 from ddlkit.lab.tunnel import Packet, Shaper, Size, measured, size_of
 

@@ -28,6 +28,7 @@ from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING, Content
 from ddlkit.model.predictor import plan_beside
 from strategies import random_workload
 from workbook.common import places
+from workbook.record import zoo as zoo  # makes lenet5 known to the ranks, too
 
 SIZES, SLOWER, DRAG = (64_000, 4_000_000), (0.3, 0.9), (0.0, 0.5)
 COPY_S, BUCKET_S, GRADIENTS, BYTES = 2e-10, 3e-5, 62, 46_000_000

@@ -1,4 +1,8 @@
-"""The key of every prediction and every measurement: what was asked, not what came out."""
+"""The key by which predictions and measurements are joined.
+
+A case states what is asked, such as a network, a link and a plan. It never contains a
+result.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,65 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+# `ddlkit.store.sheet` reads the metadata of fields when it checks the table of runs.
 NAMED = {"check": "named"}
+"""The metadata of a field that must be a name, and not empty."""
 POSITIVE = {"check": "positive"}
+"""The metadata of a field that must be above zero."""
 NON_NEGATIVE = {"check": "non_negative"}
+"""The metadata of a field that must not be below zero."""
 CAME_LATER = {"later": True}
-"""What a field's values must be, and whether earlier recordings lack it: its default then held."""
+"""The metadata of a later field, whose default holds for earlier recordings."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question that a model and a measurement both answer; they are joined by ``key``.
+    """One question that a model and a measurement both answer.
 
-    kind : "replay" (recorded compute, real collectives) or "training" (both real)
-    profile_sha256, selection_sha256 : of the layer profile, and of selection times waited out, "" if none
-    link_bits_per_s : 0 when the link is not shaped; ends : of groups in ready order, "3;40;161"
-    density : share of gradients sent; dilation : factor on compute times; straggler : on the slowest rank's
-    negotiated : whether a coordinator says when each message may leave (osf Section 3.3)
-    changes : of the link in each iteration: "0s:rate=250mbit;0.3s:loss=1%"
-    accumulate : batches whose gradients are sent once, with those of the last
+    Parameters
+    ----------
+    kind : {"replay", "training"}
+        A replay sleeps for the recorded compute times and runs real collectives. In a
+        training both are real.
+    network, device : str
+        The names of the network and of the device.
+    batch : int
+        The samples in a batch of one device.
+    workers : int
+        The number of ranks.
+    link : str
+        The name of the link.
+    link_bits_per_s : float
+        The rate to which the link is limited, 0 if it is not limited.
+    collective : str
+        The collective that exchanges gradients.
+    plan : str
+        The name of the plan.
+    ends : str
+        The ends of the plan's groups in ready order, as in "3;40;161".
+    density : float
+        The share of the gradients that is sent.
+    dilation : float
+        The factor on compute times.
+    seed : int
+        The seed of all that is drawn at random.
+    profile_sha256 : str
+        The hash of the layer profile, "" if there is none.
+    straggler : float
+        The factor on the compute times of the slowest rank.
+    selection_sha256 : str
+        The hash of the times for which a replay sleeps to select gradients, "" if there
+        are none.
+    negotiated : bool
+        Whether a coordinator decides when each message may leave (osf Section 3.3).
+    in_flight : int
+        How many messages may be under way at once.
+    straggler_spread : float
+        How much the factor of the slowest rank varies from one iteration to the next.
+    changes : str
+        Changes of the link in each iteration, as in "0s:rate=250mbit;0.3s:loss=1%".
+    accumulate : int
+        The batches whose gradients are sent once, with the gradients of the last batch.
     """
 
     kind: str = field(metadata=NAMED)
@@ -51,25 +96,51 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Return 12 hex digits of the SHA-256 of all fields; of those that came later, where they differ."""
-        of_key = {
-            k: v for k, v in asdict(self).items() if k not in _LATER or v != _LATER[k]
+        """Return the 12 hexadecimal digits that identify the case.
+
+        They begin the SHA-256 of all fields. A field that came later counts only where
+        it differs from its default, so that the keys of earlier recordings stay as they
+        are.
+        """
+        values = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in _LATER_DEFAULTS or value != _LATER_DEFAULTS[name]
         }
-        return hashlib.sha256(json.dumps(of_key, sort_keys=True).encode()).hexdigest()[
-            :12
-        ]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
     def sparse(self) -> bool:
-        """Return whether only the largest gradients are sent, after they have been selected."""
+        """Return whether only the largest gradients are selected and sent."""
         return self.density < 1
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> Case:
-        """Return the case that a row of the runs table belongs to (other columns are ignored)."""
-        return cls(**{f.name: _TYPES[str(f.type)](row[f.name]) for f in fields(cls)})
+        """Return the case to which a row of the table of runs belongs.
+
+        Parameters
+        ----------
+        row : dict
+            The row by column. Columns that are no fields of a case are ignored.
+
+        Returns
+        -------
+        Case
+        """
+        values = {}
+        for column in fields(cls):
+            # Annotations are text in this module.
+            as_type = _TYPES[str(column.type)]
+            values[column.name] = as_type(row[column.name])
+        return cls(**values)
 
 
-_TYPES = {"str": str, "int": int, "float": float, "bool": bool}
-_LATER = {f.name: f.default for f in fields(Case) if f.metadata.get("later")}
-CASE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Case))
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+_LATER_DEFAULTS = {
+    column.name: column.default
+    for column in fields(Case)
+    if column.metadata.get("later")
+}
+CASE_COLUMNS: tuple[str, ...] = tuple(column.name for column in fields(Case))
+"""The names of all fields, in order."""

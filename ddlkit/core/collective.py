@@ -1,7 +1,7 @@
-"""What is known of each collective: its bytes on a ring, what its size means, and its names.
+"""Collectives: their bytes on a ring, what their size means, and their names.
 
-How a collective is posted with torch.distributed stands in `ddlkit.measure.collectives`,
-under the same names: this module is pure.
+`ddlkit.measure.collectives` starts collectives of these names with torch.distributed.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ from ddlkit.core.errors import UserError, shown
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective: everything that models, readers and exports know of it.
+    """One collective, with all that models, readers and exports know about it.
 
-    Sizes are those of nccl-tests, in bytes. On a ring of n ranks, each rank sends to the
-    next one; a round of the ring has n - 1 steps.
+    Sizes are in bytes, and mean what they mean in nccl-tests. On a ring of n ranks,
+    each rank sends to the next one. A round of the ring has n - 1 steps.
 
     Parameters
     ----------
     name : str
         The name in tables, settings and commands. The program of nccl-tests is called
-        ``name_perf``, and the name without underscores is looked for in traces and logs.
+        ``name_perf``, and the name without underscores is looked for in traces and
+        logs.
     rounds : int
-        How often a ring goes round. 0: no ring but a single step, point to point.
+        How often a message goes around the ring. 0 stands for a single step from one
+        rank to another, without a ring.
     divided : bool
-        Whether a message is cut into n pieces, of which a step sends one. Otherwise all of
-        it crosses each link, once in a round.
+        Whether a message is cut into n pieces, of which each step sends one. Otherwise
+        the whole message crosses each link once in a round.
     sized : {"buffer", "input", "output"}
-        Which buffer of a rank has the size in bytes. "buffer": its input and its output
-        alike. "input": all of its input, the output is one part of n. "output": all of its
-        output, the input is one part of n.
+        Which buffer of a rank has the size of the message. With "buffer" both the input
+        and the output have it. With "input" the output is an n-th of it. With "output"
+        the input is an n-th of it.
     prints_redop, prints_root : bool
-        Whether nccl-tests prints an operation by which values are reduced, and a rank that
-        differs from the others: its logs are recognized by these columns.
+        Whether nccl-tests prints the operation by which values are reduced, and the
+        rank that differs from the others. Logs are recognized by these columns.
     mpi_prints_a_part : bool
-        Whether OSU's and Intel's MPI benchmarks print the bytes that go from one rank to
-        one other, an n-th of the size, and not the size.
+        Whether the MPI benchmarks of OSU and Intel print the bytes from one rank to one
+        other rank, an n-th of the size, instead of the size.
     spellings : tuple of str
         Further names in traces and logs, in small letters without underscores.
     process_group_name : str
-        The name that PyTorch's process groups give it, as in a profile's "Collective name".
+        The name in process groups of PyTorch, as in the "Collective name" of a profile.
     graph_name : str
-        The name of its operator in PyTorch's graphs, below ``_c10d_functional``.
+        The name of the operator in graphs of PyTorch, below ``_c10d_functional``.
 
     Examples
     --------
-    Among 4 ranks, each link carries 1.5 bytes for a byte of an all-reduce. One of 1 MB that
-    takes 2 ms has a bus bandwidth of 750 MB/s:
+    Between 4 ranks, each link carries 1.5 bytes for each byte of an all-reduce. An
+    all-reduce of 1 MB that takes 2 ms has a bus bandwidth of 750 MB/s:
 
     >>> all_reduce = COLLECTIVES["all_reduce"]
     >>> all_reduce.steps(4), all_reduce.bus_factor(4)
@@ -60,7 +62,7 @@ class Collective:
     >>> float(all_reduce.busbw(4, n_bytes=1e6, seconds=2e-3))
     750000000.0
 
-    The size of an all-gather is that of the output; the input is a fourth of it:
+    The output of an all-gather has the size of the message, and the input a fourth:
 
     >>> all_gather = COLLECTIVES["all_gather"]
     >>> all_gather.input_parts(4), all_gather.output_parts(4)
@@ -80,45 +82,61 @@ class Collective:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return its names in traces and logs, in small letters without underscores."""
+        """Return the names in traces and logs, in small letters without underscores."""
         return (self.name.replace("_", ""), *self.spellings)
 
     def steps(self, ranks: int) -> int:
         """Return how many steps a ring of ``ranks`` takes, one after the other."""
-        return self.rounds * (ranks - 1) if self.rounds else 1
+        if not self.rounds:
+            return 1
+        return self.rounds * (ranks - 1)
 
     def pieces(self, ranks: int) -> int:
         """Return into how many pieces a message is cut on a ring of ``ranks``."""
         return ranks if self.divided else 1
 
     def pieces_sent(self, ranks: int) -> int:
-        """Return how many of these pieces each rank's link carries, each way."""
-        return self.steps(ranks) if self.divided else max(1, self.rounds)
+        """Return how many of these pieces the link of each rank carries, each way."""
+        if self.divided:
+            return self.steps(ranks)
+        return max(1, self.rounds)
 
     def bus_factor(self, ranks: int) -> float:
-        """Return the bytes that each rank's link carries each way, per byte of a message.
+        """Return the bytes on the link of each rank, each way, per byte of a message.
 
-        This is the factor between algorithm and bus bandwidth in nccl-tests.
+        In nccl-tests this is the factor between algorithm bandwidth and bus bandwidth.
         """
         return self.pieces_sent(ranks) / self.pieces(ranks)
 
     def wire_bytes(self, ranks: int, n_bytes: Any) -> Any:
-        """Return the bytes that each rank's link carries each way for ``n_bytes``."""
+        """Return the bytes on the link of each rank, each way, for ``n_bytes``."""
         return self.bus_factor(ranks) * n_bytes
 
     def busbw(self, ranks: Any, n_bytes: ArrayLike, seconds: ArrayLike) -> Any:
-        """Return the bus bandwidth in bytes/s of numbers or arrays (nccl-tests).
+        """Return the bus bandwidth in bytes/s, as nccl-tests defines it.
 
-        It can be compared with the link's rate, which it must not exceed.
+        The bus bandwidth can be compared with the rate of the link, which it cannot
+        exceed.
+
+        Parameters
+        ----------
+        ranks : int
+            Between how many ranks.
+        n_bytes, seconds : array_like
+            Sizes and times of messages, of shapes that broadcast.
+
+        Returns
+        -------
+        float or ndarray
         """
         return self.bus_factor(ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
     def input_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of a rank's input."""
+        """Return the size of a message over the size of the input of a rank."""
         return ranks if self.sized == "output" else 1
 
     def output_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of a rank's output."""
+        """Return the size of a message over the size of the output of a rank."""
         return ranks if self.sized == "input" else 1
 
 
@@ -154,7 +172,7 @@ COLLECTIVES = _by_name(
         graph_name="reduce_scatter_tensor",
     ),
 )
-"""Every collective that can be timed, fitted, predicted, exported and drawn, by its name."""
+"""Every collective that can be timed, fitted, predicted, exported and drawn."""
 
 ONLY_IN_LOGS = _by_name(
     Collective(name="alltoall", rounds=1, divided=True, mpi_prints_a_part=True),
@@ -184,17 +202,26 @@ ONLY_IN_LOGS = _by_name(
     Collective(
         name="reduce", rounds=1, divided=False, prints_redop=True, prints_root=True
     ),
-    # It reduces nothing, and yet an operation is printed.
+    # nccl-tests prints an operation for sendrecv, although nothing is reduced.
     Collective(name="sendrecv", rounds=0, divided=False, prints_redop=True),
 )
-"""Collectives that benchmarks time and whose logs are read, and that nothing else knows."""
+"""Collectives whose logs can be read, and for which there is nothing else."""
 
 STEPS = "steps:"
-"""Before an algorithm's name in a table: its steps were sent one by one, not by a library's collective."""
+"""The beginning of an algorithm's name whose steps were sent one by one.
+
+Without this the collective of a library was used.
+"""
 
 
 def find_collective(name: str) -> Collective:
-    """Return the collective of that name. Raises UserError unless it is in COLLECTIVES."""
+    """Return the collective of a name.
+
+    Raises
+    ------
+    UserError
+        If the name is not one of COLLECTIVES.
+    """
     if name not in COLLECTIVES:
         raise UserError(
             f"unknown collective {shown(name)}: use {' or '.join(COLLECTIVES)}"
@@ -205,7 +232,7 @@ def find_collective(name: str) -> Collective:
 def of_gradients(*, sparse: bool) -> str:
     """Return the name of the collective that exchanges gradients.
 
-    Dense ones are reduced. Of sparse ones each rank has selected other elements, so that
-    values and indices are gathered.
+    Dense gradients are reduced. Sparse gradients are gathered, values and indices,
+    because each rank has selected other elements.
     """
     return "all_gather" if sparse else "all_reduce"

@@ -1,4 +1,14 @@
-"""What one message costs: forms of the function bytes -> seconds, and draws that say how sure that is."""
+"""The cost of one message: a function from bytes to seconds, with draws of it.
+
+A form is a formula with a name and parameters. A cost is a form with values, and also
+states for which collective, how many workers and which algorithm it holds. Costs are
+written as JSON and read back.
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +26,10 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import KIB, MOST
 from ddlkit.core.workload import Floats
 
-MOST_WORKERS = 100_000  # more than any machine has GPUs
+MOST_WORKERS = 100_000
+"""The most workers of a cost: more than any machine has GPUs."""
+SMALL_BYTES = 4 * KIB
+"""The size up to which bytes count little beside the start-up, from 1 Gbit/s on."""
 REPLACED = {
     "curve": "chords",
     "density_log": "log",
@@ -27,64 +40,114 @@ REPLACED = {
     "sparse_gather": "the cost of its all_gather, with --density and --selection",
     "stepped": "table, or alpha_beta of a ring",
 }
-"""Forms and variants that are no more, to what replaces them."""
+"""Forms and variants of earlier versions, and what replaces each of them."""
+
+
+# -- forms, and how they are written -----------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Form(ABC):
-    """A formula with a name and parameters, numbers or vectors; keyword-only fields say what it holds for."""
+    """A formula with a name and parameters.
+
+    The fields of a subclass are its parameters, numbers or vectors, whose names contain
+    their units. Keyword-only fields state for which messages a cost holds.
+
+    Attributes
+    ----------
+    form : str
+        The name, which is a class variable.
+
+    Raises
+    ------
+    UserError
+        If a parameter is not a finite number, or a vector of them.
+    """
 
     form: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, kind in parameters(type(self)).items():
+        for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
-            if kind == "float":
-                number = isinstance(value, (int, float, np.number)) and not isinstance(
-                    value, bool
-                )
-                right = number and abs(value) <= MOST
+            if annotation == "float":
+                # True and False are integers to Python, and not numbers to us.
+                is_number = isinstance(value, (int, float, np.number))
+                is_number = is_number and not isinstance(value, bool)
+                valid = is_number and abs(value) <= MOST
             else:
                 value = np.array(value, dtype=float)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
-                right = bool(np.all(np.abs(value) <= MOST))
-            if not right:
+                valid = bool(np.all(np.abs(value) <= MOST))
+            if not valid:
                 self.check(
                     False,
                     f"{name} is {shown(value)}: must be a finite number up to {MOST:g}",
                 )
 
     def check(self, right: Any, what: str) -> None:
-        """Raise a UserError that says ``what`` must be, unless that is right."""
+        """Raise a UserError that says what must be, unless it is so.
+
+        Parameters
+        ----------
+        right : bool
+            Whether a condition is met.
+        what : str
+            The condition in words.
+        """
         if not right:
             raise UserError(f"{self.form} cost: {what}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return, JSON-ready, ``form``, its unit-named parameters, and what it holds for."""
-        values = {name: getattr(self, name) for name in described(type(self))}
-        plain = {
-            k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()
-        }
-        return {"form": self.form, **{k: v for k, v in plain.items() if v is not None}}
+        """Return the name of the form and its fields as JSON-ready values.
 
-
-def described(kind: type[Form]) -> tuple[str, ...]:
-    """Return the names of the fields that a form's JSON description has."""
-    return tuple(f.name for f in fields(kind) if f.name != "samples")
+        Fields that are None are left out. `from_dict` reads the result.
+        """
+        described_as: dict[str, Any] = {"form": self.form}
+        for name in described(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray):
+                value = value.tolist()
+            if value is not None:
+                described_as[name] = value
+        return described_as
 
 
 F = TypeVar("F", bound=Form)
 
 
+def described(kind: type[Form]) -> tuple[str, ...]:
+    """Return the names of the fields that a form's JSON description has."""
+    return tuple(column.name for column in fields(kind) if column.name != "samples")
+
+
 @cache
 def parameters(kind: type[Form]) -> dict[str, Any]:
-    """Return a form's parameters and what each is annotated as, without what it holds for."""
-    return {f.name: f.type for f in fields(kind) if not f.kw_only}
+    """Return the annotation of each parameter of a form, by its name."""
+    return {column.name: column.type for column in fields(kind) if not column.kw_only}
 
 
 def checked_form(name: Any, forms: Collection[str]) -> str:
-    """Return ``name``. Raises UserError unless it is one of ``forms``, naming what replaces one that went."""
+    """Return the name of a form if it is known.
+
+    Parameters
+    ----------
+    name : str
+        The name, or any other value that a file has in its place.
+    forms : collection of str
+        All names that are known.
+
+    Returns
+    -------
+    str
+        The name.
+
+    Raises
+    ------
+    UserError
+        If the name is not one of ``forms``. For a form of an earlier version the error
+        says what replaces it.
+    """
     if isinstance(name, str) and name in REPLACED:
         raise UserError(
             f"cost form {name!r} is no more: use {REPLACED[name]}, and fit again"
@@ -97,40 +160,88 @@ def checked_form(name: Any, forms: Collection[str]) -> str:
 
 
 def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
-    """Return the cost that ``to_dict`` described, without its "fit"; raises UserError for anything else."""
-    form = description.get("form") if isinstance(description, dict) else description
-    kind = forms[checked_form(form, forms)]
-    given = set(description) - {"form", "fit"}
-    wrong = given - {*described(kind)}, {*parameters(kind)} - given
-    if any(wrong):
-        unknown, missing = (", ".join(sorted(names)) or "none" for names in wrong)
+    """Return the cost that `Form.to_dict` described.
+
+    Parameters
+    ----------
+    description : dict
+        The description. Its entry "fit" is ignored.
+    forms : mapping of str to type
+        The class of each form.
+
+    Returns
+    -------
+    Form
+
+    Raises
+    ------
+    UserError
+        If this is not the description of a cost.
+    """
+    name = description.get("form") if isinstance(description, dict) else description
+    kind = forms[checked_form(name, forms)]
+    names = set(description) - {"form", "fit"}
+    unknown = names - set(described(kind))
+    missing = set(parameters(kind)) - names
+    if unknown or missing:
         raise UserError(
-            f"{kind.form} cost: unknown parameters: {unknown}; missing: {missing}"
+            f"{kind.form} cost: "
+            f"unknown parameters: {', '.join(sorted(unknown)) or 'none'}; "
+            f"missing: {', '.join(sorted(missing)) or 'none'}"
         )
     try:
-        return kind(**{name: description[name] for name in given})
+        return kind(**{name: description[name] for name in names})
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{kind.form} cost: {error}") from error
 
 
+# -- costs of messages -------------------------------------------------------------
+
+
 class Samples(NamedTuple):
-    """Of how many messages in a row, (s,), each measured time of so many bytes, (s,), is the mean."""
+    """Of how many messages in a row each measured time is the mean.
+
+    Attributes
+    ----------
+    bytes : ndarray, shape (s,)
+        Sizes, increasing.
+    messages : ndarray, shape (s,)
+        The number of messages in a row at each size.
+    """
 
     bytes: Floats
     messages: Floats
 
 
 FORMS: dict[str, type[MessageCost]] = {}
-"""Every form of a message cost by its name; a class enters it when it is defined."""
+"""Every form of a message cost by its name. A class enters when it is defined."""
 
 
 @dataclass(frozen=True, eq=False)
 class MessageCost(Form):
-    """The time of one collective as a function of its size; call it on a number or an array.
+    """The time of one collective as a function of its size.
 
-    workers : ranks it was measured with, None if unknown; algorithm : as "ring", None when not known
-    samples : how it was measured; None: message by message
+    A cost is called with sizes in bytes.
 
+    Parameters
+    ----------
+    collective : str, optional
+        The name of the collective.
+    workers : int, optional
+        Between how many ranks the cost holds, None if that is not known.
+    algorithm : str, optional
+        How the collective is carried out, as "ring", None if that is not known.
+    samples : Samples, optional
+        Of how many messages in a row each measured time was the mean, by size. By
+        default every message was measured alone.
+
+    Raises
+    ------
+    UserError
+        If a field has a value that makes no sense.
+
+    Examples
+    --------
     >>> AlphaBeta(alpha_s=0.5, beta_s_per_byte=1e-6)(4_000_000)
     4.5
     """
@@ -147,53 +258,80 @@ class MessageCost(Form):
     def __post_init__(self) -> None:
         super().__post_init__()
         workers = self.workers
-        whole = isinstance(workers, (int, np.integer)) and not isinstance(workers, bool)
-        what = f"workers is {shown(workers)}: must be a whole number from 1 to {MOST_WORKERS}"
-        self.check(workers is None or (whole and 1 <= workers <= MOST_WORKERS), what)
-        for name, value in (
-            ("collective", self.collective),
-            ("algorithm", self.algorithm or ""),
-        ):
+        is_whole = isinstance(workers, (int, np.integer)) and not isinstance(
+            workers, bool
+        )
+        self.check(
+            workers is None or (is_whole and 1 <= workers <= MOST_WORKERS),
+            f"workers is {shown(workers)}: must be a whole number "
+            f"from 1 to {MOST_WORKERS}",
+        )
+        names = (("collective", self.collective), ("algorithm", self.algorithm or ""))
+        for name, value in names:
             self.check(
                 isinstance(value, str), f"{name} is {shown(value)}: must be a name"
             )
 
     def __call__(self, n_bytes: ArrayLike) -> Any:
-        """Return seconds for messages of ``n_bytes`` (any shape); a scalar gives a float."""
-        if isinstance(
-            n_bytes, (int, float)
-        ):  # an array of one number takes three times as long
+        """Return the time of messages.
+
+        Parameters
+        ----------
+        n_bytes : array_like
+            Sizes of any shape.
+
+        Returns
+        -------
+        float or ndarray
+            Seconds, a float for a single size.
+        """
+        # A number is by far the most frequent argument. An array of it would take three
+        # times as long.
+        if isinstance(n_bytes, (int, float)):
             return float(self._seconds(np.float64(n_bytes)))
         sizes = np.asarray(n_bytes, dtype=float)
         seconds = self._seconds(sizes)
         return float(seconds) if sizes.ndim == 0 else seconds
 
     @abstractmethod
-    def _seconds(self, sizes: Any) -> Any: ...
-
-    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of each of the collectives that a message of ``n_bytes`` (any shape) is."""
-        return self.sent_bytes(n_bytes)
+    def _seconds(self, sizes: Any) -> Any:
+        """Return seconds for sizes, a NumPy number or an array of any shape."""
 
     @property
     def selects(self) -> bool:
-        """Return whether making a message takes compute time, which delays what is computed next."""
+        """Return whether gradients are selected first, which takes compute time."""
         return getattr(self, "selecting", None) is not None
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
-        """Return seconds of the compute stream to make messages of ``n_bytes`` (any shape): none."""
+        """Return the compute time of selection in seconds, which is none here."""
         return np.zeros(np.shape(n_bytes))
 
     def sent_bytes(self, n_bytes: ArrayLike) -> Floats:
-        """Return the size of all collectives together that a message of ``n_bytes`` (any shape) is."""
+        """Return the size of all collectives together that a message consists of.
+
+        Both sizes are in bytes, and of one shape.
+        """
         return np.asarray(n_bytes, dtype=float)
 
+    def collective_bytes(self, n_bytes: ArrayLike) -> Floats:
+        """Return the size of each of the collectives that a message consists of.
+
+        Both sizes are in bytes, and of one shape.
+        """
+        return self.sent_bytes(n_bytes)
+
     def startup_s(self) -> float:
-        """Return what a message takes, however few its bytes; below zero for some fitted lines."""
+        """Return the time of a message of one byte, in seconds.
+
+        For some fitted lines this is negative.
+        """
         return float(self(1.0))
 
     def messages_per_sample(self, n_bytes: ArrayLike) -> Floats:
-        """Return of how many messages in a row the time of ``n_bytes`` (any shape) is the mean."""
+        """Return of how many messages in a row a measured time is the mean.
+
+        ``n_bytes`` are sizes of any shape, and the result has this shape.
+        """
         sent_bytes = self.sent_bytes(n_bytes)
         if not self.samples:
             return np.ones_like(sent_bytes)
@@ -201,10 +339,35 @@ class MessageCost(Form):
         return np.interp(np.log(sent_bytes), np.log(sizes), messages)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return the same ring's cost among ``workers``: for its steps and its links' bytes.
+        """Return the cost of the same ring between another number of workers.
 
-        An all-reduce has 2(n-1) steps of latency, and each link carries 2(n-1)/n of its
-        bytes. Raises UserError for other forms than `AlphaBeta`, and for unknown collectives.
+        Parameters
+        ----------
+        workers : int
+            The other number, at least 2.
+
+        Returns
+        -------
+        MessageCost
+
+        Raises
+        ------
+        UserError
+            If the cost is not an `AlphaBeta` with the algorithm "ring" and its workers,
+            or if the collective is unknown.
+
+        Notes
+        -----
+        The start-up grows with the steps of the ring, and the time of a byte with the
+        bytes that each link carries. An all-reduce between n workers has 2(n-1) steps,
+        and each link carries 2(n-1)/n of the bytes.
+
+        Examples
+        --------
+        >>> two = AlphaBeta(2.0, 0.5, workers=2, algorithm="ring")
+        >>> four = two.at_workers(4)
+        >>> four.alpha_s, four.beta_s_per_byte
+        (6.0, 0.75)
         """
         if (
             not isinstance(self, AlphaBeta)
@@ -212,23 +375,34 @@ class MessageCost(Form):
             or not self.workers
         ):
             raise UserError(
-                "an alpha_beta cost can be taken to another number of workers only if it names "
-                "algorithm 'ring' and its workers; no other form can"
+                "an alpha_beta cost can be taken to another number of workers only if "
+                "it names algorithm 'ring' and its workers; no other form can"
             )
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
-        steps = ring.steps(workers) / ring.steps(self.workers)
-        sent = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
-        slope = self.beta_s_per_byte * sent
-        slope = slope * ring.pieces(self.workers) / ring.pieces(workers)
+        steps_ratio = ring.steps(workers) / ring.steps(self.workers)
+        sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
+        beta = self.beta_s_per_byte * sent_ratio
+        beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
         return replace(
-            self, alpha_s=self.alpha_s * steps, beta_s_per_byte=slope, workers=workers
+            self,
+            alpha_s=self.alpha_s * steps_ratio,
+            beta_s_per_byte=beta,
+            workers=workers,
         )
 
 
 @dataclass(frozen=True, eq=False)
 class AlphaBeta(MessageCost):
-    """t = alpha + beta * bytes: a start-up time and a time per byte."""
+    """A straight line: t = alpha + beta * bytes.
+
+    Parameters
+    ----------
+    alpha_s : float
+        The start-up time in seconds.
+    beta_s_per_byte : float
+        The time of a byte in seconds.
+    """
 
     form: ClassVar[str] = "alpha_beta"
     alpha_s: float
@@ -238,12 +412,32 @@ class AlphaBeta(MessageCost):
         return self.alpha_s + self.beta_s_per_byte * sizes
 
 
-SMALL = 4 * KIB  # up to which bytes count little beside the start-up, from 1 Gbit/s on
-
-
 @dataclass(frozen=True, eq=False)
 class Table(MessageCost):
-    """Measured times, interpolated in log-log; below the first size its time, above the last slope."""
+    """Measured times, interpolated in the logarithms of size and time.
+
+    Below the first size its time is taken. Beyond the last one the time grows with the
+    last slope, but never falls.
+
+    Parameters
+    ----------
+    bytes : ndarray, shape (k,)
+        At least two sizes, increasing.
+    seconds : ndarray, shape (k,)
+        The time at each size.
+
+    Raises
+    ------
+    UserError
+        If sizes do not increase from above zero, if a time is not above zero, or if
+        lengths differ.
+
+    Examples
+    --------
+    >>> table = Table(bytes=np.array([1e3, 1e5]), seconds=np.array([0.1, 10.0]))
+    >>> round(table(1e4), 6)
+    1.0
+    """
 
     form: ClassVar[str] = "table"
     bytes: Floats
@@ -251,48 +445,85 @@ class Table(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes, seconds = np.atleast_1d(self.bytes), np.atleast_1d(self.seconds)
-        alike = sizes.ndim == 1 and sizes.shape == seconds.shape
-        self.check(alike, "bytes and seconds must be lists of equal length, all finite")
-        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
-        self.check(rising, "bytes must be at least 2 sizes, above zero and increasing")
+        sizes = np.atleast_1d(self.bytes)
+        seconds = np.atleast_1d(self.seconds)
+        self.check(
+            sizes.ndim == 1 and sizes.shape == seconds.shape,
+            "bytes and seconds must be lists of equal length, all finite",
+        )
+        self.check(
+            sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0),
+            "bytes must be at least 2 sizes, above zero and increasing",
+        )
         self.check(np.all(seconds > 0), "every time in seconds must be above zero")
 
     @cached_property
     def _logs(self) -> tuple[Floats, Floats]:
-        """Return logarithms of bytes and of seconds."""
+        """Return the logarithms of bytes and of seconds."""
         return np.log(self.bytes), np.log(self.seconds)
 
     def _seconds(self, sizes: Floats) -> Floats:
-        x, y = self._logs
-        inside = np.exp(np.interp(np.log(np.maximum(sizes, self.bytes[0])), x, y))
-        slope = (self.seconds[-1] - self.seconds[-2]) / (
+        log_bytes, log_seconds = self._logs
+        # Below the first size its time is taken, so that no logarithm of 0 is needed.
+        inside_log = np.log(np.maximum(sizes, self.bytes[0]))
+        inside_s = np.exp(np.interp(inside_log, log_bytes, log_seconds))
+        last_s_per_byte = (self.seconds[-1] - self.seconds[-2]) / (
             self.bytes[-1] - self.bytes[-2]
         )
-        return inside + max(slope, 0.0) * np.maximum(sizes - self.bytes[-1], 0.0)
+        beyond_bytes = np.maximum(sizes - self.bytes[-1], 0.0)
+        return inside_s + max(last_s_per_byte, 0.0) * beyond_bytes
 
     def startup_s(self) -> float:
-        """Return the first size's time where that is SMALL, else what a line leaves to no bytes."""
-        if self.bytes[0] <= SMALL:
+        """Return the start-up time of a message, in seconds.
+
+        This is the time of the first size if that has up to SMALL_BYTES, and else what
+        a line through the first two sizes leaves for no bytes.
+        """
+        if self.bytes[0] <= SMALL_BYTES:
             return super().startup_s()
-        slope = (self.seconds[1] - self.seconds[0]) / (self.bytes[1] - self.bytes[0])
-        return float(max(0.0, self.seconds[0] - max(slope, 0.0) * self.bytes[0]))
+        first_s_per_byte = (self.seconds[1] - self.seconds[0]) / (
+            self.bytes[1] - self.bytes[0]
+        )
+        startup_s = self.seconds[0] - max(first_s_per_byte, 0.0) * self.bytes[0]
+        return float(max(0.0, startup_s))
 
 
 @dataclass(frozen=True, eq=False)
 class Chords(Table):
-    """A table whose times are straight in the size from one size to the next, not in logarithms."""
+    """Measured times, interpolated in the size itself and not in logarithms.
+
+    Everything else is as of `Table`.
+
+    Examples
+    --------
+    >>> Chords(bytes=np.array([1.0, 3.0]), seconds=np.array([10.0, 20.0]))(2)
+    15.0
+    """
 
     form: ClassVar[str] = "chords"
 
     def _seconds(self, sizes: Floats) -> Floats:
-        inside = np.interp(sizes, self.bytes, self.seconds)
-        return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside)
+        inside_s = np.interp(sizes, self.bytes, self.seconds)
+        return np.where(sizes > self.bytes[-1], super()._seconds(sizes), inside_s)
 
 
 @dataclass(frozen=True, eq=False)
 class Piecewise(MessageCost):
-    """Logarithmic below a threshold, linear from it on (osf Eq 18: D_Thresh, a1, b1, a2, b2, in order)."""
+    """Logarithmic in the size below a threshold, and linear from there on (osf Eq 18).
+
+    The fields are D_Thresh, a1, b1, a2 and b2 of the paper, in this order:
+
+        t = a1 log2(bytes) + b1    below D_Thresh
+        t = a2 bytes + b2          from D_Thresh on
+
+    Parameters
+    ----------
+    threshold_bytes : float
+    log_slope_s : float
+    log_intercept_s : float
+    slope_s_per_byte : float
+    intercept_s : float
+    """
 
     form: ClassVar[str] = "piecewise"
     threshold_bytes: float
@@ -302,16 +533,30 @@ class Piecewise(MessageCost):
     intercept_s: float
 
     def _seconds(self, sizes: Floats) -> Floats:
-        small_s = (
-            self.log_slope_s * np.log2(np.maximum(sizes, 1.0)) + self.log_intercept_s
-        )
+        log2_bytes = np.log2(np.maximum(sizes, 1.0))
+        small_s = self.log_slope_s * log2_bytes + self.log_intercept_s
         large_s = self.slope_s_per_byte * sizes + self.intercept_s
         return np.where(sizes < self.threshold_bytes, small_s, large_s)
 
 
 @dataclass(frozen=True, eq=False)
 class Segments(MessageCost):
-    """Several linear pieces (k,), of which breaks_bytes are the first sizes (k-1,) of all but the first."""
+    """Several straight pieces, which need not join.
+
+    Parameters
+    ----------
+    breaks_bytes : ndarray, shape (k-1,)
+        The first size of each piece but the first one, increasing.
+    alpha_s : ndarray, shape (k,)
+        The start-up time of each piece, in seconds.
+    beta_s_per_byte : ndarray, shape (k,)
+        The time of a byte in each piece, in seconds.
+
+    Raises
+    ------
+    UserError
+        If the numbers of values do not fit, or if breaks do not increase.
+    """
 
     form: ClassVar[str] = "segments"
     breaks_bytes: Floats
@@ -320,36 +565,57 @@ class Segments(MessageCost):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        breaks, alpha_s, beta = map(
-            np.atleast_1d, (getattr(self, n) for n in parameters(Segments))
+        breaks = np.atleast_1d(self.breaks_bytes)
+        alpha_s = np.atleast_1d(self.alpha_s)
+        beta = np.atleast_1d(self.beta_s_per_byte)
+        fits_together = alpha_s.shape == beta.shape == (breaks.size + 1,)
+        self.check(
+            fits_together and np.all(np.diff(breaks) > 0),
+            "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte",
         )
-        fitting = alpha_s.shape == beta.shape == (breaks.size + 1,)
-        what = (
-            "k pieces need k-1 increasing breaks_bytes, k alpha_s and beta_s_per_byte"
-        )
-        self.check(fitting and np.all(np.diff(breaks) > 0), what)
 
     def _seconds(self, sizes: Floats) -> Floats:
         piece = np.searchsorted(self.breaks_bytes, sizes, side="right")
         return self.alpha_s[piece] + self.beta_s_per_byte[piece] * sizes
 
 
-# -- draws: how sure a cost is -------------------------------------------------------------------
+# -- draws: how sure a cost is -----------------------------------------------------
 
-DRAWS, MOST_DRAWS = 200, 10_000  # of a cost: as ddlkit fit writes them, and at most
+DRAWS = 200
+"""How many draws of a cost ``ddlkit fit`` writes."""
+MOST_DRAWS = 10_000
+"""The most draws of a cost that are read from a file."""
 AROUND = 10
-"""So many errors count in the mean around a size: so the half-width of 95% of the draws is below three times
-the error in the median of fourteen dense tables (rules vidur-*), and 87% of their rows lie in it."""
+"""How many errors count in the mean error near a size.
+
+With this number the half-width of 95% of the draws is below three times the error, as a
+median over fourteen dense tables (rules vidur-*), and 87% of their rows lie in the
+interval.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut(Form):
-    """How far a form is off near each size, learned from sizes that were held out of its fit.
+    """How far a cost is off near each size, as errors at held-out sizes show.
 
-    at_bytes : (k,) sizes, increasing, from the first to the last that the cost was fitted to
-    log_errors : (k,) mean size of the logarithm of measured over predicted near each; of a table over the
-        `gap` there to the power ``apart``, 0: gaps do not matter
-    below, above : what that grows by, for a size e times smaller, or larger, than all of them
+    Parameters
+    ----------
+    at_bytes : ndarray, shape (k,)
+        Sizes, increasing, from the first to the last one of the fit.
+    log_errors : ndarray, shape (k,)
+        The mean absolute logarithm of measured over predicted near each size. For a
+        table this is divided by the `gap` there to the power ``apart``.
+    below, above : float
+        How much the error grows for a size e times smaller than all of these, or
+        larger.
+    apart : float
+        The power of the gap with which errors of a table grow. 0: gaps do not matter.
+
+    Raises
+    ------
+    UserError
+        If sizes do not increase, if there is not one error for each, or if an error is
+        negative.
     """
 
     form: ClassVar[str] = "held_out"
@@ -361,92 +627,173 @@ class HeldOut(Form):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sizes, errors = np.atleast_1d(self.at_bytes), np.atleast_1d(self.log_errors)
-        rising = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
+        sizes = np.atleast_1d(self.at_bytes)
+        errors = np.atleast_1d(self.log_errors)
+        increase = sizes.size >= 2 and np.all(np.diff(sizes, prepend=0.0) > 0)
         self.check(
-            rising and sizes.shape == errors.shape,
-            "at_bytes must increase, an error each",
+            increase and sizes.shape == errors.shape,
+            "at_bytes must increase, and there must be an error for each size",
         )
         least = min(errors.min(), self.below, self.above, self.apart)
         self.check(least >= 0, "errors must not be below zero")
 
     def log_error(self, sizes: ArrayLike, cost: MessageCost) -> Floats:
-        """Return the mean size of the logarithm of measured over predicted at sizes (any shape)."""
-        at, fitted = np.log(np.maximum(sizes, 1.0)), np.log(self.at_bytes)
+        """Return the mean absolute logarithm of measured over predicted at given sizes.
+
+        Parameters
+        ----------
+        sizes : array_like
+            Sizes of any shape, in bytes.
+        cost : MessageCost
+            The fitted cost. The sizes of a table decide how wide the gaps are.
+
+        Returns
+        -------
+        ndarray
+            In the shape of ``sizes``.
+        """
+        at = np.log(np.maximum(sizes, 1.0))
+        fitted = np.log(self.at_bytes)
         inside = np.interp(at, fitted, self.log_errors)
         if self.apart and isinstance(cost, Table):
             inside = inside * gap(cost.bytes, sizes) ** self.apart
-        below, above = np.maximum(fitted[0] - at, 0.0), np.maximum(at - fitted[-1], 0.0)
-        return np.asarray(inside + self.below * below + self.above * above)
+        far_below = np.maximum(fitted[0] - at, 0.0)
+        far_above = np.maximum(at - fitted[-1], 0.0)
+        return np.asarray(inside + self.below * far_below + self.above * far_above)
 
     def draws(self, cost: MessageCost, count: int) -> tuple[MessageCost, ...]:
-        """Return ``count`` costs, too fast and too slow in turn by evenly spaced quantiles of the error.
+        """Return draws of a cost, by evenly spaced quantiles of its error.
 
-        Errors follow an exponential law, whose mean AROUND others tell: the share (1 + x / AROUND) ** -AROUND
-        of new ones, over that mean, is beyond x.
+        The draws are too fast and too slow in turn.
+
+        Parameters
+        ----------
+        cost : MessageCost
+            The fitted cost.
+        count : int
+            How many draws.
+
+        Returns
+        -------
+        tuple of MessageCost
+            The draws.
+
+        Notes
+        -----
+        Errors are taken to follow an exponential distribution, whose mean is estimated
+        from AROUND errors. The ratio x of a new error to this mean then exceeds a value
+        with probability
+
+            (1 + x / AROUND) ** -AROUND.
         """
-        shares = (np.arange(count) // 2 + 0.5) / max((count + 1) // 2, 1)
-        sizes = AROUND * np.expm1(-np.log1p(-shares) / AROUND)
-        times = np.where(np.arange(count) % 2, sizes, -sizes)
+        turn = np.arange(count)
+        quantiles = (turn // 2 + 0.5) / max((count + 1) // 2, 1)
+        # The inverse of the distribution above.
+        ratios = AROUND * np.expm1(-np.log1p(-quantiles) / AROUND)
+        signed = np.where(turn % 2, ratios, -ratios)
         return tuple(
             _Off(
                 cost,
                 self,
-                float(factor),
+                float(ratio),
                 collective=cost.collective,
                 workers=cost.workers,
                 algorithm=cost.algorithm,
                 samples=cost.samples,
             )
-            for factor in times
+            for ratio in signed
         )
 
 
 @dataclass(frozen=True, eq=False)
 class _Off(MessageCost, described=False):
-    """Another cost that is off by so many ``times`` the error of sizes held out of its fit: a draw."""
+    """A draw: another cost that is off by a multiple of the error at held-out sizes."""
 
     form: ClassVar[str] = "drawn"
     cost: MessageCost
     held_out: HeldOut
-    times: float
+    ratio: float
 
-    def __post_init__(self) -> None:  # nothing to check: all of it comes from a cost
-        pass
+    def __post_init__(self) -> None:
+        """Check nothing, since all fields come from a cost that was checked."""
 
     def _seconds(self, sizes: Floats) -> Floats:
-        off = self.times * self.held_out.log_error(sizes, self.cost)
-        return np.asarray(self.cost(sizes) * np.exp(off))
+        log_error = self.ratio * self.held_out.log_error(sizes, self.cost)
+        return np.asarray(self.cost(sizes) * np.exp(log_error))
 
     def startup_s(self) -> float:
-        """Return that of the other cost: far below the fitted sizes the error is large, not the software."""
-        log_error = self.held_out.log_error(self.held_out.at_bytes[0], self.cost)
-        return self.cost.startup_s() * float(np.exp(self.times * log_error))
+        """Return the start-up time, off by the error at the first fitted size.
+
+        Far below the fitted sizes the error is large because nothing was measured
+        there. The software does not take longer for that.
+        """
+        first_bytes = self.held_out.at_bytes[0]
+        log_error = self.held_out.log_error(first_bytes, self.cost)
+        return self.cost.startup_s() * float(np.exp(self.ratio * log_error))
 
 
 def gap(measured: Floats, sizes: ArrayLike) -> Floats:
-    """Return the logarithm of how many times apart the two of ``measured`` (k,) next to each size lie."""
-    behind = np.clip(np.searchsorted(measured, sizes), 1, measured.size - 1)
-    return np.asarray(np.log(measured[behind] / measured[behind - 1]))
+    """Return how far apart the two measured sizes lie between which a size falls.
+
+    Parameters
+    ----------
+    measured : ndarray, shape (k,)
+        Measured sizes, increasing.
+    sizes : array_like
+        Sizes of any shape. Outside all measured sizes the two nearest ones are taken.
+
+    Returns
+    -------
+    ndarray
+        The logarithm of the ratio of the two, in the shape of ``sizes``.
+
+    Examples
+    --------
+    >>> gap(np.array([1.0, 2.0, 16.0]), [1.5, 3.0]).round(3).tolist()
+    [0.693, 2.079]
+    """
+    following = np.searchsorted(measured, sizes)
+    following = np.clip(following, 1, measured.size - 1)
+    return np.asarray(np.log(measured[following] / measured[following - 1]))
 
 
 def costs_from_dict(
     description: dict[str, Any],
 ) -> tuple[MessageCost, list[MessageCost]]:
-    """Return the cost, and the draws that came with it (none for a cost written by hand)."""
-    cost, fitted = from_dict(description, FORMS), description.get("fit", {})
-    if not isinstance(fitted, dict):
+    """Return the cost that ``ddlkit fit`` wrote, and its draws.
+
+    Parameters
+    ----------
+    description : dict
+        A cost as `ddlkit.core.fit.Fit.to_dict` describes it, or as written by hand.
+
+    Returns
+    -------
+    cost : MessageCost
+    draws : list of MessageCost
+        Up to MOST_DRAWS draws, none for a cost that was written by hand.
+
+    Raises
+    ------
+    UserError
+        If the cost or its draws cannot be read.
+    """
+    cost = from_dict(description, FORMS)
+    summary = description.get("fit", {})
+    if not isinstance(summary, dict):
         raise UserError(
-            f"the cost's fit is {shown(fitted)}: write what ddlkit fit does, or none"
+            f"the cost's fit is {shown(summary)}: write what ddlkit fit does, or none"
         )
-    held_out, draws = fitted.get("held_out"), fitted.get("draws", [])
     try:
-        if held_out:
-            errors = {k: v for k, v in held_out.items() if k != "draws"}
-            count = min(int(held_out.get("draws", DRAWS)), MOST_DRAWS)
-            drawn = from_dict({"form": HeldOut.form} | errors, {HeldOut.form: HeldOut})
-            return cost, [*drawn.draws(cost, count)]
+        if summary.get("held_out"):
+            errors = {**summary["held_out"]}
+            count = min(int(errors.pop("draws", DRAWS)), MOST_DRAWS)
+            described_as = {"form": HeldOut.form} | errors
+            held_out = from_dict(described_as, {HeldOut.form: HeldOut})
+            return cost, [*held_out.draws(cost, count)]
+        draws = summary.get("draws", [])
         return cost, [replace(cost, **draw) for draw in draws[:MOST_DRAWS]]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
-        problem = "the cost's draws are not what ddlkit fit writes: fit again"
-        raise UserError(f"{problem}: {error}") from error
+        raise UserError(
+            f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
+        ) from error

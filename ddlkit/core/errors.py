@@ -1,46 +1,92 @@
-"""What a user should know: the one exception that a mistake raises, and findings in a file."""
+"""The one exception that a mistake of the user raises, and findings in a file."""
 
 from __future__ import annotations
 
 import reprlib
 from typing import NamedTuple
 
-MOST_CHARACTERS = 900  # of a line that says what is wrong: a person reads no more
+MOST_CHARACTERS = 900
+"""The most characters of an error: nobody reads more."""
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: one printable line that says what, where and what to do."""
+    """A mistake that the user can mend.
+
+    The text is one printable line that says what is wrong, where, and what to do.
+
+    Examples
+    --------
+    >>> print(UserError("mine.csv, line 3: bytes is -1: must be above zero"))
+    mine.csv, line 3: bytes is -1: must be above zero
+    """
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Return the text, what cannot be printed escaped, without its middle if longer than ``most``.
+    r"""Return a text as one printable line that is not too long.
 
-    >>> one_line("two\\nlines")
-    'two\\\\nlines'
+    Parameters
+    ----------
+    text : str
+        Any text.
+    most : int, optional
+        The most characters of a text that is kept whole. From a longer one the middle
+        is left out.
+
+    Returns
+    -------
+    str
+        The text, in which characters that cannot be printed are escaped.
+
+    Examples
+    --------
+    >>> one_line("two\nlines")
+    'two\\nlines'
+    >>> one_line("a" * 100, most=12)
+    'aaaaaaaa ... (100 characters) ... aaa'
     """
-    head, tail = 2 * most // 3, most // 4  # the rest is for what is said of the middle
-    kept = (text,) if len(text) <= most else (text[:head], text[-tail:])
+    # The rest of the line is for the note about what is left out.
+    n_head = 2 * most // 3
+    n_tail = most // 4
     hidden = {letter for letter in text if not letter.isprintable()}
     escapes = {
         ord(letter): letter.encode("unicode_escape").decode() for letter in hidden
     }
-    escaped = [part.translate(escapes) for part in kept]
-    if len(escaped) == 1 and len(escaped[0]) <= most:
-        return escaped[0]
-    return f"{escaped[0][:head]} ... ({len(text)} characters) ... {escaped[-1][-tail:]}"
+    if len(text) <= most:
+        head = tail = text.translate(escapes)
+        if len(head) <= most:
+            return head
+    else:
+        # Only the ends are escaped, because a text can be much longer than what is kept
+        # of it.
+        head = text[:n_head].translate(escapes)
+        tail = text[-n_tail:].translate(escapes)
+    return f"{head[:n_head]} ... ({len(text)} characters) ... {tail[-n_tail:]}"
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 40
+_SHORT.maxlevel = 3
+_SHORT.maxstring = 60
+_SHORT.maxother = 60
+_SHORT.maxlong = 40
 shown = _SHORT.repr
-"""A value as an error shows it: short, whatever it is."""
+"""Return a value as an error shows it, which is short for any value."""
 
 
 class Finding(NamedTuple):
-    """What the user of a file should know beside its numbers: of what kind, on which layers, the facts."""
+    """Something that the user of a file should know, apart from its numbers.
+
+    Attributes
+    ----------
+    what : str
+        The kind of finding.
+    layers : tuple of str
+        The layers that the finding is about.
+    text : str
+        The facts, in words.
+    """
 
     what: str
     layers: tuple[str, ...]

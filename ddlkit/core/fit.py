@@ -1,4 +1,11 @@
-"""Fit costs to measured times by size; held-out errors say how sure that is, and which form to take."""
+"""Fit costs to measured times, with intervals, and choose a form by held-out errors.
+
+Repeats of a size show how times scatter, but not whether the form of a cost follows
+them. A size that is held out of a fit shows both: how far the cost that is fitted to
+all other sizes is off there. Where sizes are measured often enough, the draws of a fit
+are costs that are fitted to bootstrap samples. Where they are not, the draws are off by
+errors like those of held-out sizes.
+"""
 
 from __future__ import annotations
 
@@ -31,79 +38,182 @@ from ddlkit.core.workload import Floats
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
-MOST_ROWS, MOST_SIZES = (
-    100_000,
-    2_000,
-)  # 200 resamples of all rows are in memory at once
-ENOUGH_REPEATS = (
-    4  # of messages measured more rarely, resamples of a size hardly differ
-)
-MOST_LEFT_OUT = (
-    24  # so many sizes, evenly spaced, are held out in turn to see how a form then does
-)
-AUTO = "auto"
-"""In place of a form's name: whichever of these does best at sizes held out."""
-SIMPLE_FIRST = tuple(kind.form for kind in METHODS if issubclass(kind, MessageCost))
-AS_GOOD, NEGLIGIBLE = 1.1, 1e-6
-"""Forms whose error is at most so many times the least, or more by rounding, are as good: simplest first."""
-THROUGH_ALL = (Chords.form, Table.form)
-"""Forms that only neighbours decide, which are twice as far where a size is held out: the error there is once
-what it will be if times scatter, and four times if they bend."""
-COUNTS, APART = 0.25, 2.0
-"""What AUTO makes of errors of THROUGH_ALL: that times bend, as seven dense tables (`tuned` of rules vidur-*)
-and twelve logs do. And the power with which those errors grow with the `gap` around a message."""
-FAR = 4.0  # so many times beyond the sizes that it is fitted to a form is tried at either end
-NEAR, ALIKE = 2.0, 0.5
-"""How fast an error counts less away from its size: e to this power a size further; and how much of what is
-expected near a size is expected everywhere. With few errors, neither alone tells enough."""
-LEAST_ERROR = 1e-4  # of sizes held out: less is chance
-MEAN = float(np.exp(np.euler_gamma))
-"""Of an exponential law over its geometric mean, which single large errors hardly move."""
+MOST_ROWS = 100_000
+"""The most rows of a fit, of which 200 bootstrap samples are in memory at once."""
+MOST_SIZES = 2_000
+"""The most distinct sizes of a fit."""
 LEVEL = 0.95
+"""The share of draws that an interval contains by default."""
+
+# -- the automatic choice of a form ------------------------------------------------
+
+AUTO = "auto"
+"""The name that stands for the form with the least errors at held-out sizes."""
+SIMPLE_FIRST = tuple(kind.form for kind in METHODS if issubclass(kind, MessageCost))
+"""The names of all forms of a message cost, the simplest first."""
+AS_GOOD = 1.1
+"""A form is as good as the best one up to this multiple of the least error."""
+NEGLIGIBLE = 1e-6
+"""A difference of errors that is due to rounding."""
+THROUGH_ALL = (Chords.form, Table.form)
+"""The forms that pass through every size.
+
+Between two sizes only these two neighbours decide the time.
+"""
+COUNTS = 0.25
+"""The factor on held-out errors of the forms THROUGH_ALL when forms are compared.
+
+Where a size is held out its neighbours are twice as far apart as they will be in the
+fit. The error is four times as large as in the fit if times bend, and as large if times
+only scatter. They bend in seven dense tables (`tuned` of the rules vidur-*) and in
+twelve logs.
+"""
+MOST_LEFT_OUT = 24
+"""The most sizes that are held out in turn, evenly spaced."""
+
+# -- errors that turn into draws ---------------------------------------------------
+
+ENOUGH_REPEATS = 4
+"""The least median number of repeats of a size for which bootstrap samples are drawn.
+
+Samples of fewer repeats hardly differ.
+"""
+FAR = 4.0
+"""How many times beyond the sizes of a fit the form is tried, at either end."""
+APART = 2.0
+"""The power of the `gap` around a size with which errors of THROUGH_ALL grow."""
+NEAR = 2.0
+"""One size farther away an error counts exp(-NEAR) times as much."""
+ALIKE = 0.5
+"""The share of the expected error that is the same everywhere.
+
+With few errors neither those near a size nor the mean of all suffices alone.
+"""
+LEAST_ERROR = 1e-4
+"""The least error of a held-out size, because smaller ones are chance."""
+MEAN = float(np.exp(np.euler_gamma))
+"""The mean of an exponential distribution over its geometric mean.
+
+The geometric mean is hardly moved by a single large error.
+"""
 
 
 def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
-    """Return (2, ...) lower and upper end between which the middle ``level`` of draws (B, ...) lies."""
+    """Return the interval between whose ends the middle draws lie.
+
+    Parameters
+    ----------
+    draws : array_like, shape (B, ...)
+        Draws of one or more values.
+    level : float, optional
+        The share of the draws that lie in the interval.
+
+    Returns
+    -------
+    ndarray, shape (2, ...)
+        Lower and upper ends.
+
+    Raises
+    ------
+    UserError
+        If the level is not between 0 and 1.
+
+    Examples
+    --------
+    >>> interval([0, 1, 2, 3, 4], level=0.5).tolist()
+    [1.0, 3.0]
+    """
     if not 0 < level < 1:
         raise UserError(
             f"level is {shown(level)}: must be above 0 and below 1, as 0.95"
         )
-    tail = round((1 - level) / 2, 12)  # 0.025 of 0.95, to the last bit
-    return np.asarray(
-        np.quantile(np.asarray(draws, dtype=float), [tail, 1 - tail], axis=0)
-    )
+    tail = round((1 - level) / 2, 12)  # 0.025 for a level of 0.95, to the last bit
+    values = np.asarray(draws, dtype=float)
+    return np.asarray(np.quantile(values, [tail, 1 - tail], axis=0))
 
 
 @cache
-def _rank(n: int, rare: int) -> int:
-    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / ``rare``, or 0. Exact, in integers."""
-    k, term, below = 0, 1, 1
-    while rare * below <= 2**n:
-        term = term * (n - k) // (k + 1)
-        k, below = k + 1, below + term
+def _order_statistic(n: int, rarity: int) -> int:
+    """Return the largest k with P(Binomial(n, 1/2) < k) <= 1 / rarity, or 0.
+
+    The probability is the number of subsets with fewer than k of n members, over 2**n.
+    Integers make the comparison exact.
+    """
+    k = 0
+    subsets_of_k = 1
+    subsets_up_to_k = 1
+    while rarity * subsets_up_to_k <= 2**n:
+        subsets_of_k = subsets_of_k * (n - k) // (k + 1)
+        k += 1
+        subsets_up_to_k += subsets_of_k
     return k
 
 
 def median_interval(
     samples: Sequence[float] | Floats, level: float = LEVEL
 ) -> tuple[float, float]:
-    """Return the order statistics that hold the median at least so often, by tossed coins."""
-    k, ordered = _rank(len(samples), round(2 / (1 - level))), np.sort(samples)
-    return (float(ordered[k - 1]), float(ordered[-k])) if k else (-np.inf, np.inf)
+    """Return a confidence interval of the median that holds for any distribution.
+
+    Parameters
+    ----------
+    samples : array_like, shape (n,)
+        Independent samples.
+    level : float, optional
+        The least probability that the interval contains the median.
+
+    Returns
+    -------
+    lower, upper : float
+        The k-th smallest and the k-th largest sample, or minus and plus infinity for
+        too few samples.
+
+    Notes
+    -----
+    Each sample lies below the median with probability 1/2. The k-th smallest sample
+    exceeds the median if fewer than k samples lie below, so k is the largest number
+    with P(Binomial(n, 1/2) < k) <= (1 - level) / 2.
+
+    Examples
+    --------
+    >>> median_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    (1.0, 6.0)
+    """
+    k = _order_statistic(len(samples), round(2 / (1 - level)))
+    if not k:
+        return -np.inf, np.inf
+    ordered = np.sort(samples)
+    return float(ordered[k - 1]), float(ordered[-k])
 
 
-# -- the fit -----------------------------------------------------------------------------------
+# -- the fit -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Fit(Generic[C]):
-    """A cost, and how far to trust it.
+    """A fitted cost, and how far to trust it.
 
-    draws : B costs, fitted to bootstrap resamples of the repeats of each size, or off as ``held_out`` says
-    sizes, seconds : rows fitted on, (n,) each: bytes of messages, elements of selections
-    form : as it was given, or chosen, as "piecewise:45KB"; why : of a form chosen by its errors
-    held_out : errors at sizes held out of it, of messages with fewer than ENOUGH_REPEATS a size
-    held_out_error : median size of the relative error of medians there; None: not wanted
+    Attributes
+    ----------
+    cost : MessageCost or SelectionCost
+        The fitted cost.
+    draws : tuple of costs, length B
+        Costs that are fitted to bootstrap samples of the repeats of each size, or that
+        are off as ``held_out`` describes.
+    sizes : ndarray, shape (n,)
+        The sizes of the rows that were fitted: bytes of messages, or elements of
+        selections.
+    seconds : ndarray, shape (n,)
+        The measured times of these rows.
+    form : str
+        The form as it was asked for, as in "piecewise:45KB", or the one that was chosen
+        for "auto".
+    held_out : HeldOut, optional
+        The errors at held-out sizes, if sizes have fewer repeats than ENOUGH_REPEATS.
+    held_out_error : float, optional
+        The median absolute relative error at held-out sizes, if such errors were
+        computed.
+    why : str
+        Why the form was chosen, for "auto".
     """
 
     cost: C
@@ -117,26 +227,49 @@ class Fit(Generic[C]):
 
     @property
     def relative_residuals(self) -> Floats:
-        """Return (n,) (fitted - measured) / measured."""
+        """Return (fitted - measured) / measured of each row, shape (n,)."""
         return np.asarray(self.cost(self.sizes) / self.seconds - 1)
 
     def interval(self, sizes: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats]:
-        """Return (lower, upper) of the fitted time at ``sizes``."""
+        """Return the interval of the fitted time at given sizes.
+
+        Parameters
+        ----------
+        sizes : array_like
+            Sizes of any shape.
+        level : float, optional
+            The share of the draws that lie in the interval.
+
+        Returns
+        -------
+        lower_s, upper_s : ndarray
+            In seconds, in the shape of ``sizes``.
+
+        Raises
+        ------
+        UserError
+            If the fit has no draws.
+        """
         if not self.draws:
-            more = "give it draws, and a size more than its form needs"
-            raise UserError(f"this fit has no interval: {more}")
-        at = np.asarray(sizes, float)
-        lower_s, upper_s = interval([draw(at) for draw in self.draws], level)
+            raise UserError(
+                "this fit has no interval: ask for draws, and measure a size more than "
+                "its form needs"
+            )
+        sizes = np.asarray(sizes, float)
+        lower_s, upper_s = interval([draw(sizes) for draw in self.draws], level)
         return lower_s, upper_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the cost's JSON with a summary of the fit and its draws, for ``costs_from_dict``."""
-        off = np.abs(self.relative_residuals)
+        """Return the cost as JSON-ready values, with the fit and its draws.
+
+        `ddlkit.core.cost.costs_from_dict` reads them.
+        """
+        errors = np.abs(self.relative_residuals)
         summary: dict[str, Any] = {
             "form": self.form,
             "rows": len(self.seconds),
-            "median_abs_relative_error": float(np.median(off)),
-            "max_abs_relative_error": float(np.max(off)),
+            "median_abs_relative_error": float(np.median(errors)),
+            "max_abs_relative_error": float(np.max(errors)),
             "from_bytes": float(self.sizes.min()),
             "to_bytes": float(self.sizes.max()),
         }
@@ -145,11 +278,15 @@ class Fit(Generic[C]):
         if self.held_out_error is not None:
             summary["median_abs_held_out_error"] = self.held_out_error
         if self.held_out:
+            # These draws follow from the errors, so that their number is enough.
             summary["held_out"] = {"draws": len(self.draws), **self.held_out.to_dict()}
         elif self.draws:
+            # All draws of a table have the sizes of the cost.
             names = [name for name in parameters(type(self.cost)) if name != "bytes"]
-            every = [draw.to_dict() for draw in self.draws]
-            summary["draws"] = [{name: draw[name] for name in names} for draw in every]
+            described = [draw.to_dict() for draw in self.draws]
+            summary["draws"] = [
+                {name: draw[name] for name in names} for draw in described
+            ]
         return {**self.cost.to_dict(), "fit": summary}
 
 
@@ -166,33 +303,63 @@ def fit(
     operation: str | None = None,
     device: str | None = None,
 ) -> Fit[Any]:
-    """Fit ``form`` to raw samples, (n,) each, repeats allowed.
+    """Fit a form of cost to raw samples.
 
-    form : AUTO for the best for messages, one of METHODS, or as "piecewise:45KB", "alpha_beta:ends"
-    collective, workers, algorithm, samples : what a cost of messages holds for, as of `MessageCost`
-    operation, device : what a cost of selections holds for, as of `SelectionCost`
+    Parameters
+    ----------
+    form : str
+        A form of `ddlkit.core.pieces.METHODS`, also with a variant, as in
+        "piecewise:45KB" or "alpha_beta:ends". "auto" is the best form for messages.
+    sizes : array_like, shape (n,)
+        Bytes of messages, or elements of selections. Sizes may repeat.
+    seconds : array_like, shape (n,)
+        The measured time of each.
+    draws : int, optional
+        How many draws the fit has.
+    collective, workers, algorithm, samples : optional
+        What a cost of messages holds for, as `MessageCost` describes it.
+    operation, device : optional
+        What a cost of selections holds for, as `SelectionCost` describes it.
 
+    Returns
+    -------
+    Fit
+
+    Raises
+    ------
+    UserError
+        If the form is unknown, if there are too few or too many sizes, or if a size or
+        a time is not above zero.
+
+    Examples
+    --------
     >>> line = fit("alpha_beta", [0.5e6, 1e6, 2e6], [0.75, 1.0, 1.5])
     >>> round(line.cost.alpha_s, 6), round(line.cost.beta_s_per_byte * 1e6, 6)
     (0.5, 0.5)
     """
     sizes, seconds = _checked(sizes, seconds)
-    why, held = "", None
+    why = ""
+    errors = None
     if form == AUTO:
-        every = errors_by_form(SIMPLE_FIRST, sizes, seconds)
-        form, why = chosen_because(every)
-        held = every.get(form)
-    kind, fitter, least = _method(form)
+        by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)
+        form, why = chosen_because(by_form)
+        errors = by_form.get(form)
+
+    kind, fitter, least_sizes = _method(form)
     if collective is not None and issubclass(kind, SelectionCost):
         raise UserError(
             f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
         )
     distinct, repeats = np.unique(sizes, return_counts=True)
-    if distinct.size < least:
+    if distinct.size < least_sizes:
         raise UserError(
-            f"{form}: a fit needs at least {least} distinct sizes, got {distinct.size}"
+            f"{form}: a fit needs at least {least_sizes} distinct sizes, "
+            f"got {distinct.size}"
         )
-    said = {
+
+    # A form has some of these fields only, so that those that are None must not be
+    # passed.
+    known = {
         "collective": collective,
         "workers": workers,
         "algorithm": algorithm,
@@ -200,77 +367,117 @@ def fit(
         "operation": operation,
         "device": device,
     }
-    use = {name: value for name, value in said.items() if value is not None}
-    cost = kind(**fitter(sizes, seconds), **use)
-    held_out, costs = None, tuple[Any, ...]()
-    if draws and isinstance(cost, MessageCost) and np.median(repeats) < ENOUGH_REPEATS:
-        held = held or held_out_errors(form, sizes, seconds)
-        held_out = _held_out(form, sizes, seconds, held)
-        costs = held_out.draws(cost, draws) if held_out else ()
+    holds_for = {name: value for name, value in known.items() if value is not None}
+    cost = kind(**fitter(sizes, seconds), **holds_for)
+
+    held_out = None
+    drawn = tuple[Any, ...]()
+    few_repeats = np.median(repeats) < ENOUGH_REPEATS
+    if draws and few_repeats and isinstance(cost, MessageCost):
+        if errors is None:
+            errors = held_out_errors(form, sizes, seconds)
+        held_out = _error_model(form, sizes, seconds, errors)
+        if held_out is not None:
+            drawn = held_out.draws(cost, draws)
     elif draws:
-        again = _resampled(kind, fitter, sizes, seconds, draws)
-        costs = tuple(kind(**values, **use) for values in again)
-    error = held.median if held and held.sizes.size else None
-    return Fit(cost, costs, sizes, seconds, form, held_out, error, why)
+        resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
+        drawn = tuple(kind(**values, **holds_for) for values in resampled)
+
+    held_out_error = None
+    if errors is not None and errors.sizes.size:
+        held_out_error = errors.median
+    return Fit(cost, drawn, sizes, seconds, form, held_out, held_out_error, why)
 
 
-def _method(form: str) -> tuple[type[Any], Fitter, int]:
-    """Return the class of a form's costs, how it is fitted, and the least number of distinct sizes."""
+class _Method(NamedTuple):
+    """How a form is fitted, and how many distinct sizes a fit needs at least."""
+
+    kind: type[Any]
+    fitter: Fitter
+    least_sizes: int
+
+
+def _method(form: str) -> _Method:
+    """Return how a form is fitted. Raises UserError for an unknown form or variant."""
     kinds = {kind.form: kind for kind in METHODS}
-    name, colon, text = form.partition(":")
-    if form in REPLACED or name not in kinds:
-        checked_form(form if form in REPLACED else name, (*SIMPLE_FIRST, AUTO))
+    name, colon, variant = form.partition(":")
+    if form in REPLACED:
+        checked_form(form, (*SIMPLE_FIRST, AUTO))
+    if name not in kinds:
+        checked_form(name, (*SIMPLE_FIRST, AUTO))
     kind = kinds[name]
-    fitter, least = METHODS[kind]
+    fitter, least_sizes = METHODS[kind]
     if colon:
-        if kind not in VARIANTS or not text:
+        if kind not in VARIANTS or not variant:
             raise UserError(f"cost form {form!r}: write {name}, nothing behind it")
-        fitter = VARIANTS[kind](text)
-    return kind, fitter, least
+        fitter = VARIANTS[kind](variant)
+    return _Method(kind, fitter, least_sizes)
 
 
 def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
-    """Return both, (n,), sorted by size."""
-    at, times = (np.asarray(values, dtype=float).ravel() for values in (sizes, seconds))
-    if at.shape != times.shape:
-        raise UserError(f"{at.size} sizes but {times.size} times: give one time a size")
-    if at.size > MOST_ROWS or np.unique(at).size > MOST_SIZES:
-        most = f"at most {MOST_ROWS} rows of {MOST_SIZES} sizes"
-        raise UserError(f"{at.size} sizes: a fit takes {most}: leave some out")
-    for name, column in (("size", at), ("time", times)):
+    """Return both as arrays (n,), sorted by size. Raises UserError for wrong rows."""
+    sizes = np.asarray(sizes, dtype=float).ravel()
+    seconds = np.asarray(seconds, dtype=float).ravel()
+    if sizes.shape != seconds.shape:
+        raise UserError(
+            f"{sizes.size} sizes but {seconds.size} times: give one time a size"
+        )
+    if sizes.size > MOST_ROWS or np.unique(sizes).size > MOST_SIZES:
+        raise UserError(
+            f"{sizes.size} sizes: a fit takes at most {MOST_ROWS} rows of {MOST_SIZES} "
+            "sizes: leave some out"
+        )
+    for name, column in (("size", sizes), ("time", seconds)):
+        # Written so that a value that is not a number is wrong, too.
         wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
         if wrong.size:
-            right = (
-                f"must be finite and above zero, from {units.LEAST:g} to {units.MOST:g}"
+            raise UserError(
+                f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: must be finite and "
+                f"above zero, from {units.LEAST:g} to {units.MOST:g}"
             )
-            raise UserError(f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: {right}")
-    order = np.argsort(at, kind="stable")
-    return at[order], times[order]
+    order = np.argsort(sizes, kind="stable")
+    return sizes[order], seconds[order]
 
 
-def _resampled(
+def _bootstrap(
     kind: Callable[..., Any], fitter: Fitter, sizes: Floats, seconds: Floats, draws: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield parameters fitted to bootstrap samples, drawn with replacement at each size: none is lost."""
+    """Yield parameters fitted to samples drawn with replacement at each size."""
     rng = np.random.default_rng(0)
     distinct, starts, counts = np.unique(sizes, return_index=True, return_counts=True)
-    first, count = np.repeat(starts, counts), np.repeat(counts, counts)
-    drawn = [first + rng.integers(0, count) for _ in range(draws)]
-    if kind not in (Table, Chords):
-        yield from (fitter(sizes, seconds[rows]) for rows in drawn)
+    # Rows are sorted by size, and rows of one size are consecutive. So every size stays
+    # in the sample.
+    start_of_row = np.repeat(starts, counts)
+    count_of_row = np.repeat(counts, counts)
+    drawn = [start_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
+    if kind in (Table, Chords):
+        # The medians of all samples at once are many times faster.
+        groups = np.split(seconds[np.stack(drawn)], starts[1:], axis=1)
+        medians = np.column_stack([np.median(group, axis=1) for group in groups])
+        for medians_s in medians:
+            yield {"bytes": distinct, "seconds": medians_s}
         return
-    groups = np.split(
-        seconds[np.stack(drawn)], starts[1:], axis=1
-    )  # of a table all draws at once
-    medians = np.column_stack([np.median(group, axis=1) for group in groups])
-    yield from ({"bytes": distinct, "seconds": row} for row in medians)
+    for rows in drawn:
+        yield fitter(sizes, seconds[rows])
 
 
-# -- which form, by sizes held out -------------------------------------------------------------
+# -- errors at held-out sizes
+# ----------------------------------------------------------------------
 
 
 class HeldOutErrors(NamedTuple):
-    """Of (k,) sizes held out of a fit one by one: signed relative errors of medians, and what it predicts."""
+    """The errors of a form at sizes that were held out of its fit one by one.
+
+    Attributes
+    ----------
+    sizes : ndarray, shape (k,)
+        The held-out sizes.
+    errors : ndarray, shape (k,)
+        (predicted - measured) / measured, where measured is the median time of the
+        size.
+    predicted_s : ndarray, shape (k,)
+        The time that the fit to all other sizes predicts, in seconds.
+    """
 
     sizes: Floats
     errors: Floats
@@ -278,107 +485,241 @@ class HeldOutErrors(NamedTuple):
 
     @property
     def median(self) -> float:
-        """Return the median of the sizes of the errors."""
+        """Return the median absolute relative error."""
         return float(np.median(np.abs(self.errors)))
 
 
 def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutErrors:
-    """Return what a form says of inner sizes, but those that it needs; at the ends it would extrapolate."""
-    at, times = _checked(sizes, seconds)
-    least = _method(AlphaBeta.form if form == AUTO else form)[-1]
-    distinct = np.unique(at)
-    inner = distinct[1:-1] if distinct.size > max(least, 2) else distinct[:0]
-    some = (
-        np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT))
-        .round()
-        .astype(int)
-    )
+    """Return the errors of a form at sizes that are held out of its fit one by one.
+
+    Parameters
+    ----------
+    form : str
+        A form as `fit` takes it. "auto" chooses anew for each held-out size.
+    sizes, seconds : array_like, shape (n,)
+        Raw samples, as `fit` takes them.
+
+    Returns
+    -------
+    HeldOutErrors
+        Errors at up to MOST_LEFT_OUT sizes. The smallest and the largest size are never
+        held out, because the form would extrapolate there, nor are sizes without which
+        the form cannot be fitted.
+
+    Examples
+    --------
+    >>> errors = held_out_errors("alpha_beta", [1, 2, 3, 4], [2.0, 3.0, 6.0, 5.0])
+    >>> errors.sizes.tolist(), errors.errors.round(2).tolist()
+    ([2.0, 3.0], [0.09, -0.33])
+    """
+    sizes, seconds = _checked(sizes, seconds)
+    least_sizes = _method(AlphaBeta.form if form == AUTO else form).least_sizes
+    distinct = np.unique(sizes)
+    inner = distinct[1:-1]
+    if distinct.size <= max(least_sizes, 2):
+        inner = inner[:0]
+    spread = np.linspace(0, inner.size - 1, min(inner.size, MOST_LEFT_OUT))
     rows = []
-    for size in inner[some].tolist():
-        kept = at != size
+    for size in inner[spread.round().astype(int)].tolist():
+        kept = sizes != size
         try:
-            predicted_s = fit(form, at[kept], times[kept], draws=0).cost(size)
-        except UserError:  # the form needs this size
-            continue
-        rows.append((size, predicted_s / np.median(times[~kept]) - 1, predicted_s))
+            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+        except UserError:
+            continue  # the form needs this size
+        predicted_s = cost(size)
+        rows.append((size, predicted_s / np.median(seconds[~kept]) - 1, predicted_s))
     return HeldOutErrors(*np.array(rows).reshape(-1, 3).T)
 
 
 def errors_by_form(
     forms: Sequence[str], sizes: ArrayLike, seconds: ArrayLike
 ) -> dict[str, HeldOutErrors]:
-    """Return `held_out_errors` of forms; without forms that need every size."""
-    every = {form: held_out_errors(form, sizes, seconds) for form in forms}
-    return {form: held for form, held in every.items() if held.sizes.size}
+    """Return `held_out_errors` of several forms, without forms that need every size.
+
+    Parameters
+    ----------
+    forms : sequence of str
+        Forms as `fit` takes them.
+    sizes, seconds : array_like, shape (n,)
+        Raw samples, as `fit` takes them.
+
+    Returns
+    -------
+    dict of str to HeldOutErrors
+        By form, in the order of ``forms``.
+    """
+    by_form = {form: held_out_errors(form, sizes, seconds) for form in forms}
+    return {form: errors for form, errors in by_form.items() if errors.sizes.size}
 
 
 def chosen_because(every: Mapping[str, HeldOutErrors]) -> tuple[str, str]:
-    """Return what AUTO takes of forms, the simplest first, and why; the line where sizes are too few."""
+    """Return the form that "auto" chooses, and why.
+
+    Parameters
+    ----------
+    every : mapping of str to HeldOutErrors
+        The errors of each form, the simplest form first.
+
+    Returns
+    -------
+    form : str
+        The first form whose median error is about as small as the least one, or
+        "alpha_beta" if there are too few sizes.
+    why : str
+        The reason, in one line.
+    """
     if AlphaBeta.form not in every:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
-    errors = {form: held.median for form, held in every.items()}
-    counted = {f: e * (COUNTS if f in THROUGH_ALL else 1.0) for f, e in errors.items()}
-    as_good = AS_GOOD * min(counted.values()) + NEGLIGIBLE
-    chosen = next(form for form, error in counted.items() if error <= as_good)
-    others = "".join(
-        f"; {form} {error:.2%}" for form, error in errors.items() if form != chosen
-    )
-    why = f"at sizes left out the median is off by {errors[chosen]:.2%} in the median{others}"
+    medians = {form: errors.median for form, errors in every.items()}
+    counted = {
+        form: COUNTS * median if form in THROUGH_ALL else median
+        for form, median in medians.items()
+    }
+    limit = AS_GOOD * min(counted.values()) + NEGLIGIBLE
+    chosen = next(form for form, median in counted.items() if median <= limit)
+
+    others = [
+        f"{form} {error:.2%}" for form, error in medians.items() if form != chosen
+    ]
+    why = f"its median error at sizes left out of the fit is {medians[chosen]:.2%}"
+    if others:
+        why += f"; the others' are {', '.join(others)}"
     if chosen in THROUGH_ALL:
-        why += f" ({' and '.join(THROUGH_ALL)} count {COUNTS:g} times: neighbours will be nearer)"
+        why += (
+            f" (errors of {' and '.join(THROUGH_ALL)} count {COUNTS:g} times, because "
+            "sizes of the fit lie closer together if none is left out)"
+        )
     return chosen, why
 
 
 def unseen_errors(
     make: Callable[..., Any], rows: Sequence[Floats], others: Sequence[Floats]
 ) -> tuple[Floats, Floats]:
-    """Return sizes of ``others``, and the relative error at each of a cost made of ``rows`` without it."""
-    sizes, errors = np.unique(others[0]), []
+    """Return errors at the sizes of other rows, of costs that have not seen the size.
+
+    Parameters
+    ----------
+    make : callable
+        From sizes and seconds, both of shape (m,), to a cost.
+    rows : pair of ndarray, shape (n,)
+        Sizes and seconds from which costs are made, each time without the size in
+        question.
+    others : pair of ndarray, shape (k,)
+        Sizes and seconds that the costs should predict.
+
+    Returns
+    -------
+    sizes : ndarray
+        The distinct sizes of ``others``.
+    errors : ndarray
+        (predicted - measured) / measured, where measured is the median time of the
+        size.
+    """
+    row_sizes = rows[0]
+    other_sizes, other_seconds = others
+    sizes = np.unique(other_sizes)
+    errors = []
     for size in sizes.tolist():
-        cost = make(*(column[rows[0] != size] for column in rows))
-        errors.append(cost(size) / np.median(others[1][others[0] == size]) - 1)
+        cost = make(*(column[row_sizes != size] for column in rows))
+        measured_s = np.median(other_seconds[other_sizes == size])
+        errors.append(cost(size) / measured_s - 1)
     return sizes, np.array(errors)
 
 
-# -- draws of a cost whose sizes are not repeated ------------------------------------------------
+# -- draws of a cost whose sizes are not repeated ----------------------------------
 
 
-def _held_out(
-    form: str, sizes: Floats, seconds: Floats, held: HeldOutErrors
+def _error_model(
+    form: str, sizes: Floats, seconds: Floats, errors: HeldOutErrors
 ) -> HeldOut | None:
-    """Return what single times are off by at sizes held out, and FAR beyond; None if it needs every size."""
-    if not held.sizes.size:
+    """Return how far single times are off near each size and beyond all of them.
+
+    Parameters
+    ----------
+    form : str
+        The form of the fit.
+    sizes, seconds : ndarray, shape (n,)
+        All rows, sorted by size.
+    errors : HeldOutErrors
+        The predictions at held-out sizes.
+
+    Returns
+    -------
+    HeldOut or None
+        None if no size could be held out.
+    """
+    if not errors.sizes.size:
         return None
-    left_out = np.isin(sizes, held.sizes)
-    predicted_s = np.interp(sizes[left_out], held.sizes, held.predicted_s)
-    inner = _log_errors(predicted_s, seconds[left_out])
-    ends = []
-    for end, kept in (
-        (sizes[0], sizes >= FAR * sizes[0]),
-        (sizes[-1], sizes <= sizes[-1] / FAR),
-    ):
-        try:
-            cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
-        except UserError:  # too few are left
-            ends.append(float(inner.max()) / math.log(2))
-            continue
-        off = _log_errors(cost(sizes[sizes == end]), seconds[sizes == end])
-        away = np.abs(np.log(sizes[kept] / end)).min()
-        ends.append(float(np.median(off) / away))
+    # The errors of single rows, and not of medians as in `errors`: a time to come is a
+    # single one, too.
+    left_out = np.isin(sizes, errors.sizes)
+    row_sizes = sizes[left_out]
+    predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
+    log_errors = _log_errors(predicted_s, seconds[left_out])
+
+    # Too few sizes to try it: as if the largest error were reached at twice the last
+    # size.
+    unknown = float(log_errors.max()) / math.log(2)
+    above_first = sizes >= FAR * sizes[0]
+    below_last = sizes <= sizes[-1] / FAR
+    below = _growth_beyond(form, sizes, seconds, sizes[0], above_first, unknown)
+    above = _growth_beyond(form, sizes, seconds, sizes[-1], below_last, unknown)
+
     apart = APART if form in THROUGH_ALL else 0.0
-    where = np.searchsorted(distinct := np.unique(sizes), sizes[left_out])
-    inner /= np.log(distinct[where + 1] / distinct[where - 1]) ** apart
-    at_bytes = np.unique([sizes[0], *held.sizes, sizes[-1]])
-    at, logs = np.log(at_bytes), np.log(np.maximum(inner, LEAST_ERROR))
+    distinct = np.unique(sizes)
+    position = np.searchsorted(distinct, row_sizes)
+    gaps = np.log(distinct[position + 1] / distinct[position - 1])
+    log_errors /= gaps**apart
+
+    at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
+    near = _smoothed(at_bytes, row_sizes, log_errors)
+    return HeldOut(at_bytes, near, below, above, apart)
+
+
+def _growth_beyond(
+    form: str,
+    sizes: Floats,
+    seconds: Floats,
+    end: float,
+    kept: Any,
+    unknown: float,
+) -> float:
+    """Return how much the error grows with each factor e beyond the fitted sizes.
+
+    The form is fitted to the rows ``kept``, which lie at least FAR times away, and is
+    asked for the rows at ``end``. ``unknown`` is returned if too few sizes are left.
+    """
+    try:
+        cost = fit(form, sizes[kept], seconds[kept], draws=0).cost
+    except UserError:
+        return unknown
+    at_end = sizes == end
+    log_errors = _log_errors(cost(sizes[at_end]), seconds[at_end])
+    distance = np.abs(np.log(sizes[kept] / end)).min()
+    return float(np.median(log_errors) / distance)
+
+
+def _smoothed(at_bytes: Floats, sizes: Floats, log_errors: Floats) -> Floats:
+    """Return (k,) the error expected near each of ``at_bytes``, from errors at sizes.
+
+    An error counts less the farther away it is, so that a range of sizes where the form
+    does badly widens all others by the share ALIKE only. Errors are averaged as
+    logarithms, which single large ones hardly move.
+    """
+    logs = np.log(np.maximum(log_errors, LEAST_ERROR))
+    at = np.log(at_bytes)
     step = (at[-1] - at[0]) / (at.size - 1)
-    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes[left_out])) / step)
-    around = np.exp(weight @ logs / weight.sum(axis=1))
-    near = MEAN * ((1 - ALIKE) * around + ALIKE * np.exp(logs.mean()))
-    return HeldOut(at_bytes, near, ends[0], ends[1], apart)
+    weight = np.exp(-NEAR * np.abs(at[:, None] - np.log(sizes)) / step)
+    here = np.exp(weight @ logs / weight.sum(axis=1))
+    everywhere = np.exp(logs.mean())
+    return np.asarray(MEAN * ((1 - ALIKE) * here + ALIKE * everywhere))
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
-    """Return (n,) sizes of the logarithm; costs are given a thousandth of the measured time at least."""
-    return np.asarray(
-        np.abs(np.log(measured_s / np.maximum(predicted_s, measured_s / 1000)))
-    )
+    """Return (n,) the absolute logarithm of measured over predicted times.
+
+    A cost can be zero or below where it extrapolates. It counts as a thousandth of the
+    measured time.
+    """
+    floor_s = measured_s / 1000
+    return np.asarray(np.abs(np.log(measured_s / np.maximum(predicted_s, floor_s))))

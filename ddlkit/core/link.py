@@ -1,29 +1,49 @@
-"""Messages that share a link: several under way at once, over a link that saves up tokens while it rests.
+"""Messages that share a link, several at a time, over one that saves up tokens.
 
-Bytes are sizes of collectives, as `ddlkit.core.collective` has them.
+A message needs time of the processor, for the software that sends the message, and time
+of the link, for its bytes. Messages are admitted in their order, as soon as they
+are ready and fewer than the allowed number are under way. Those that move bytes share
+the rate of the link equally.
+
+A link whose rate a *token bucket* limits saves up tokens while nothing moves. A token
+lets a byte through at once. At most a burst of tokens is saved.
+
+Messages and computation may slow each other down while both go on. Work then advances
+more slowly than the clock: at 1 / (1 + slowdown) of its pace.
+
+Sizes in bytes are those of collectives, as `ddlkit.core.collective` defines them.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.collective import find_collective
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.units import KIB, parse_bits_per_s, parse_seconds
+
+# Notebooks import this name from here.
+from ddlkit.core.lab_links import FRAMING as FRAMING
 from ddlkit.core.workload import Floats
 
-LARGE = 1e9  # bytes of a message beside which roundings do not count
+LARGE_BYTES = 1e9
+"""The size of a message so large that the rounding to whole elements does not count."""
 
 
 class Parts(NamedTuple):
-    """What messages take of the processor alone, and of the link alone, (..., G) seconds; first scenarios."""
+    """The processor time and the link time of messages, for each message alone.
+
+    Attributes
+    ----------
+    software_s : ndarray, shape (..., G)
+        Seconds of the processor. Leading axes are scenarios.
+    wire_s : ndarray, shape (..., G)
+        Seconds of the link.
+    """
 
     software_s: Floats
     wire_s: Floats
@@ -31,16 +51,44 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """What messages share beyond the cost that each has.
+    """A link, and all that messages share on it.
 
-    in_flight : how many may be under way at once, in their order; they share the rate alike
-    software : how many messages' software the processor does at once, 1 or more; beyond, it is shared alike
-    burst_s : most tokens that a rested link has saved, in seconds of its rate. With a burst a message's
-        software runs while tokens grow for its next bytes; without, it comes on top of the bytes
-    wire_s_per_byte : of the link, a byte of a message, at its rate; of a link with a burst only
-    slowdown : how much longer compute takes while a message is under way: 0.1 is a tenth, the largest counts
-    message_slowdown : how much longer a message takes until the last is ready; both are one number, or
-        (..., G) one for each message, in each scenario if they are drawn
+    Parameters
+    ----------
+    in_flight : int, optional
+        How many messages may be under way at once. They are admitted in their order.
+    software : float, optional
+        For how many messages the processor does the software at once, 1 or more. Beyond
+        that number the messages share the processor equally.
+    burst_s : float, optional
+        The most tokens that a rested link has saved, in seconds of its rate. With a
+        burst, the software of a message runs while tokens grow for its next bytes.
+        Without a burst, the software follows the bytes.
+    wire_s_per_byte : float, optional
+        Seconds of the link for a byte of a message. Only a link with a burst needs it.
+    slowdown : float or ndarray, shape (..., G), optional
+        How much longer compute takes while a message is under way: 0.1 is a tenth
+        longer. Of several messages under way the largest slowdown counts. An array has
+        one value for each message, or one for each scenario and message.
+    message_slowdown : float or ndarray, shape (..., G), optional
+        How much longer a message takes while something is computed, that is, until the
+        last message is ready.
+
+    Raises
+    ------
+    UserError
+        If fewer than one message may be in flight.
+
+    Examples
+    --------
+    Two messages that are ready at once and need the link for 2 s each, one after the
+    other, and together:
+
+    >>> messages = Parts(software_s=np.zeros(2), wire_s=np.array([2.0, 2.0]))
+    >>> Link().play([0.0, 0.0], messages)[1].tolist()
+    [2.0, 4.0]
+    >>> Link(in_flight=2).play([0.0, 0.0], messages)[1].tolist()
+    [4.0, 4.0]
     """
 
     in_flight: int = 1
@@ -52,121 +100,270 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
-            raise UserError(f"{self.in_flight} messages in flight: at least 1")
+            raise UserError(f"{self.in_flight} messages in flight: use at least 1")
 
     @property
     def plain(self) -> bool:
-        """Return whether a message takes what it costs, whatever went before it, and slows nothing down."""
+        """Return whether each message takes what it costs, one after the other."""
         return self.in_flight == 1 and not self.burst_s and not self.slows
 
     @property
     def slows(self) -> bool:
-        """Return whether messages slow down computing, or computing messages."""
+        """Return whether messages slow compute down, or compute slows messages down."""
         return bool(np.any(self.slowdown) or np.any(self.message_slowdown))
 
     def parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """Return the parts of messages of ``n_bytes`` (G,): in a row of equals they make up their cost."""
-        taken_s, startup_s = np.asarray(cost(n_bytes)), max(0.0, cost.startup_s())
+        """Return the processor time and the link time of messages.
+
+        Parameters
+        ----------
+        cost : MessageCost
+            The measured time of a message by its size.
+        n_bytes : array_like, shape (G,)
+            The sizes of the messages.
+
+        Returns
+        -------
+        Parts
+            Seconds by message, such that a row of equal messages takes their cost.
+
+        Notes
+        -----
+        Without a burst the start-up is software, and the rest of the cost is link time.
+
+        With a burst the software of a message overlaps with its bytes, so that a row of
+        equal messages is as fast as the slower of the two. Let the limit be the size
+        whose bytes take the link as long as the start-up. A larger message was limited
+        by the link when its cost was measured. Its cost is link time, and its software
+        takes as long as a message of the limit. A smaller message was limited by its
+        software. Its cost is processor time, and its link time follows from the rate.
+        """
+        cost_s = np.asarray(cost(n_bytes))
+        startup_s = max(0.0, cost.startup_s())
         if not self.burst_s:
-            software_s = np.minimum(startup_s, taken_s)
-            return Parts(software_s, taken_s - software_s)
-        # Behind a bucket, what was measured is the link's time where the bytes take longer than the start.
+            software_s = np.minimum(startup_s, cost_s)
+            return Parts(software_s, cost_s - software_s)
+
         wire_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
-        by_link = wire_s > startup_s
-        wire_s_per_byte = self.wire_s_per_byte * float(cost.sent_bytes(LARGE)) / LARGE
-        software_s = np.minimum(taken_s, cost(startup_s / wire_s_per_byte))
-        # Of the row of messages that a sample is the mean of, the first one found the burst.
+        limited_by_link = wire_s > startup_s
+        # A message can send more or fewer bytes than its own, such as the largest
+        # gradients of a group.
+        sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
+        limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
+        software_s = np.minimum(cost_s, cost(limit_bytes))
+        # A sample is the mean over a row of messages. The first of them found the
+        # bucket full, so the link would have been busy for longer than the sample.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
-        wire_s = np.where(by_link, taken_s + saved_s, wire_s)
-        return Parts(np.where(by_link, software_s, taken_s), wire_s)
+        return Parts(
+            software_s=np.where(limited_by_link, software_s, cost_s),
+            wire_s=np.where(limited_by_link, cost_s + saved_s, wire_s),
+        )
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
-        """Return (..., G) begin and end of each message; ``ready_s`` : if none slowed down compute."""
-        slowed = self.slowdown, self.message_slowdown
-        columns = np.broadcast_arrays(np.asarray(ready_s, dtype=float), *parts, *slowed)
+        """Return when each message starts and ends.
+
+        Parameters
+        ----------
+        ready_s : array_like, shape (..., G)
+            When each message would be ready if no message slowed compute down, in
+            seconds.
+        parts : Parts
+            The processor time and the link time of each message.
+
+        Returns
+        -------
+        starts_s, ends_s : ndarray, shape (..., G)
+            In seconds.
+
+        Raises
+        ------
+        UserError
+            If several messages may be in flight, and a time is not finite.
+        """
+        columns = np.broadcast_arrays(
+            np.asarray(ready_s, dtype=float),
+            parts.software_s,
+            parts.wire_s,
+            self.slowdown,
+            self.message_slowdown,
+        )
         if self.in_flight == 1:
-            begin_s, software_s, wire_s, *of_each = columns
+            at_s, software_s, wire_s, slowdown, message_slowdown = columns
             return one_by_one(
-                begin_s, software_s, wire_s, self.burst_s, of_each[0], of_each[1]
+                at_s, software_s, wire_s, self.burst_s, slowdown, message_slowdown
             )
+        # Without this check no next event would be found, and the loop would not end.
         if not all(np.isfinite(column).all() for column in columns):
             raise UserError("messages on a link: every time must be finite")
-        starts_s, ends_s = np.empty(columns[0].shape), np.empty(columns[0].shape)
+        starts_s = np.empty(columns[0].shape)
+        ends_s = np.empty(columns[0].shape)
         for scenario in np.ndindex(ends_s.shape[:-1]):
-            played = self._shared(*(column[scenario].tolist() for column in columns))
-            starts_s[scenario], ends_s[scenario] = played
+            messages = [column[scenario].tolist() for column in columns]
+            starts_s[scenario], ends_s[scenario] = _Simulation(self, *messages).run()
         return starts_s, ends_s
 
     def computed_s(self, work_s: Floats, starts_s: Floats, ends_s: Floats) -> Floats:
-        """Return (n,) when computing has come as far as ``work_s`` (n,), beside messages (G,)."""
+        """Return when compute is done that messages slow down.
+
+        Parameters
+        ----------
+        work_s : ndarray, shape (n,)
+            Amounts of compute, in seconds without messages.
+        starts_s, ends_s : ndarray, shape (G,)
+            When each message starts and ends, in seconds.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            In seconds.
+        """
+        # The pace of compute changes only where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
-        pace = 1 / (
-            1 + np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
-        )
+        slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
+        pace = 1 / (1 + slowdown)
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
-        last = np.searchsorted(done_s, work_s, side="right") - 1
-        return np.asarray(knots_s[last] + (work_s - done_s[last]) / pace[last])
+        knot = np.searchsorted(done_s, work_s, side="right") - 1
+        return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
 
-    def _needs(
-        self, wire: dict[int, float], software: dict[int, float], drag: dict[int, float]
-    ) -> list[tuple[dict[int, float], int, float]]:
-        """Return what messages under way need of link and processor, and how many times as long as alone."""
-        moving = [k for k in wire if wire[k]]
-        working = [k for k in wire if software[k] and (self.burst_s or not wire[k])]
-        turns = max(1.0, len(working) / self.software)
-        needs = [(wire, k, len(moving) * drag[k]) for k in moving]
-        return [*needs, *((software, k, turns * drag[k]) for k in working)]
 
-    def _shared(
+class _Simulation:
+    """The messages of one scenario that share a link, played from event to event.
+
+    An event is the moment at which a message is admitted, has moved its bytes, or has
+    done its software, or at which compute ends. Between two events everything advances
+    at a constant pace. Lists have one value for each message.
+    """
+
+    def __init__(
         self,
+        link: Link,
         ready_s: list[float],
         software_s: list[float],
         wire_s: list[float],
-        slowed: list[float],
-        dragged: list[float],
-    ) -> tuple[list[float], list[float]]:
-        """Return both event by event: messages get ready, are admitted, have moved, have done software."""
-        starts_s, ends_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
-        wire: dict[int, float] = {}  # what messages under way still need of the link
-        software: dict[int, float] = {}  # and of the processor
-        now_s, worked_s, tokens_s, admitted = 0.0, 0.0, self.burst_s, 0
-        last_s = max(ready_s, default=0.0)
-        while admitted < len(ready_s) or wire:
-            for done in [k for k in wire if wire[k] == software[k] == 0]:
-                ends_s[done] = now_s
-                del wire[done], software[done]
-            free = admitted < len(ready_s) and len(wire) < self.in_flight
-            if free and ready_s[admitted] <= worked_s:
-                saved_s = min(tokens_s, wire_s[admitted])
-                tokens_s -= saved_s
-                starts_s[admitted] = now_s
-                wire[admitted] = wire_s[admitted] - saved_s
-                software[admitted] = software_s[admitted]
-                admitted += 1
-                continue
-            stretch = 1.0 + max((slowed[k] for k in wire), default=0.0)
-            computes = worked_s < last_s and any(dragged[k] for k in wire)
-            drag = {k: 1.0 + dragged[k] if computes else 1.0 for k in wire}
-            needs = self._needs(wire, software, drag)
-            moments_s = [of[k] * times for of, k, times in needs]
-            left_s = (ready_s[admitted] - worked_s) * stretch if free else math.inf
-            if computes:
-                moments_s.append((last_s - worked_s) * stretch)
-            passed_s = min([*moments_s, left_s])
-            if math.isinf(passed_s):
-                continue
-            for of, k, times in needs:
-                of[k] = of[k] - passed_s / times if of[k] * times > passed_s else 0.0
-            if all(of is software for of, _, _ in needs):  # nothing moved
-                tokens_s = min(self.burst_s, tokens_s + passed_s)
-            now_s += passed_s
-            if computes and (last_s - worked_s) * stretch <= passed_s:
-                worked_s = last_s
+        slowdown: list[float],
+        message_slowdown: list[float],
+    ) -> None:
+        self.link = link
+        self.ready_s = ready_s
+        self.software_s = software_s
+        self.wire_s = wire_s
+        self.slowdown = slowdown
+        self.message_slowdown = message_slowdown
+        self.starts_s = [0.0] * len(ready_s)
+        self.ends_s = [0.0] * len(ready_s)
+
+        self.now_s = 0.0
+        self.admitted = 0
+        self.tokens_s = link.burst_s
+        # How far compute has come, and how far it goes. Where messages slow compute
+        # down, it lags behind the clock.
+        self.computed_s = 0.0
+        self.all_computed_s = max(ready_s, default=0.0)
+        # The link time and the processor time that each message under way still needs.
+        self.wire_left_s: dict[int, float] = {}
+        self.software_left_s: dict[int, float] = {}
+
+    def run(self) -> tuple[list[float], list[float]]:
+        """Return when each message starts and ends, in seconds."""
+        while self.admitted < len(self.ready_s) or self.wire_left_s:
+            self._end_finished()
+            if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:
+                self._admit_next()
             else:
-                done = left_s <= passed_s
-                worked_s = ready_s[admitted] if done else worked_s + passed_s / stretch
-        return starts_s, ends_s
+                self._advance()
+        return self.starts_s, self.ends_s
+
+    def _has_room(self) -> bool:
+        """Return whether there is a next message that may be admitted when ready."""
+        room = len(self.wire_left_s) < self.link.in_flight
+        return room and self.admitted < len(self.ready_s)
+
+    def _end_finished(self) -> None:
+        wire_left_s = self.wire_left_s
+        software_left_s = self.software_left_s
+        finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
+        for k in finished:
+            self.ends_s[k] = self.now_s
+            del wire_left_s[k]
+            del software_left_s[k]
+
+    def _admit_next(self) -> None:
+        k = self.admitted
+        saved_s = min(self.tokens_s, self.wire_s[k])
+        self.tokens_s -= saved_s
+        self.starts_s[k] = self.now_s
+        self.wire_left_s[k] = self.wire_s[k] - saved_s
+        self.software_left_s[k] = self.software_s[k]
+        self.admitted += 1
+
+    def _advance(self) -> None:
+        """Advance the clock, the compute and the messages to the next event."""
+        under_way = [*self.wire_left_s]
+        compute_factor = 1.0 + max((self.slowdown[k] for k in under_way), default=0.0)
+        slowed_by_compute = self.computed_s < self.all_computed_s and any(
+            self.message_slowdown[k] for k in under_way
+        )
+
+        needs = self._needs(slowed_by_compute)
+        until_s = [left_s[k] * factor for left_s, k, factor in needs]
+        until_ready_s = math.inf
+        if self._has_room():
+            compute_left_s = self.ready_s[self.admitted] - self.computed_s
+            until_ready_s = compute_left_s * compute_factor
+        until_computed_s = math.inf
+        if slowed_by_compute:
+            compute_left_s = self.all_computed_s - self.computed_s
+            until_computed_s = compute_left_s * compute_factor
+        passed_s = min([*until_s, until_computed_s, until_ready_s])
+        if math.isinf(passed_s):
+            return  # the last message has just ended
+
+        # A link saves tokens only while it rests.
+        if not any(self.wire_left_s.values()):
+            self.tokens_s = min(self.link.burst_s, self.tokens_s + passed_s)
+        for left_s, k, factor in needs:
+            if left_s[k] * factor > passed_s:
+                left_s[k] -= passed_s / factor
+            else:
+                left_s[k] = 0.0
+        self.now_s += passed_s
+        # At an event its own time is taken. A sum could miss it by a rounding error.
+        if until_computed_s <= passed_s:
+            self.computed_s = self.all_computed_s
+        elif until_ready_s <= passed_s:
+            self.computed_s = self.ready_s[self.admitted]
+        else:
+            self.computed_s += passed_s / compute_factor
+
+    def _needs(
+        self, slowed_by_compute: bool
+    ) -> list[tuple[dict[int, float], int, float]]:
+        """Return the demands of the messages under way on link and processor.
+
+        Returns
+        -------
+        list of (dict, int, float)
+            The times that are left by message, the message, and the factor by which
+            this time is now longer than for the message alone.
+        """
+        wire_left_s = self.wire_left_s
+        software_left_s = self.software_left_s
+        longer = dict.fromkeys(wire_left_s, 1.0)
+        if slowed_by_compute:
+            longer = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
+        moving = [k for k in wire_left_s if wire_left_s[k]]
+        # Without a burst the software of a message waits until its bytes have moved.
+        software_overlaps = self.link.burst_s > 0
+        working = [
+            k
+            for k in wire_left_s
+            if software_left_s[k] and (software_overlaps or not wire_left_s[k])
+        ]
+        turns = max(1.0, len(working) / self.link.software)
+        on_link = [(wire_left_s, k, len(moving) * longer[k]) for k in moving]
+        on_processor = [(software_left_s, k, turns * longer[k]) for k in working]
+        return on_link + on_processor
 
 
 def one_by_one(
@@ -177,128 +374,86 @@ def one_by_one(
     slowdown: ArrayLike = 0.0,
     message_slowdown: ArrayLike = 0.0,
 ) -> tuple[Floats, Floats]:
-    """Return (..., G) begin and end of (..., G) messages, one under way at a time; else as `Link`."""
-    starts_s, ends_s = np.empty(ready_s.shape), np.empty(ready_s.shape)
-    free_s, tokens_s = (
-        np.zeros(ready_s.shape[:-1]),
-        np.full(ready_s.shape[:-1], burst_s),
-    )
-    late_s = np.zeros(ready_s.shape[:-1])
-    last_s = ready_s.max(axis=-1, initial=0.0)
-    slower, drag = (
-        np.broadcast_to(by, ready_s.shape) for by in (slowdown, message_slowdown)
-    )
-    slows, drags = slower.any(), drag.any()
+    """Return when messages start and end if one is under way at a time.
+
+    Parameters
+    ----------
+    ready_s : ndarray, shape (..., G)
+        When each message would be ready if no message slowed compute down, in seconds.
+        Leading axes are scenarios.
+    software_s, wire_s : ndarray, shape (..., G)
+        The processor time and the link time of each message, in seconds.
+    burst_s, slowdown, message_slowdown : optional
+        As of `Link`. Slowdowns are of shape (), (G,) or (..., G).
+
+    Returns
+    -------
+    starts_s, ends_s : ndarray, shape (..., G)
+        In seconds.
+    """
+    scenarios = ready_s.shape[:-1]
+    compute_slowdown = np.broadcast_to(slowdown, ready_s.shape)
+    slowdown_by_compute = np.broadcast_to(message_slowdown, ready_s.shape)
+    slows_compute = compute_slowdown.any()
+    slows_messages = slowdown_by_compute.any()
+    starts_s = np.empty(ready_s.shape)
+    ends_s = np.empty(ready_s.shape)
+    all_computed_s = ready_s.max(axis=-1, initial=0.0)
+    free_s = np.zeros(scenarios)
+    tokens_s = np.full(scenarios, burst_s)
+    # How late compute is, by all that messages have slowed it down so far.
+    late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
-        start_s = starts_s[..., k] = np.maximum(free_s, ready_s[..., k] + late_s)
-        work_s = np.maximum(
-            0.0, last_s - (start_s - late_s)
-        )  # of computing that is left
+        start_s = np.maximum(free_s, ready_s[..., k] + late_s)
+        compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
+        slowdowns = (compute_slowdown[..., k], slowdown_by_compute[..., k])
+
         tokens_s = np.minimum(burst_s, tokens_s + start_s - free_s)
         on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
-        beside = work_s, slower[..., k], drag[..., k]
-        took_s = software_s[..., k] + (0.0 if burst_s else on_link_s)
         if burst_s:
-            took_s = np.maximum(on_link_s, took_s)
-        longer_s: Floats | float = (
-            0.0  # that the link is busy, which then saves nothing
-        )
-        if drags:
-            took_s, longer_s = (
-                _dragged(took_s, *beside),
-                _dragged(on_link_s, *beside) - on_link_s,
-            )
+            took_s = np.maximum(on_link_s, software_s[..., k])
+        else:
+            took_s = software_s[..., k] + on_link_s
+        # While compute keeps the link busy for longer, no tokens are saved.
+        longer_s: Floats | float = 0.0
+        if slows_messages:
+            took_s = _overlapped_s(took_s, compute_left_s, *slowdowns)
+            longer_s = _overlapped_s(on_link_s, compute_left_s, *slowdowns) - on_link_s
         tokens_s = np.minimum(burst_s, tokens_s + took_s - wire_s[..., k] - longer_s)
-        if slows:
-            # What is computed beside the message is late by the share that it takes longer.
-            beside_s = np.minimum(work_s, took_s / (1 + slower[..., k]))
-            late_s = late_s + slower[..., k] * beside_s
-        free_s = ends_s[..., k] = start_s + took_s
+
+        if slows_compute:
+            # What is computed beside the message is late by the share that it takes
+            # longer.
+            factor = compute_slowdown[..., k]
+            overlap_s = np.minimum(compute_left_s, took_s / (1 + factor))
+            late_s = late_s + factor * overlap_s
+        free_s = start_s + took_s
+        starts_s[..., k] = start_s
+        ends_s[..., k] = free_s
     return starts_s, ends_s
 
 
-def _dragged(alone_s: Floats, work_s: Floats, slower: Floats, drag: Floats) -> Floats:
-    """Return (...) how long takes what takes ``alone_s`` by itself, begun beside ``work_s`` of computing."""
-    beside_s = work_s * (1 + slower)
-    rest_s = np.maximum(0.0, alone_s - beside_s / (1 + drag))
-    return np.asarray(np.minimum(alone_s * (1 + drag), beside_s) + rest_s)
+def _overlapped_s(
+    alone_s: Floats, compute_left_s: Floats, slowdown: Floats, message_slowdown: Floats
+) -> Floats:
+    """Return how long a message takes that starts while something is still computed.
 
+    Parameters
+    ----------
+    alone_s : ndarray, shape (...)
+        The time of the message while nothing is computed, in seconds.
+    compute_left_s : ndarray, shape (...)
+        How much is still to be computed, in seconds without messages.
+    slowdown, message_slowdown : ndarray, shape (...)
+        How much longer compute takes beside the message, and the message beside
+        compute.
 
-# -- what it carries ---------------------------------------------------------------------------
-
-
-FRAMING_BYTES, TBF_FRAMING_BYTES = 38, 14
-"""Around each packet of up to 1,500 bytes: as Ethernet on a wire has them, and as tbf counts it."""
-FRAMING = 1448 / (1500 + TBF_FRAMING_BYTES)
-"""TCP payload in a full Ethernet frame, as tbf counts it: what no collective can exceed."""
-
-
-def burst_bytes(rate_bits_per_s: float) -> int:
-    """Return the depth of the bucket that the lab gives to a link; a smaller one breaks the rate by 2x."""
-    return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))
-
-
-def wire_s_per_byte(
-    collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
-) -> float:
-    """Return seconds of each rank's link for a byte of a message; framing : the share of its own bytes."""
-    bus_factor = find_collective(collective).bus_factor(ranks)
-    return bus_factor * 8 / (rate_bits_per_s * framing)
-
-
-# -- the name of a lab's link --------------------------------------------------------------------
-
-
-class Named(NamedTuple):
-    """What the name of a link says; engine : "tbf", the kernel's token bucket, or "emulated", ours."""
-
-    engine: str
-    rate_bits_per_s: float
-    delay_s: float
-    burst_s: float
-    framing_bytes: int
-
-    @property
-    def framing(self) -> float:
-        """Return the share of what the link carries that is a message's own bytes."""
-        return 1448 / (1500 + self.framing_bytes)
-
-
-def is_lab(link: str) -> bool:
-    """Return whether the link is one of a lab, by its name."""
-    return link.startswith(("lab:", "emulated:"))
-
-
-def read_link(link: str) -> Named:
-    """Return what the name of a lab's link says, as it stands in tables; UserError for other links.
-
-    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:3]
-    ('emulated', 500000000.0, 0.002)
+    Returns
+    -------
+    ndarray, shape (...)
+        In seconds.
     """
-    if not is_lab(link):
-        raise UserError(f"{link!r} is no lab's link: they are called as lab:1gbit")
-
-    def part(name: str, otherwise: str) -> str:
-        match = re.search(rf"-{name}([0-9][^-]*)", link)
-        return match[1] if match else otherwise
-
-    engine, _, rest = link.partition(":")
-    bits_per_s = parse_bits_per_s(rest.partition("-")[0])
-    if engine == "lab":
-        saved_s = burst_bytes(bits_per_s) * 8 / bits_per_s
-        return Named("tbf", bits_per_s, 0.0, saved_s, TBF_FRAMING_BYTES)
-    delay_s, saved_s = (parse_seconds(part(name, "0s")) for name in ("delay", "burst"))
-    return Named(
-        engine, bits_per_s, delay_s, saved_s, int(part("framing", f"{FRAMING_BYTES}"))
-    )
-
-
-def ranks_per_node(link: str) -> int:
-    """Return how many ranks share the link of a node, by its name as emulated:200mbit-g4-1gbit; else 1."""
-    group = re.search(r"-g([0-9]+)-", link)
-    return int(group[1]) if group else 1
-
-
-def way_s(link: str) -> float:
-    """Return a packet's delay in seconds from rank to rank, by the link's name; 0 for other links."""
-    return 2 * read_link(link).delay_s if link.startswith("emulated:") else 0.0
+    both_s = compute_left_s * (1 + slowdown)
+    alone_after_s = np.maximum(0.0, alone_s - both_s / (1 + message_slowdown))
+    overlap_s = np.minimum(alone_s * (1 + message_slowdown), both_s)
+    return np.asarray(overlap_s + alone_after_s)

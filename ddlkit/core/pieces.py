@@ -1,4 +1,8 @@
-"""How each form is fitted: straight pieces by least squares, mostly of relative errors; tables of medians."""
+"""How each form of cost is fitted: straight pieces by least squares, tables by medians.
+
+Errors are relative, so that 10% count the same at 1 KiB and at 1 GiB, unless a variant
+of a line counts seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +26,100 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.sparse import Log, Scan
 from ddlkit.core.workload import Floats
 
-PIECES, MIN_SIZES_PER_PIECE = 3, 3  # of a ``segments`` fit
+MOST_PIECES = 3
+"""The most pieces of a fit of segments."""
+SIZES_PER_PIECE = 3
+"""The least number of distinct sizes in each piece of a fit of segments."""
 LINES = ("relative", "least_squares", "medians", "ends")
-"""Ways to lay a straight line through messages, as in "alpha_beta:ends": by relative error; by least squares
-in seconds through every sample, or through the median of every size; through the two ends alone."""
+"""The ways to lay a straight line through messages, as in "alpha_beta:ends".
+
+``relative`` is least squares of relative errors. ``least_squares`` and ``medians`` are
+least squares in seconds, through every sample or through the median of every size.
+``ends`` passes through the medians of the smallest and the largest size.
+"""
+
+Design = Callable[[Floats], Floats]
+"""From sizes, shape (n,), to a matrix, shape (n, 2).
+
+The product of the matrix and the parameters is the time.
+"""
+Fitter = Callable[..., dict[str, Any]]
+"""From sizes and seconds, both of shape (n,), to the fitted parameters by name."""
+
+
+# -- least squares -----------------------------------------------------------------
 
 
 def least_squares(
     design: Floats, seconds: Floats, unit_s: Floats | None = None
 ) -> Floats:
-    """Return (k,) values of least sum(((design @ values - seconds) / unit_s)**2).
+    """Return the parameters with the least sum of squared errors.
 
-    design : (n, k); unit_s : (n,) what an error counts in: by default the measured time, so it is relative
+    Parameters
+    ----------
+    design : ndarray, shape (n, k)
+        The matrix whose product with the parameters is the predicted time.
+    seconds : ndarray, shape (n,)
+        The measured times.
+    unit_s : ndarray, shape (n,), optional
+        The unit in which each error counts. By default this is the measured time, so
+        that errors are relative.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        The values with the least ``sum(((design @ values - seconds) / unit_s)**2)``.
+
+    Raises
+    ------
+    UserError
+        If the sizes do not determine all parameters.
+
+    Examples
+    --------
+    >>> sizes = np.array([1.0, 2.0, 3.0])
+    >>> least_squares(straight(sizes), 5 + 2 * sizes).round(6).tolist()
+    [5.0, 2.0]
     """
-    unit_s = seconds if unit_s is None else unit_s
-    weighted, target = design / unit_s[:, None], seconds / unit_s
+    if unit_s is None:
+        unit_s = seconds
+    weighted = design / unit_s[:, None]
+    # Columns differ by many orders of magnitude: a constant, and bytes. Without a
+    # common scale the rank would be judged too low.
     scale = np.linalg.norm(weighted, axis=0)
-    values, rank = scale, 0
+    scaled = np.zeros_like(scale)
+    rank = 0
     if np.all(scale > 0):
-        values, _, rank, _ = np.linalg.lstsq(weighted / scale, target, rcond=None)
+        scaled, _, rank, _ = np.linalg.lstsq(
+            weighted / scale, seconds / unit_s, rcond=None
+        )
     if rank < design.shape[1]:
         raise UserError(
             "the sizes do not determine the parameters: measure more distinct sizes"
         )
-    return values / scale
+    return scaled / scale
+
+
+def straight(sizes: Floats) -> Floats:
+    """Return the design of a straight line, shape (n, 2): a constant and the size."""
+    return np.column_stack([np.ones_like(sizes), sizes])
 
 
 def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
-    """Return (k,) distinct ones of (n,) sizes, and the times at each."""
+    """Return the times at each distinct size.
+
+    Parameters
+    ----------
+    sizes, seconds : ndarray, shape (n,)
+        Raw samples in any order.
+
+    Returns
+    -------
+    distinct : ndarray, shape (k,)
+        The distinct sizes, increasing.
+    groups : list of ndarray, length k
+        The times at each of them.
+    """
     distinct, inverse, counts = np.unique(
         sizes, return_inverse=True, return_counts=True
     )
@@ -57,90 +127,148 @@ def grouped(sizes: Floats, seconds: Floats) -> tuple[Floats, list[Floats]]:
     return distinct, np.split(in_order, np.cumsum(counts)[:-1])
 
 
-def each(of: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
-    """Return (k,) ``of`` each of k groups, at once where all are of one length."""
-    if len({group.size for group in groups}) == 1:
-        return np.asarray(of(np.stack(groups), axis=1))
-    return np.array([of(group, axis=0) for group in groups])
+def _of_each_group(function: Callable[..., Any], groups: Sequence[Floats]) -> Floats:
+    """Return (k,) a function of each of k groups, as np.median, which takes an axis."""
+    lengths = {group.size for group in groups}
+    if len(lengths) == 1:
+        return np.asarray(function(np.stack(groups), axis=1))
+    return np.array([function(group, axis=0) for group in groups])
 
 
-Design = Callable[[Floats], Floats]
-"""(n,) sizes to the (n, 2) matrix whose product with the parameters is the time."""
-
-
-def straight(sizes: Floats) -> Floats:
-    """Return (n, 2): a constant and the size."""
-    return np.column_stack([np.ones_like(sizes), sizes])
+# -- where pieces begin ------------------------------------------------------------
 
 
 def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
-    """Return (n+1, n+1) losses of a line through the (n,) points from i up to j; infinite below ``least``."""
-    # Points are added one by one to moments about their mean: plain sums would lose digits of short pieces.
-    losses = np.full((x.size + 1, x.size + 1), np.inf)
-    moments = np.zeros((6, x.size))
-    for j, (new_x, new_y, new) in enumerate(zip(x, y, weight, strict=True)):
-        total, mean_x, mean_y, xx, xy, yy = moments[:, : j + 1]
-        both = total + new
-        off_x, off_y, rest = new_x - mean_x, new_y - mean_y, new * total / both
-        mean_x += off_x * new / both
-        mean_y += off_y * new / both
-        xx += rest * off_x * off_x
-        xy += rest * off_x * off_y
-        yy += rest * off_y * off_y
-        total[:] = both
+    """Return the loss of the best line through each run of points.
+
+    Parameters
+    ----------
+    x, y, weight : ndarray, shape (n,)
+        The points, and the weight of the squared error of each.
+    least : int
+        The least number of points of a run.
+
+    Returns
+    -------
+    ndarray, shape (n + 1, n + 1)
+        The loss of the points from i up to j, without j. Runs that are too short have
+        an infinite loss.
+    """
+    n = x.size
+    losses = np.full((n + 1, n + 1), np.inf)
+    # For each run that begins at i: its weight, its weighted means, and its moments
+    # about these means. Points are added one by one (Welford). Differences of plain
+    # sums would lose the digits of short runs.
+    moments = np.zeros((6, n))
+    for last in range(n):
+        total, mean_x, mean_y, xx, xy, yy = moments[:, : last + 1]
+        new_total = total + weight[last]
+        off_x = x[last] - mean_x
+        off_y = y[last] - mean_y
+        moved = weight[last] * total / new_total
+        mean_x += off_x * weight[last] / new_total
+        mean_y += off_y * weight[last] / new_total
+        xx += moved * off_x * off_x
+        xy += moved * off_x * off_y
+        yy += moved * off_y * off_y
+        total[:] = new_total
         explained = np.divide(xy * xy, xx, out=np.zeros_like(xx), where=xx > 0)
-        long_enough = slice(0, max(0, j + 2 - least))
-        losses[long_enough, j + 1] = np.maximum(yy - explained, 0.0)[long_enough]
+        unexplained = np.maximum(yy - explained, 0.0)
+        n_long_enough = max(0, last + 2 - least)
+        losses[:n_long_enough, last + 1] = unexplained[:n_long_enough]
     return losses
 
 
 def best_breaks(
     designs: Sequence[Design], sizes: Floats, seconds: Floats, minimum: int
 ) -> list[float]:
-    """Return breakpoints of least total loss, geometric means of neighbours; UserError for too few sizes."""
-    (grid, groups), needed = grouped(sizes, seconds), minimum * len(designs)
-    if grid.size < needed:
-        pieces = f"{len(designs)} pieces need at least {needed} distinct sizes"
-        raise UserError(f"{pieces}, got {grid.size}")
-    # Repeats scatter about their own mean wherever the cuts are: that part is left out.
-    weight = each(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
-    mean = each(lambda times, axis: np.sum(1.0 / times, axis=axis), groups) / weight
-    # A design is a constant and a variable: their sum is as good a variable.
-    first, *rest = (
-        _losses(design(grid).sum(axis=1), mean, weight, minimum) for design in designs
-    )
-    least, came = first[0], []
-    for piece in rest:
-        total = least[:, None] + piece
-        came.append(total.argmin(axis=0))
+    """Return the breakpoints between pieces with the least squared relative errors.
+
+    Parameters
+    ----------
+    designs : sequence of callable, length k
+        The design of each piece: two columns, whose sum is not constant.
+    sizes, seconds : ndarray, shape (n,)
+        Raw samples.
+    minimum : int
+        The least number of distinct sizes in each piece.
+
+    Returns
+    -------
+    list of float, length k - 1
+        The geometric means of the sizes on either side of each break.
+
+    Raises
+    ------
+    UserError
+        If there are too few distinct sizes.
+
+    Notes
+    -----
+    The breaks are exact. A dynamic programme over pieces combines the losses of all
+    runs of sizes.
+    """
+    distinct, groups = grouped(sizes, seconds)
+    needed = minimum * len(designs)
+    if distinct.size < needed:
+        raise UserError(
+            f"{len(designs)} pieces need at least {needed} distinct sizes, "
+            f"got {distinct.size}"
+        )
+    # Repeats scatter about their own mean wherever the breaks are, so one point stands
+    # for each size.
+    weight = _of_each_group(lambda times, axis: np.sum(times**-2.0, axis=axis), groups)
+    inverse = _of_each_group(lambda times, axis: np.sum(1 / times, axis=axis), groups)
+    mean_s = inverse / weight
+    # A line in one variable has the same loss in that variable plus a constant. So the
+    # sum of the two columns of a design may stand for the variable.
+    losses = [
+        _losses(design(distinct).sum(axis=1), mean_s, weight, minimum)
+        for design in designs
+    ]
+
+    # The least loss of the first sizes by their number, with one piece and then with
+    # one more each time.
+    least = losses[0][0]
+    best_starts = []
+    for loss in losses[1:]:
+        total = least[:, None] + loss
+        best_starts.append(total.argmin(axis=0))
         least = total.min(axis=0)
-    cuts = [grid.size]
-    for before in reversed(came):
-        cuts.append(int(before[cuts[-1]]))
-    return [float(np.sqrt(grid[cut - 1] * grid[cut])) for cut in reversed(cuts[1:])]
+
+    # Follow the starts of pieces back from the end.
+    starts = []
+    end = distinct.size
+    for best_start in reversed(best_starts):
+        end = int(best_start[end])
+        starts.append(end)
+    return [
+        float(np.sqrt(distinct[start - 1] * distinct[start]))
+        for start in reversed(starts)
+    ]
 
 
-def apart(
+def _fitted_pieces(
     designs: Sequence[Design], breaks: Sequence[float], sizes: Floats, seconds: Floats
-) -> list[float]:
-    """Return 2k values of k pieces between the breaks, fitted one by one."""
-    which, values = np.searchsorted(breaks, sizes, side="right"), list[float]()
-    for k, design in enumerate(designs):
-        values += least_squares(design(sizes[which == k]), seconds[which == k]).tolist()
+) -> list[Floats]:
+    """Return the two parameters of each piece, fitted between its breaks."""
+    piece_of_row = np.searchsorted(breaks, sizes, side="right")
+    values = []
+    for piece, design in enumerate(designs):
+        rows = piece_of_row == piece
+        values.append(least_squares(design(sizes[rows]), seconds[rows]))
     return values
 
 
-# -- forms -------------------------------------------------------------------------------------
-
-Fitter = Callable[..., dict[str, Any]]
-"""Sizes and seconds, (n,) each, to the fitted parameters."""
+# -- forms -------------------------------------------------------------------------
 
 
 def _linear_in_parameters(kind: type[Form]) -> Fitter:
-    """Return the fitter of a form without breakpoints: a column is the form with one parameter 1, else 0."""
+    """Return how a form is fitted that is linear in its parameters."""
     names = parameters(kind)
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
+        # A column of the design is the form with one parameter 1 and all others 0.
         terms: list[Any] = [kind(*unit) for unit in np.eye(len(names)).tolist()]
         design = np.column_stack([term(sizes) for term in terms])
         return dict(zip(names, least_squares(design, seconds).tolist(), strict=True))
@@ -148,74 +276,90 @@ def _linear_in_parameters(kind: type[Form]) -> Fitter:
     return fitter
 
 
-def _medians(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-    """Return how a table is fitted: medians at each size."""
+def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:
     distinct, groups = grouped(sizes, seconds)
-    return {"bytes": distinct.tolist(), "seconds": each(np.median, groups).tolist()}
+    medians = _of_each_group(np.median, groups)
+    return {"bytes": distinct.tolist(), "seconds": medians.tolist()}
 
 
-def _line(how: str) -> Fitter:
-    """Return how a line is laid: one of LINES."""
-    if how not in LINES:
-        raise UserError(f"cost form alpha_beta:{how}: use {', '.join(LINES)}")
-    if how == "relative":
+def _line(way: str) -> Fitter:
+    """Return how a line is fitted, in one of the ways LINES."""
+    if way not in LINES:
+        raise UserError(f"cost form alpha_beta:{way}: use {', '.join(LINES)}")
+    if way == "relative":
         return _linear_in_parameters(AlphaBeta)
 
     def fitter(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-        grid, groups = grouped(sizes, seconds)
-        medians = each(np.median, groups)
-        if how == "least_squares":
-            grid, medians = sizes, seconds
-        elif how == "ends":
-            grid, medians = grid[[0, -1]], medians[[0, -1]]
-        unit_s = np.ones_like(medians)
-        values = least_squares(straight(grid), medians, unit_s)
-        if values[0] < 0:  # in seconds the largest messages decide
-            values = np.append(0.0, least_squares(grid[:, None], medians, unit_s))
-        return dict(zip(parameters(AlphaBeta), values.tolist(), strict=True))
+        if way == "least_squares":
+            points = sizes
+            times_s = seconds
+        else:
+            points, groups = grouped(sizes, seconds)
+            times_s = _of_each_group(np.median, groups)
+        if way == "ends":
+            points = points[[0, -1]]
+            times_s = times_s[[0, -1]]
+        second = np.ones_like(times_s)
+        alpha_s, beta = least_squares(straight(points), times_s, second).tolist()
+        if alpha_s < 0:
+            # In seconds the largest messages decide, and a slight bend there makes the
+            # start-up negative. The line is then laid through the origin.
+            alpha_s = 0.0
+            (beta,) = least_squares(points[:, None], times_s, second).tolist()
+        return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
 
     return fitter
+
+
+def _log2_slope_first(sizes: Floats) -> Floats:
+    """Return the design of the first piece of osf Eq 18, with the slope first."""
+    return straight(np.log2(sizes))[:, ::-1]
+
+
+def _slope_first(sizes: Floats) -> Floats:
+    """Return the design of the second piece of osf Eq 18, with the slope first."""
+    return straight(sizes)[:, ::-1]
 
 
 def _fit_piecewise(
     sizes: Floats, seconds: Floats, threshold: str = ""
 ) -> dict[str, Any]:
-    """Return parameters with the threshold that is given, or else with the one of least loss."""
-    designs: tuple[Design, ...] = (
-        lambda sizes: straight(np.log2(sizes))[:, ::-1],
-        lambda sizes: straight(sizes)[:, ::-1],
-    )
+    """Return the parameters for a threshold, as "45KB", by default for the best one."""
+    designs = (_log2_slope_first, _slope_first)
     if threshold:
         threshold_bytes = float(units.parse_bytes(threshold))
     else:
-        (threshold_bytes,) = best_breaks(designs, sizes, seconds, 2)
-    values = apart(designs, (threshold_bytes,), sizes, seconds)
-    return dict(zip(parameters(Piecewise), (threshold_bytes, *values), strict=True))
+        (threshold_bytes,) = best_breaks(designs, sizes, seconds, minimum=2)
+    small, large = _fitted_pieces(designs, [threshold_bytes], sizes, seconds)
+    values = (threshold_bytes, *small.tolist(), *large.tolist())
+    return dict(zip(parameters(Piecewise), values, strict=True))
 
 
 def _fit_segments(sizes: Floats, seconds: Floats) -> dict[str, Any]:
-    """Return as many pieces as the sizes can carry, at most PIECES; they need not join."""
-    designs = (straight,) * max(
-        1, min(PIECES, np.unique(sizes).size // MIN_SIZES_PER_PIECE)
-    )
-    breaks = best_breaks(designs, sizes, seconds, MIN_SIZES_PER_PIECE)
-    values = apart(designs, breaks, sizes, seconds)
-    return dict(
-        zip(parameters(Segments), (breaks, values[::2], values[1::2]), strict=True)
-    )
+    """Return the parameters of as many pieces as sizes allow, at most MOST_PIECES."""
+    possible = np.unique(sizes).size // SIZES_PER_PIECE
+    designs = [straight] * max(1, min(MOST_PIECES, possible))
+    breaks = best_breaks(designs, sizes, seconds, SIZES_PER_PIECE)
+    lines = _fitted_pieces(designs, breaks, sizes, seconds)
+    return {
+        "breaks_bytes": breaks,
+        "alpha_s": [float(alpha_s) for alpha_s, _ in lines],
+        "beta_s_per_byte": [float(beta) for _, beta in lines],
+    }
 
 
 METHODS: dict[type[Form], tuple[Fitter, int]] = {
     AlphaBeta: (_linear_in_parameters(AlphaBeta), 3),
     Piecewise: (_fit_piecewise, 5),
-    Segments: (_fit_segments, MIN_SIZES_PER_PIECE),
-    Chords: (_medians, 2),
-    Table: (_medians, 2),
-    **{kind: (_linear_in_parameters(kind), 3) for kind in (Log, Scan)},
+    Segments: (_fit_segments, SIZES_PER_PIECE),
+    Chords: (_fit_table, 2),
+    Table: (_fit_table, 2),
+    Log: (_linear_in_parameters(Log), 3),
+    Scan: (_linear_in_parameters(Scan), 3),
 }
-"""How each form is fitted, and from how many distinct sizes at least; the simplest first."""
+"""How each form is fitted, and how many sizes this needs, the simplest form first."""
 VARIANTS: dict[type[Form], Callable[[str], Fitter]] = {
     AlphaBeta: _line,
     Piecewise: lambda text: partial(_fit_piecewise, threshold=text),
 }
-"""What may stand behind a form's name, as in "piecewise:45KB", to how it is then fitted."""
+"""How a form is fitted with a text behind its name, as in "piecewise:45KB"."""

@@ -1,29 +1,77 @@
-"""Fusion plans: which gradients travel in one message, and the planners that choose."""
+"""Fusion plans: which gradients travel in one message, and the planners that choose.
+
+The gradients of a network become ready one after the other, beginning with the last
+layer. A fusion plan cuts this sequence into contiguous groups, and each group is sent
+as one message. Few large messages save start-up time, while many small ones start
+earlier. A planner makes a plan from a workload and, if it needs one, from the cost of a
+message. Planners are registered by name, so that `make_plan` finds them.
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
+mg_wfbp : S. Shi, X. Chu and B. Li, "MG-WFBP: Efficient Data Communication for
+    Distributed Synchronous SGD Algorithms", INFOCOM 2019, and "MG-WFBP: Merging
+    Gradients Wisely for Efficient Communication in Distributed Deep Learning", TPDS
+    2021.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Any, NamedTuple
+from itertools import cycle, product
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddlkit.core import units
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
+from ddlkit.core.fronts import ROUNDING, Groups, shortest
 from ddlkit.core.workload import Floats, Ints, Workload
+
+DDP_FIRST_BYTES = units.MIB
+"""The size from which DistributedDataParallel of PyTorch sends its first bucket."""
+DDP_BUCKET_BYTES = 25 * units.MIB
+"""The size from which every later bucket is sent, by default."""
+
+AT_ONCE = 2**20
+"""How many groups `exact` prices at a time: 8 MB of seconds."""
+MOST_SELECTED = 2_000
+"""The most tensors of a plan with selection, which needs six arrays of all groups."""
 
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """A partition of the tensors into contiguous groups, in ready order.
+    """A partition of n gradients into G contiguous groups, each sent as one message.
 
-    ends : exclusive end of each group, increasing; the last one is the number of tensors
-    least_s : of a plan proven the best: no iteration is shorter at its cost, one message at a time
+    Parameters
+    ----------
+    planner : str
+        The name of the planner, with its arguments.
+    ends : tuple of int, length G
+        The exclusive end of each group in the order in which gradients become ready.
+        Ends increase, and the last one is n.
+    least_s : float, optional
+        For a plan that is proven to be the best: no iteration is shorter at the cost
+        for which the plan was made, if messages are sent one at a time. In seconds.
+
+    Raises
+    ------
+    UserError
+        If there is no group, or if a group is empty.
+
+    Examples
+    --------
+    The first gradient travels alone, the other two together:
+
+    >>> workload = Workload.from_arrays(3.0, [2.0, 2.0, 2.0], n_bytes=[100, 200, 300])
+    >>> plan = FusionPlan("by hand", (1, 3))
+    >>> plan.group_bytes(workload).tolist(), plan.group_ready_s(workload).tolist()
+    ([100, 500], [5.0, 9.0])
     """
 
     planner: str
@@ -31,46 +79,79 @@ class FusionPlan:
     least_s: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.ends or any(
-            b <= a for a, b in zip(self.starts, self.ends, strict=True)
-        ):
-            ends = f"group ends {self.ends[:6]}..."
-            raise UserError(f"plan {self.planner!r}: {ends} must increase from above 0")
+        bounds = zip(self.starts, self.ends, strict=False)
+        if not self.ends or any(start >= end for start, end in bounds):
+            raise UserError(
+                f"plan {self.planner!r}: group ends {shown(self.ends)} must increase "
+                "from above 0"
+            )
 
     @property
     def n(self) -> int:
-        """Return the number of tensors."""
+        """Return the number of gradients."""
         return self.ends[-1]
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Return the first tensor of each group."""
+        """Return the first gradient of each group."""
         return (0, *self.ends[:-1])
 
     @property
     def slices(self) -> list[slice]:
-        """Return the tensors of each group, in ready order."""
-        return [slice(a, b) for a, b in zip(self.starts, self.ends, strict=True)]
+        """Return the gradients of each group, in ready order."""
+        bounds = zip(self.starts, self.ends, strict=True)
+        return [slice(start, end) for start, end in bounds]
 
     def group_bytes(self, workload: Workload) -> Ints:
-        """Return (G,) bytes of each group. Raises UserError when the plan is of another workload."""
+        """Return the size of each message in bytes, shape (G,).
+
+        Raises
+        ------
+        UserError
+            If the workload has another number of gradients than the plan.
+        """
         if self.n != workload.n:
-            sizes = f"{self.n} tensors, the workload has {workload.n}"
-            raise UserError(f"plan {self.planner!r} is of {sizes}")
+            raise UserError(
+                f"plan {self.planner!r} is for {self.n} tensors, but the workload has "
+                f"{workload.n}: make the plan for this workload"
+            )
         return np.add.reduceat(workload.bytes, self.starts)
 
     def group_ready_s(self, workload: Workload) -> Floats:
-        """Return (G,) the time at which the last gradient of each group is ready."""
+        """Return when each message is ready to be sent, in seconds, shape (G,)."""
         return workload.ready_s[np.array(self.ends) - 1]
 
     def forward_groups(self) -> list[list[int]]:
-        """Return groups and members in ready order, each tensor by its index in forward order from 0."""
-        return [[self.n - 1 - i for i in range(s.start, s.stop)] for s in self.slices]
+        """Return the gradients of each group as indices in forward order, from 0.
+
+        Groups and their members stay in ready order, so the indices fall.
+        """
+        last = self.n - 1
+        return [
+            [last - i for i in range(group.start, group.stop)] for group in self.slices
+        ]
 
     def to_dict(self, iteration_s: float | None = None) -> dict[str, Any]:
-        """Return it JSON-ready: planner, groups in forward-order indices, predicted iteration."""
-        groups = self.forward_groups()
-        return {"planner": self.planner, "groups": groups, "iteration_s": iteration_s}
+        """Return the plan as JSON-ready values.
+
+        Parameters
+        ----------
+        iteration_s : float, optional
+            The predicted iteration in seconds, which is written with the plan.
+
+        Returns
+        -------
+        dict
+            The planner, the groups in forward-order indices, and the iteration.
+        """
+        return {
+            "planner": self.planner,
+            "groups": self.forward_groups(),
+            "iteration_s": iteration_s,
+        }
+
+
+# -- plans by size -----------------------------------------------------------------
 
 
 def none(workload: Workload) -> FusionPlan:
@@ -79,369 +160,321 @@ def none(workload: Workload) -> FusionPlan:
 
 
 def single(workload: Workload) -> FusionPlan:
-    """Return the plan of one message after backward."""
+    """Return the plan in which all gradients travel in one message after backward."""
     return FusionPlan("single", (workload.n,))
 
 
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """Return groups that close before they exceed the buffer (osf Eq 12), or ``timeout_s`` would pass."""
+    """Return the plan of a buffer that is sent before it would overflow (osf Eq 12).
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, in ready order.
+    capacity_bytes : int
+        The size that no group exceeds, unless a single gradient does.
+    name : str, optional
+        The name of the planner, by default "buffer:" and the capacity.
+    timeout_s : float, optional
+        The buffer is also sent if the next gradient takes this long or longer. By
+        default the buffer waits for any time.
+
+    Returns
+    -------
+    FusionPlan
+
+    Raises
+    ------
+    UserError
+        If the capacity or the timeout is not above zero.
+
+    Examples
+    --------
+    >>> workload = Workload.from_arrays(0.0, [1.0, 1.0, 1.0], n_bytes=[60, 60, 40])
+    >>> buffer(workload, 100).ends
+    (1, 3)
+    """
     if capacity_bytes <= 0:
         raise UserError(
             f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero"
         )
     if not timeout_s > 0:
         raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
-    ends, filled = [], 0
     backward_s = workload.backward_s.tolist()
-    for i, size in enumerate(workload.bytes.tolist()):
-        if filled and (filled + size > capacity_bytes or backward_s[i] >= timeout_s):
+    ends = []
+    filled_bytes = 0
+    for i, n_bytes in enumerate(workload.bytes.tolist()):
+        overflows = filled_bytes + n_bytes > capacity_bytes
+        if filled_bytes and (overflows or backward_s[i] >= timeout_s):
             ends.append(i)
-            filled = 0
-        filled += size
+            filled_bytes = 0
+        filled_bytes += n_bytes
     return FusionPlan(name or f"buffer:{capacity_bytes}", (*ends, workload.n))
 
 
-DDP_FIRST_BYTES, DDP_BUCKET_BYTES = units.MIB, 25 * units.MIB
-
-
 def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
-    """Return PyTorch's buckets: one closes on *reaching* its cap: 1 MiB, then 25; or always ``cap_bytes``.
+    """Return the buckets of PyTorch's DistributedDataParallel.
 
-    >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, [600_000, 600_000, 20_000_000, 9_000_000])).ends
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, in ready order.
+    cap_bytes : int, optional
+        The cap of every bucket. By default the cap is 1 MiB for the first bucket and 25
+        MiB for the rest.
+
+    Returns
+    -------
+    FusionPlan
+
+    Notes
+    -----
+    A bucket is closed by the gradient with which it *reaches* its cap. A bucket can
+    therefore be larger than its cap, unlike a fusion buffer (`buffer`).
+
+    Examples
+    --------
+    >>> sizes = [600_000, 600_000, 20_000_000, 9_000_000]
+    >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, sizes)).ends
     (2, 4)
     """
-    ends, filled, cap = [], 0, cap_bytes or DDP_FIRST_BYTES
-    for i, size in enumerate(workload.bytes.tolist()):
-        filled += size
-        if filled >= cap:
+    ends = []
+    filled_bytes = 0
+    limit_bytes = cap_bytes or DDP_FIRST_BYTES
+    for i, n_bytes in enumerate(workload.bytes.tolist()):
+        filled_bytes += n_bytes
+        if filled_bytes >= limit_bytes:
             ends.append(i + 1)
-            filled, cap = 0, cap_bytes or DDP_BUCKET_BYTES
-    if filled:
+            filled_bytes = 0
+            limit_bytes = cap_bytes or DDP_BUCKET_BYTES
+    if filled_bytes:
         ends.append(workload.n)
     return FusionPlan(f"ddp:{cap_bytes}B" if cap_bytes else "ddp", tuple(ends))
 
 
-def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> FusionPlan:
-    """Return a plan that no single move makes faster: a cut more, a cut less, or one moved by a gradient.
+# -- plans by search ---------------------------------------------------------------
 
-    The first move that helps is made, until none does: a local optimum of ``seconds``, whatever these count.
+
+def improved(plan: FusionPlan, seconds: Callable[[FusionPlan], float]) -> FusionPlan:
+    """Return a plan that no single change of a cut makes faster: a local optimum.
+
+    Parameters
+    ----------
+    plan : FusionPlan
+        Where the search begins.
+    seconds : callable
+        From a plan to its iteration in seconds, or to whatever is to be small.
+
+    Returns
+    -------
+    FusionPlan
+        A plan of the same planner that is at least as fast.
+
+    Notes
+    -----
+    A change adds a cut between two gradients, removes one, or moves one by a gradient.
+    The first change that makes the plan faster is made. The search ends when every
+    change has been tried in vain.
+
+    Examples
+    --------
+    The fewer groups, the faster:
+
+    >>> improved(FusionPlan("any", (1, 2, 4)), lambda plan: len(plan.ends)).ends
+    (4,)
     """
-    best, best_s, tried = plan, seconds(plan), -1
-    at, moves = 0, 3 * (plan.n - 1)
-    while moves and tried < moves:
-        cut, kind = divmod(at, 3)
-        cuts = {*best.ends[:-1]} ^ {cut + 1}
-        if kind and (
-            cut + 1 not in best.ends
-            or not 0 < (beside := cut + (0, 2)[kind - 1]) < plan.n
-        ):
-            cuts = set()  # no cut to move, or nowhere to move it
-        elif kind:
-            cuts |= {beside}
-        ends = (*sorted(cuts), plan.n)
-        tried += 1
-        if (not kind or cuts) and ends != best.ends:
-            other = FusionPlan(plan.planner, ends)
-            if (other_s := seconds(other)) < best_s:
-                best, best_s, tried = other, other_s, 0
-        at = (at + 1) % moves
+    best = plan
+    best_s = seconds(plan)
+    changes = list(product(range(1, plan.n), (0, -1, 1)))
+    in_vain = 0
+    for cut, shift in cycle(changes):
+        if in_vain == len(changes):
+            break
+        in_vain += 1
+        ends = _with_a_change(best.ends, cut, shift)
+        if ends is None:
+            continue
+        candidate = FusionPlan(plan.planner, ends)
+        candidate_s = seconds(candidate)
+        if candidate_s < best_s:
+            best = candidate
+            best_s = candidate_s
+            in_vain = 0
     return best
 
 
-def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """Return the plan with the shortest iteration of all 2**(n-1), for any non-negative cost.
+def _with_a_change(
+    ends: tuple[int, ...], cut: int, shift: int
+) -> tuple[int, ...] | None:
+    """Return the ends with the cut moved by ``shift``, None if that is impossible.
 
-    Dynamic programme over prefixes: E[i], the earliest end of communication of the first i tensors, is the
-    minimum over the last group's start j of max(E[j], ready[i]) + cost(bytes of j..i); an earlier E[j] never
-    hurts, so keeping the best is enough. O(n**2) time, O(n) memory; of ties, to rounding, the smallest j.
+    With a shift of 0 the cut is added if the plan does not have it, and else removed.
+    """
+    n = ends[-1]
+    cuts = set(ends[:-1])
+    if shift == 0:
+        return (*sorted(cuts ^ {cut}), n)
+    moved = cut + shift
+    if cut not in cuts or not 0 < moved < n:
+        return None
+    return (*sorted(cuts - {cut} | {moved}), n)
+
+
+def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
+    """Return the plan with the shortest iteration of all 2**(n-1) plans.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, n gradients in ready order.
+    cost : MessageCost
+        The time of a message. It may have any form that is nowhere negative, also one
+        with jumps, and may select the largest gradients first.
+
+    Returns
+    -------
+    FusionPlan
+        The plan. Its ``least_s`` is the proven minimum.
+
+    Raises
+    ------
+    UserError
+        If the cost is negative at some size, or if a plan with selection has more than
+        MOST_SELECTED tensors.
+
+    Notes
+    -----
+    A dynamic programme over prefixes. Let E[i] be the earliest end of communication of
+    the first i gradients. If the last of their groups begins with gradient j,
+
+        E[i] = min over j < i of  max(E[j], ready[i]) + cost(bytes of j..i).
+
+    An earlier E[j] never makes a later message end later, so the best of each prefix is
+    enough. This takes O(n**2) time and O(n) memory. Of plans that tie to rounding, the
+    one with the smallest j is taken.
+
+    With selection one number for each prefix is not enough; see `ddlkit.core.fronts`.
+
+    Examples
+    --------
+    >>> from ddlkit.core.cost import AlphaBeta
+    >>> workload = Workload.from_arrays(3.0, [2.0, 2.0, 2.0], n_bytes=[100, 100, 100])
+    >>> plan = exact(workload, AlphaBeta(alpha_s=1.5, beta_s_per_byte=0.02))
+    >>> plan.ends, plan.least_s
+    ((1, 3), 14.5)
     """
     if cost.selects:
-        return _exact_selected(workload, cost)
-    n, ready_s = workload.n, workload.ready_s
-    earliest, start = np.zeros(n + 1), np.zeros(n + 1, dtype=int)
+        return _exact_with_selection(workload, cost)
+    n = workload.n
+    ready_s = workload.ready_s
+    earliest_s = np.zeros(n + 1)
+    last_group_start = np.zeros(n + 1, dtype=int)
     rows = max(1, AT_ONCE // n)
-    for first in range(0, n, rows):
-        price = _of_groups(
-            workload, cost, cost.form, range(first, min(first + rows, n))
-        )
-        for i, row in enumerate(price, start=first + 1):
-            ends = np.maximum(earliest[:i], ready_s[i - 1]) + row[:i]
-            earliest[i] = ends.min()
-            start[i] = np.argmax(ends <= earliest[i] * (1 + ROUNDING))
-    cuts = [n]
-    while start[cuts[-1]] > 0:
-        cuts.append(int(start[cuts[-1]]))
-    return FusionPlan(
-        "exact", tuple(reversed(cuts)), float(earliest[n]) + workload.update_s
-    )
+    for begin in range(0, n, rows):
+        lasts = range(begin, min(begin + rows, n))
+        costs_s = _group_times_s(workload, cost, cost.form, lasts)
+        for last, row_s in zip(lasts, costs_s, strict=True):
+            end = last + 1
+            ends_s = np.maximum(earliest_s[:end], ready_s[last]) + row_s[:end]
+            least_s = ends_s.min()
+            earliest_s[end] = least_s
+            # The first of all that tie. Processors sum in different orders, so that
+            # times which ought to be equal may differ in the last digit; without this
+            # margin plans would differ, too.
+            ties = ends_s <= least_s * (1 + ROUNDING)
+            last_group_start[end] = np.argmax(ties)
+    # Follow the groups back from the end.
+    ends = [n]
+    while last_group_start[ends[-1]] > 0:
+        ends.append(int(last_group_start[ends[-1]]))
+    iteration_s = float(earliest_s[n]) + workload.update_s
+    return FusionPlan("exact", tuple(reversed(ends)), least_s=iteration_s)
 
 
-def _exact_selected(workload: Workload, cost: MessageCost) -> FusionPlan:
-    """Return the plan of the shortest iteration where messages are selected first."""
-    if workload.n > MOST_SELECTED:
-        most = (
-            f"at most {MOST_SELECTED}: merge those of a layer, or use another planner"
+def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
+    """Return the best plan if gradients are selected before they are sent."""
+    n = workload.n
+    if n > MOST_SELECTED:
+        raise UserError(
+            f"plan exact of {n} tensors that are selected: at most {MOST_SELECTED}: "
+            "merge the tensors of a layer, or use another planner"
         )
-        raise UserError(f"plan exact of {workload.n} tensors that are selected: {most}")
-    every = range(workload.n)
-    ready_s = np.broadcast_to(workload.ready_s[:, None], (workload.n, workload.n))
-    selecting_s = _of_groups(
-        workload, cost.selection_s, f"{cost.form} selection", every
+    lasts = range(n)
+    groups = Groups(
+        ready_s=np.broadcast_to(workload.ready_s[:, None], (n, n)),
+        selecting_s=_group_times_s(
+            workload, cost.selection_s, f"{cost.form} selection", lasts
+        ),
+        sending_s=_group_times_s(workload, cost, cost.form, lasts),
     )
-    sending_s = _of_groups(workload, cost, cost.form, every)
-    ends, least_s = shortest(Groups(ready_s, selecting_s, sending_s))
+    ends, least_s = shortest(groups)
     return FusionPlan("exact", ends, least_s + workload.update_s)
 
 
-AT_ONCE = 2**20  # groups priced at a time: 8 MB of seconds
-MOST_SELECTED = 2_000  # tensors whose groups are all held in memory, six times: 200 MB
-
-
-def _of_groups(
-    workload: Workload, seconds: Callable[[Floats], Any], what: str, lasts: range
+def _group_times_s(
+    workload: Workload, seconds: Callable[[Floats], Any], name: str, lasts: range
 ) -> Floats:
-    """Return (len(lasts), n) ``seconds`` by bytes, of the group from each first tensor to a last one."""
-    total = np.concatenate([[0.0], np.cumsum(workload.bytes)])
-    rows, columns = np.tril_indices(len(lasts), lasts.start, workload.n)
-    price = np.zeros((len(lasts), workload.n))
-    price[rows, columns] = seconds(total[rows + lasts.start + 1] - total[columns])
-    if np.all(price >= 0):
-        return price
-    raise UserError(
-        f"the {what} cost is negative at some message size: fit it on smaller messages"
-    )
+    """Return the time of every group that ends with one of some gradients.
 
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, n gradients in ready order.
+    seconds : callable
+        From sizes in bytes to seconds.
+    name : str
+        The name of this cost in errors.
+    lasts : range
+        The last gradients of the groups.
 
-# -- the shortest iteration where a group takes compute time before its message ---------------------
-# To select the largest gradients of a group delays all that is computed after it; its message delays all
-# that is sent after it. So every prefix of the tensors has a front of cuts, by (seconds selected so far, end
-# of the last message). Read from the end, selecting and sending change places, and a suffix has a front,
-# too. A prefix (a, b) and a suffix (p, q) make an iteration that ends at max(a + q, b + p): fronts of
-# suffixes bound from below what a cut of a prefix can lead to, and the reverse; a plan bounds from above.
-# Where a front is long, points close together become one: their corner, for a bound; the most promising one,
-# for a plan. Prefixes and suffixes take turns, with more and more points, until the lower bound meets the
-# plan.
+    Returns
+    -------
+    ndarray, shape (len(lasts), n)
+        In seconds, by the last and the first gradient, 0 where the first comes after
+        the last.
 
-ROUNDING = 1e-12  # relative difference of two bounds that meet
-NARROW, WIDER = (
-    32,
-    4,
-)  # points of the second front, and how many times as many in the next ones
-
-
-class Groups(NamedTuple):
-    """Every group, (n, n): row its last tensor, column its first; ready if nothing was selected before."""
-
-    ready_s: Floats
-    selecting_s: Floats
-    sending_s: Floats
-
-    def mirrored(self) -> Groups:
-        """Return the same from the last tensor to the first: selecting and sending change places."""
-        ready_s, selecting_s, sending_s = (
-            np.ascontiguousarray(of.T[::-1, ::-1]) for of in self
-        )
-        return Groups(ready_s, sending_s, selecting_s)
-
-    def after(
-        self, last: int, firsts: Ints, times: Ints, one: Floats, other: Floats
-    ) -> tuple[Floats, Floats]:
-        """Return (m,) both clocks after one more group: each of ``firsts`` stands so many times."""
-        ready_s, selecting_s, sending_s = (
-            column[last, firsts].repeat(times) for column in self
-        )
-        now = one + selecting_s
-        then = np.maximum(other, ready_s + now)
-        then += sending_s
-        return now, then
-
-    def end_s(self, ends: tuple[int, ...]) -> float:
-        """Return when the last message of a plan has arrived."""
-        selected_s, end_s, first = 0.0, 0.0, 0
-        for end in ends:
-            group = end - 1, first
-            selected_s += float(self.selecting_s[group])
-            end_s = max(end_s, float(self.ready_s[group]) + selected_s)
-            end_s, first = end_s + float(self.sending_s[group]), end
-        return end_s
-
-
-class Front(NamedTuple):
-    """Points (one, other), the first rising, the second falling; of a prefix or, mirrored, of a suffix."""
-
-    one: Floats
-    other: Floats
-
-    @property
-    def corner(self) -> tuple[float, float]:
-        """Return the least of both; infinite where there is no point."""
-        return (
-            (float(self.one[0]), float(self.other[-1]))
-            if len(self.one)
-            else (np.inf, np.inf)
-        )
-
-    def least(self, one: Floats, other: Floats) -> Floats:
-        """Return (m,) how early iterations end that go on from here with points of the mirrored problem."""
-        turn = (self.one - self.other).searchsorted(one - other)
-        late, early = np.empty((2, len(self.one) + 1))
-        late[:-1], late[-1], early[1:], early[0] = self.one, np.inf, self.other, np.inf
-        return np.minimum(late[turn] + other, early[turn] + one)
-
-    def parts(self, width: int) -> Ints:
-        """Return where up to ``width`` parts begin whose points lie close together in one or the other."""
-        apart = np.minimum(
-            self.one[1:] - self.one[:-1], self.other[:-1] - self.other[1:]
-        ).cumsum()
-        part = np.minimum(apart * (width / apart[-1]), width - 1).astype(int)
-        begins = np.empty(len(self.one), bool)
-        begins[0], begins[1], begins[2:] = True, part[0] > 0, part[1:] > part[:-1]
-        return begins.nonzero()[0]
-
-
-START = Front(np.zeros(1), np.full(1, -np.inf))  # nothing selected, nothing sent
-
-
-def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
-    """Return the group ends of the plan whose last message arrives first, and before when none does."""
-    sides, n = (groups, groups.mirrored()), len(groups.ready_s)
-    fronts = [[START] * (n + 1)] * 2
-    ends: tuple[int, ...] = ()
-    end_s, least_s = np.inf, -np.inf
-    for side, width, bound in _passes():
-        both = fronts[side], fronts[1 - side]
-        passed, plan = _fronts(sides[side], *both, end_s, width, bound)
-        plan = tuple(n - end for end in (*plan[-2::-1], 0)) if plan and side else plan
-        if plan and groups.end_s(plan) < end_s:
-            ends, end_s = plan, groups.end_s(plan)
-        if bound:
-            fronts[side], least_s = passed, max(least_s, passed[n].corner[1])
-        if least_s >= end_s * (1 - ROUNDING):
-            break
-    return ends, min(least_s, end_s)
-
-
-def _passes() -> Iterator[tuple[int, int, bool]]:
-    """Yield which side, of how many points, whether a bound: prefixes and suffixes in turn, without end."""
-    yield 0, 1, True
-    for power in count():
-        width, side = NARROW * WIDER**power, 1 - power % 2
-        if not side:
-            yield side, width, False
-        yield side, width, True
-
-
-def _fronts(
-    groups: Groups,
-    prefixes: list[Front],
-    rest: list[Front],
-    limit_s: float,
-    width: int,
-    bound: bool,
-) -> tuple[list[Front], tuple[int, ...]]:
-    """Return (n + 1) fronts of all prefixes, of ``width`` points at most, and a plan they lead to, or ().
-
-    What cannot end by ``limit_s`` is left out. Points that become one become their corner if it is for a
-    ``bound``, else that of them which may end first, to which the plan leads.
-
-    prefixes, rest : (n + 1) earlier bounds, of the prefixes, and of those of the mirrored problem
+    Raises
+    ------
+    UserError
+        If a time is negative.
     """
-    n = len(rest) - 1
-    useful = _useful(groups, prefixes, rest[::-1], limit_s)
-    fronts, states = [START], 1
-    first, came = np.zeros((2, n * width + 1), np.int64)
-    one, other = np.zeros((2, n * width + 1))
-    other[0] = -np.inf
-    begins_at = np.zeros(n + 1, np.int64)
-    points = np.ones(n + 1, np.int64)
-    for last in range(n):
-        firsts = useful[last].nonzero()[0]
-        each = points[firsts]
-        among = (begins_at[firsts] - each.cumsum() + each).repeat(each) + np.arange(
-            each.sum()
+    bytes_before = np.concatenate([[0.0], np.cumsum(workload.bytes)])
+    rows, firsts = np.tril_indices(len(lasts), lasts.start, workload.n)
+    sizes = bytes_before[rows + lasts.start + 1] - bytes_before[firsts]
+    times_s = np.zeros((len(lasts), workload.n))
+    times_s[rows, firsts] = seconds(sizes)
+    if not np.all(times_s >= 0):
+        raise UserError(
+            f"the {name} cost is negative at some message size: "
+            "fit it on smaller messages"
         )
-        now, then = groups.after(last, firsts, each, one[among], other[among])
-        kept = undominated(now, then)
-        ends_s = rest[n - last - 1].least(now[kept], then[kept])
-        in_time = ends_s <= limit_s * (1 + ROUNDING)
-        kept, ends_s = kept[in_time], ends_s[in_time]
-        front = Front(now[kept], then[kept])
-        if len(kept) > width:
-            begins = front.parts(width)
-            lasts = np.append(begins[1:], len(kept)) - 1
-            kept = kept[_least_of_each(ends_s, begins)]
-            corners = Front(front.one[begins], front.other[lasts])
-            front = corners if bound else Front(now[kept], then[kept])
-        fronts.append(front)
-        new = slice(states, states + len(kept))
-        begins_at[last + 1], points[last + 1] = states, len(kept)
-        first[new], came[new], (one[new], other[new]) = last + 1, among[kept], front
-        states = new.stop
-    return fronts, _traced(first[:states], came) if len(fronts[-1].one) else ()
+    return times_s
 
 
-def _least_of_each(values: Floats, begins: Ints) -> Ints:
-    """Return (k,) the place of the smallest of ``values`` in each of k parts; of equal ones the last."""
-    part = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(values)))
-    # What leads to one plan may differ by rounding.
-    least = (
-        values <= np.minimum.reduceat(values, begins)[part] * (1 + ROUNDING)
-    ).nonzero()[0]
-    places = np.empty_like(begins)
-    places[part[least]] = least
-    return places
-
-
-def _traced(first: Ints, came: Ints) -> tuple[int, ...]:
-    """Return group ends on the way to the last state: ``first`` tensor after each, and which it came from."""
-    state, ends = len(first) - 1, []
-    while first[state]:
-        ends.append(int(first[state]))
-        state = int(came[state])
-    return tuple(reversed(ends))
-
-
-def undominated(one: Floats, other: Floats) -> Ints:
-    """Return which points no other is as good (as small) as in both, by rising ``one``."""
-    ordered = one.argsort()
-    lowest = np.minimum.accumulate(other[ordered])
-    kept = np.ones(len(one), bool)
-    kept[1:] = lowest[1:] < lowest[:-1]
-    ordered = ordered[kept]
-    # Of points that are equal in one, the last that falls is the lowest.
-    rising = one[ordered]
-    kept = np.ones(len(ordered), bool)
-    kept[:-1] = rising[1:] > rising[:-1]
-    return np.asarray(ordered[kept])
-
-
-def _useful(
-    groups: Groups, prefixes: list[Front], rest: list[Front], limit_s: float
-) -> NDArray[np.bool_]:
-    """Return (n, n) whether a group can be in a plan that ends by ``limit_s``, by fronts' corners."""
-    one, other = np.array([front.corner for front in prefixes[:-1]]).T
-    following, free = np.array([front.corner for front in rest[1:]]).T[..., None]
-    now = one + groups.selecting_s
-    then = np.maximum(other, groups.ready_s + now) + groups.sending_s
-    with np.errstate(
-        invalid="ignore"
-    ):  # after an empty front and before the end: not useful
-        ends_s = np.maximum(then + following, now + free)
-    return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))
-
+# -- the register ------------------------------------------------------------------
 
 MakePlan = Callable[[Workload, "MessageCost | None", str], FusionPlan]
-"""(workload, cost or None, the text after the colon) -> plan"""
+"""From a workload, a cost or None, and the text after the colon to a plan."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """A planner as it is registered: what makes its plans, and how it is written.
+    """An entry of the register of planners.
 
-    variants : all after the colon, where ``make`` does not read it
-    examples : specs, by default its name and variants; where ``make`` reads the text, one with a colon
+    Attributes
+    ----------
+    name : str
+        The name, which stands before the colon of a plan's name.
+    make : callable
+        Makes a plan from a workload, a cost or None, and the text after the colon.
+    variants : tuple of str
+        All texts that may stand after the colon, if ``make`` does not read the text
+        itself.
+    examples : tuple of str
+        Names of plans, by default the name alone and with each variant. If ``make``
+        reads the text after the colon, one example has a colon.
     """
 
     name: str
@@ -450,18 +483,42 @@ class Planner:
     examples: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        written = (self.name, *(f"{self.name}:{variant}" for variant in self.variants))
-        object.__setattr__(self, "examples", self.examples or written)
+        if not self.examples:
+            with_variants = [f"{self.name}:{variant}" for variant in self.variants]
+            object.__setattr__(self, "examples", (self.name, *with_variants))
+
+    def takes(self, text: str) -> bool:
+        """Return whether the text may stand after the colon of a plan's name."""
+        reads_text = any(":" in example for example in self.examples)
+        if self.variants or not reads_text:
+            return not text or text in self.variants
+        return True
 
 
 PLANNERS: dict[str, Planner] = {}
-"""Every planner that is registered, by name."""
+"""Every planner that is registered, by its name."""
 
 
 def planner(
     name: str, *, variants: tuple[str, ...] = (), examples: tuple[str, ...] = ()
 ) -> Callable[[MakePlan], MakePlan]:
-    """Register the decorated function as a planner, as `Planner` describes it."""
+    """Register the decorated function as a planner.
+
+    Parameters
+    ----------
+    name : str
+        The name before the colon.
+    variants : tuple of str, optional
+        All texts that may stand after the colon, if the function does not read the text
+        itself.
+    examples : tuple of str, optional
+        Names of plans, by default the name alone and with each variant.
+
+    Returns
+    -------
+    callable
+        A decorator that returns the function unchanged.
+    """
 
     def register(make: MakePlan) -> MakePlan:
         PLANNERS[name] = Planner(name, make, variants, examples)
@@ -470,13 +527,64 @@ def planner(
     return register
 
 
+def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
+    """Return the cost that a planner needs. Raises UserError if there is none."""
+    if cost is None:
+        raise UserError(f"planner {planner!r} needs a message cost: give --cost")
+    return cost
+
+
+def make_plan(
+    spec: str, workload: Workload, cost: MessageCost | None = None
+) -> FusionPlan:
+    """Return the plan with a given name.
+
+    Parameters
+    ----------
+    spec : str
+        The name of a planner, for some of them with a text after a colon: "none",
+        "buffer:64MB:5ms", "cuts:3,40".
+    workload : Workload
+        What one iteration computes.
+    cost : MessageCost, optional
+        The time of a message, which some planners need.
+
+    Returns
+    -------
+    FusionPlan
+
+    Raises
+    ------
+    UserError
+        If no planner has this name, if the planner does not take the text, or if it
+        needs a cost.
+
+    Examples
+    --------
+    >>> workload = Workload.from_arrays(0.0, [1.0, 1.0, 1.0], n_bytes=[100, 100, 100])
+    >>> make_plan("none", workload).ends, make_plan("cuts:2", workload).ends
+    ((1, 2, 3), (2, 3))
+    """
+    name, _, text = spec.partition(":")
+    if name not in PLANNERS:
+        raise UserError(
+            f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}"
+        )
+    known = PLANNERS[name]
+    if not known.takes(text):
+        raise UserError(f"plan {shown(spec)}: write {' or '.join(known.examples)}")
+    return known.make(workload, cost, text)
+
+
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
 def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     size, _, timeout = text.partition(":")
+    # Whoever writes buffer:25 means megabytes. A buffer of so few bytes would send
+    # every gradient alone.
     if re.fullmatch(r"[0-9.]+", size) and 0 < float(size) < units.KIB:
-        meant = f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
         raise UserError(
-            f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write {meant}"
+            f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write "
+            f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
         )
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
     return buffer(workload, units.parse_bytes(size), f"buffer:{text}", timeout_s)
@@ -488,75 +596,83 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: must be whole numbers, as in cuts:3,40"
         )
-    ends = [int(part) for part in re.split("[,;:]", text)]
-    ends += [workload.n] * (ends[-1] != workload.n)
+    ends = [int(number) for number in re.split("[,;:]", text)]
+    if ends[-1] != workload.n:
+        ends.append(workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))
 
 
 @planner("random", examples=("random:7:12",))
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return cuts drawn at random: plans that no planner would choose, to test a model with."""
+    """Return a plan drawn at random, to test a model on plans that nobody chooses."""
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
-        spec = shown(f"random:{text}")
-        raise UserError(f"plan {spec}: write random:SEED:GROUPS, whole numbers from 0")
-    seed, groups = map(int, numbers.groups())
-    if not 1 <= groups <= workload.n:
         raise UserError(
-            f"random plan of {groups} groups: the workload has {workload.n} tensors"
+            f"plan {shown(f'random:{text}')}: write random:SEED:GROUPS, "
+            "whole numbers from 0"
         )
-    inner = np.random.default_rng(seed).choice(
-        np.arange(1, workload.n), groups - 1, replace=False
-    )
-    return FusionPlan(f"random:{seed}:{groups}", (*sorted(inner.tolist()), workload.n))
-
-
-planner("none")(lambda workload, *_: none(workload))
-planner("single")(lambda workload, *_: single(workload))
-planner("ddp", examples=("ddp", "ddp:25MiB"))(
-    lambda workload, _, text: ddp(workload, units.parse_bytes(text) if text else 0)
-)
-planner("exact")(
-    lambda workload, cost, text: exact(workload, needed_cost(cost, "exact"))
-)
-
-
-def needed_cost(cost: MessageCost | None, planner: str) -> MessageCost:
-    """Return the cost itself. Raises UserError when there is none."""
-    if cost is None:
-        raise UserError(f"planner {planner!r} needs a message cost: give --cost")
-    return cost
-
-
-def make_plan(
-    spec: str, workload: Workload, cost: MessageCost | None = None
-) -> FusionPlan:
-    """Return the plan that ``spec`` names, as "none", "buffer:64MB:5ms" or "cuts:3,40"; else UserError."""
-    name, _, text = spec.partition(":")
-    if name not in PLANNERS:
+    seed = int(numbers[1])
+    n_groups = int(numbers[2])
+    if not 1 <= n_groups <= workload.n:
         raise UserError(
-            f"unknown planner {shown(name)}: use one of {', '.join(PLANNERS)}"
+            f"random plan of {n_groups} groups: the workload has {workload.n} tensors"
         )
-    chosen = PLANNERS[name]
-    free_text = not chosen.variants and any(
-        ":" in example for example in chosen.examples
-    )
-    if text and not free_text and text not in chosen.variants:
-        raise UserError(f"plan {shown(spec)}: write {' or '.join(chosen.examples)}")
-    return chosen.make(workload, cost, text)
+    rng = np.random.default_rng(seed)
+    possible = np.arange(1, workload.n)
+    cuts = rng.choice(possible, n_groups - 1, replace=False)
+    ends = (*sorted(cuts.tolist()), workload.n)
+    return FusionPlan(f"random:{seed}:{n_groups}", ends)
 
 
-# ---------------------------------------------------------------- planners by a rule
+@planner("none")
+def _none(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    return none(workload)
 
+
+@planner("single")
+def _single(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    return single(workload)
+
+
+@planner("ddp", examples=("ddp", "ddp:25MiB"))
+def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    return ddp(workload, units.parse_bytes(text) if text else 0)
+
+
+@planner("exact")
+def _exact(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    return exact(workload, needed_cost(cost, "exact"))
+
+
+# -- planners by a rule ------------------------------------------------------------
 
 JoinRule = Callable[[int, float, float], bool]
-"""(next tensor, bytes of the group so far, when that group could start [s]) -> whether it joins."""
+"""From the next gradient, the bytes of the group so far, and the seconds at which that
+group could start to whether the gradient joins the group."""
 
 
 def merged(
     name: str, workload: Workload, cost: MessageCost, joins: JoinRule
 ) -> FusionPlan:
-    """Return the plan of a rule that decides, tensor by tensor, whether it joins the group."""
+    """Return the plan of a rule by which each gradient joins the group or does not.
+
+    Parameters
+    ----------
+    name : str
+        The name of the planner.
+    workload : Workload
+        What one iteration computes, in ready order.
+    cost : MessageCost
+        The time of a message, from which follows when a later group could start.
+    joins : callable
+        From the index of a gradient, the bytes of the group before it, and the time in
+        seconds at which that group could start, to whether the gradient joins the
+        group.
+
+    Returns
+    -------
+    FusionPlan
+    """
     sizes = workload.bytes.tolist()
     ready_s = workload.ready_s.tolist()
     ends: list[int] = []
@@ -576,49 +692,105 @@ def merged(
 def fusing_pays(
     update: Callable[[float], float], buffered: float, size: float, waited_s: float
 ) -> bool:
-    """osf Eq 17, adaFusion: whether layer i's tensors join the buffer.
+    """Return whether a layer joins the fusion buffer of adaFusion (osf Eq 17).
 
-    Symbols: B^(i+1) = buffered and D^(i) = size in bytes, t_wait = waited_s, t_update = update. Printed,
-    t_wait has the index i; the buffer waits for layer i's own backward, t_wait^(i+1).
+    Parameters
+    ----------
+    update : callable
+        t_update, the time of a message in seconds by its size in bytes.
+    buffered : float
+        B^(i+1), the bytes in the buffer.
+    size : float
+        D^(i), the bytes of layer i.
+    waited_s : float
+        t_wait^(i+1), the seconds for which the buffer waits for layer i.
+
+    Returns
+    -------
+    bool
+        Whether ``update(buffered + size) + waited_s < update(buffered) +
+        update(size)``.
+
+    Notes
+    -----
+    In print t_wait has the index i. The buffer waits for the backward pass of layer i
+    itself, which is t_wait^(i+1).
     """
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
 
 @planner("adafusion", variants=("repaired",))
 def adafusion(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """osf Eq 17 tensor by tensor; printed, its wait is zero without buffer limit and timeout."""
-    known = needed_cost(cost, "adafusion")
+    """Return the plan of adaFusion, which applies osf Eq 17 gradient by gradient.
+
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, in ready order.
+    cost : MessageCost
+        The time of a message.
+    text : {"", "repaired"}
+        With "" the wait is zero. This is what the printed equation gives without a
+        limit of the buffer and without a timeout. With "repaired" the buffer waits for
+        the next backward.
+
+    Returns
+    -------
+    FusionPlan
+    """
+    message_cost = needed_cost(cost, "adafusion")
     sizes = workload.bytes.astype(float).tolist()
     backward_s = workload.backward_s.tolist()
 
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
         waited_s = backward_s[tensor] if text else 0.0
-        return fusing_pays(known, group_bytes, sizes[tensor], waited_s)
+        return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
-    return merged(f"adafusion:{text}" if text else "adafusion", workload, known, joins)
+    name = f"adafusion:{text}" if text else "adafusion"
+    return merged(name, workload, message_cost, joins)
 
 
 @planner("mg_wfbp", variants=("osf",))
 def mg_wfbp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Merge while ready - tau_c < a: the next gradient is ready before this message's start-up would be over.
+    """Return the plan of MG-WFBP, which merges a gradient if that saves time.
 
-    tau_c is the message's earliest start, a the start-up, or what merging saves (Shi, Chu and Li, INFOCOM
-    2019; TPDS 2021). "osf" (Section 4.2): while the next backward is shorter than the message and a start-up.
+    Parameters
+    ----------
+    workload : Workload
+        What one iteration computes, in ready order.
+    cost : MessageCost
+        The time of a message.
+    text : {"", "osf"}
+        With "" the rule is the one that its authors published. With "osf" it is the
+        rule that osf describes in Section 4.2.
+
+    Returns
+    -------
+    FusionPlan
+
+    Notes
+    -----
+    As published, a gradient joins while ready - tau_c < a, that is, if the gradient is
+    ready before the start-up of the message would be over. Here tau_c is the earliest
+    start of the message, and a is the start-up time or, for any cost, the time that
+    merging saves. As osf describes the rule, a gradient joins while its backward is
+    shorter than the message and a start-up.
     """
-    known = needed_cost(cost, "mg_wfbp")
+    message_cost = needed_cost(cost, "mg_wfbp")
     ready_s = workload.ready_s.tolist()
     sizes = workload.bytes.astype(float).tolist()
     backward_s = workload.backward_s.tolist()
 
-    def published(tensor: int, group_bytes: float, start_s: float) -> bool:
+    def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
         until_ready_s = ready_s[tensor] - start_s
-        return fusing_pays(known, group_bytes, sizes[tensor], until_ready_s)
+        return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
 
-    def described(tensor: int, group_bytes: float, start_s: float) -> bool:
+    def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
         size = sizes[tensor]
-        start_up_s = known(group_bytes) + known(size) - known(group_bytes + size)
-        return bool(backward_s[tensor] < known(group_bytes) + start_up_s)
+        message_s = message_cost(group_bytes)
+        start_up_s = message_s + message_cost(size) - message_cost(group_bytes + size)
+        return bool(backward_s[tensor] < message_s + start_up_s)
 
-    if text:
-        return merged("mg_wfbp:osf", workload, known, described)
-    return merged("mg_wfbp", workload, known, published)
+    if text == "osf":
+        return merged("mg_wfbp:osf", workload, message_cost, joins_as_described)
+    return merged("mg_wfbp", workload, message_cost, joins_as_published)

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ddlkit.core.cost import MessageCost
+from ddlkit.core.fronts import undominated
 from ddlkit.core.link import Link, Parts
-from ddlkit.core.plan import FusionPlan, undominated
+from ddlkit.core.plan import FusionPlan
 from ddlkit.core.workload import Floats, Ints, Workload
 
 MOST_STATES = 1000

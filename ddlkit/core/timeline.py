@@ -1,4 +1,9 @@
-"""Spans of one or more iterations in columns: breakdown, overlap, exposed communication, export."""
+"""Spans of one or more iterations in columns: overlap, exposed communication, export.
+
+A span says that a task ran on a stream of a rank from one time to another. A timeline
+has a column for each field of a span. Times are in seconds from the start of the
+iteration.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +19,71 @@ from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 
 COMMUNICATION = tuple(COLLECTIVES)
+"""The kinds of spans in which something is sent."""
 BEFORE = ("io", "decode", "h2d", "forward", "backward", "sparsify", "negotiate", "wait")
+"""The kinds of spans that can come before communication."""
 KINDS = (*BEFORE, *COMMUNICATION, "update")
+"""All kinds of spans, in the order of an iteration."""
 COMPUTE = ("forward", "backward", "sparsify", "update")
+"""The kinds of spans in which something is computed."""
 ORIGINS = ("simulated", "replayed", "measured", "recorded")
-_WHOLE = ("rank", "iteration", "group", "bytes")
-_DTYPES = {**dict.fromkeys(_WHOLE, np.int64), "start_s": float, "end_s": float}
+"""Where a span can come from."""
+
+_COLUMN_TYPES: dict[str, type] = {
+    "rank": np.int64,
+    "iteration": np.int64,
+    "group": np.int64,
+    "bytes": np.int64,
+    "start_s": float,
+    "end_s": float,
+}
+"""The types of columns that are not text."""
+_DEFAULTS = {"rank": 0, "iteration": 0, "bytes": 0, "group": -1}
+"""The values of columns that a row leaves out."""
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One array (n,) a column; seconds from the iteration's start; ``group`` is -1 where none applies."""
+    """Spans in columns, one array of shape (n,) for each.
+
+    Parameters
+    ----------
+    task : ndarray of str
+        The names of the tasks.
+    kind : ndarray of str
+        What each task does, one of KINDS.
+    stream : ndarray of str
+        Where each task runs. Tasks of one stream usually do not overlap.
+    rank, iteration : ndarray of int
+        The rank and the iteration of each span, counted from 0.
+    group : ndarray of int
+        The group of gradients, -1 where there is none.
+    origin : ndarray of str
+        Where each span comes from, one of ORIGINS.
+    start_s, end_s : ndarray
+        Seconds from the start of the iteration.
+    bytes : ndarray of int
+        The bytes of the gradient or of the message, 0 where there are none.
+
+    Raises
+    ------
+    UserError
+        If a kind or an origin is unknown, or if a span ends before it starts.
+
+    Examples
+    --------
+    A message of 3 s begins 1 s before backward ends:
+
+    >>> backward = {"task": "b0", "kind": "backward", "stream": "compute"}
+    >>> message = {"task": "c0", "kind": "all_reduce", "stream": "communication"}
+    >>> rows = [
+    ...     {**backward, "origin": "simulated", "start_s": 0.0, "end_s": 2.0},
+    ...     {**message, "origin": "simulated", "start_s": 1.0, "end_s": 4.0},
+    ... ]
+    >>> timeline = Timeline.from_rows(rows)
+    >>> timeline.overlap_s(), timeline.exposed_communication_s()
+    (1.0, 2.0)
+    """
 
     task: NDArray[Any]
     kind: NDArray[Any]
@@ -39,32 +98,55 @@ class Timeline:
 
     def __post_init__(self) -> None:
         for name in COLUMNS:
-            column = np.asarray(getattr(self, name), dtype=_DTYPES.get(name, str))
+            column_type = _COLUMN_TYPES.get(name, str)
+            column: NDArray[Any] = np.asarray(getattr(self, name), dtype=column_type)
             object.__setattr__(self, name, column)
-        for name, names in (("kind", KINDS), ("origin", ORIGINS)):
-            for unknown in sorted(set(getattr(self, name).tolist()) - set(names))[:1]:
-                use = f"use one of {', '.join(names)}"
-                raise UserError(f"timeline: unknown {name} {unknown!r}: {use}")
-        late = np.flatnonzero(~(self.end_s >= self.start_s))
-        if late.size:
-            raise UserError(
-                f"timeline: span {str(self.task[late[0]])!r} ends before it starts"
-            )
+        for name, known in (("kind", KINDS), ("origin", ORIGINS)):
+            unknown = sorted(set(getattr(self, name).tolist()) - set(known))
+            if unknown:
+                raise UserError(
+                    f"timeline: unknown {name} {unknown[0]!r}: "
+                    f"use one of {', '.join(known)}"
+                )
+        # Written so that a time that is not a number is wrong, too.
+        wrong = np.flatnonzero(~(self.end_s >= self.start_s))
+        if wrong.size:
+            task = str(self.task[wrong[0]])
+            raise UserError(f"timeline: span {task!r} ends before it starts")
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Timeline:
-        """Return a timeline of mappings; rank, iteration and bytes default to 0, group to -1."""
-        listed = [
-            {**{"rank": 0, "iteration": 0, "bytes": 0, "group": -1}, **row}
-            for row in rows
-        ]
+        """Return the timeline of rows.
+
+        Parameters
+        ----------
+        rows : iterable of mapping
+            A row for each span, by column. By default rank, iteration and bytes are 0,
+            and the group is -1.
+
+        Returns
+        -------
+        Timeline
+        """
+        complete = [{**_DEFAULTS, **row} for row in rows]
         return cls.from_columns(
-            {name: np.array([row[name] for row in listed]) for name in COLUMNS}
+            {name: np.array([row[name] for row in complete]) for name in COLUMNS}
         )
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any]) -> Timeline:
-        """Return the timeline of a table, or of arrays (n,) by name; others than COLUMNS are ignored."""
+        """Return the timeline of a table.
+
+        Parameters
+        ----------
+        columns : mapping of str to array_like, shape (n,)
+            All columns by name, as a pandas DataFrame has them. Columns of other names
+            are ignored.
+
+        Returns
+        -------
+        Timeline
+        """
         return cls(
             task=np.asarray(columns["task"]),
             kind=np.asarray(columns["kind"]),
@@ -84,94 +166,161 @@ class Timeline:
         return len(self.task)
 
     def select(self, mask: NDArray[np.bool_]) -> Timeline:
-        """Return the spans where ``mask`` (n,) is true."""
+        """Return the spans where ``mask``, shape (n,), is true."""
         return Timeline.from_columns(
             {name: getattr(self, name)[mask] for name in COLUMNS}
         )
 
     def spans(self, kinds: Sequence[str]) -> NDArray[np.float64]:
-        """Return the (m, 2) disjoint, sorted union of the spans of ``kinds``."""
+        """Return the times at which a span of ``kinds`` runs.
+
+        Parameters
+        ----------
+        kinds : sequence of str
+            Some of KINDS.
+
+        Returns
+        -------
+        ndarray, shape (m, 2)
+            Starts and ends in seconds, disjoint and increasing.
+        """
         chosen = np.isin(self.kind, kinds)
         return merge(np.column_stack([self.start_s[chosen], self.end_s[chosen]]))
 
     def busy_s(self, kinds: Sequence[str]) -> float:
-        """Return seconds during which at least one span of ``kinds`` runs."""
+        """Return for how many seconds at least one span of ``kinds`` runs."""
         return float(np.diff(self.spans(kinds)).sum())
 
     def overlap_s(self) -> float:
-        """Return seconds during which something computes and something is sent."""
+        """Return for how many seconds compute and communication go on together."""
         either_s = self.busy_s((*COMPUTE, *COMMUNICATION))
         return self.busy_s(COMPUTE) + self.busy_s(COMMUNICATION) - either_s
 
     def exposed_communication_s(self) -> float:
-        """Return seconds of communication while nothing computes: what training waits for."""
+        """Return for how many seconds something is sent while nothing is computed."""
         return self.busy_s(COMMUNICATION) - self.overlap_s()
 
     @property
     def duration_s(self) -> float:
-        """Return seconds from the first start to the last end."""
-        return float(self.end_s.max() - self.start_s.min()) if self.n else 0.0
+        """Return the seconds from the first start to the last end."""
+        if not self.n:
+            return 0.0
+        return float(self.end_s.max() - self.start_s.min())
 
     def to_frame(self) -> Any:
         """Return the columns as a pandas DataFrame."""
+        # pandas takes long to import, and nothing else in ddlkit.core needs it.
         import pandas as pd
 
         return pd.DataFrame({name: getattr(self, name) for name in COLUMNS})
 
     def to_chrome_trace(self) -> dict[str, Any]:
-        """Return what Perfetto opens: a process a rank, a thread a stream; iterations from 0 on, in µs."""
-        by_iteration = self.to_frame().groupby("iteration")
-        first_s, last_s = by_iteration["start_s"].min(), by_iteration["end_s"].max()
-        shift_s = (last_s - first_s).cumsum().shift(fill_value=0.0) - first_s
-        start_s = self.start_s + shift_s.loc[self.iteration].to_numpy()
+        """Return a trace that Perfetto and Chrome open.
+
+        Returns
+        -------
+        dict
+            The trace, with a process for each rank and a thread for each stream.
+            Iterations follow one another from time 0 on. Spans of one stream that
+            overlap are in threads of their own.
+        """
+        start_s = self._continuous_start_s()
         threads: dict[tuple[int, str, int], int] = {}
-        spans: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for row, track in enumerate(self._tracks(start_s)):
-            rank, took_s = int(self.rank[row]), self.end_s[row] - self.start_s[row]
-            tid = threads.setdefault((rank, str(self.stream[row]), track), len(threads))
-            span = {"ph": "X", "name": str(self.task[row]), "cat": str(self.kind[row])}
-            times = {"ts": float(start_s[row]) * 1e6, "dur": float(took_s) * 1e6}
-            named = ("iteration", "group", "bytes", "origin")
-            args = {name: getattr(self, name)[row].item() for name in named}
-            spans.append({**span, **times, "pid": rank, "tid": tid, "args": args})
+            rank = int(self.rank[row])
+            thread = (rank, str(self.stream[row]), track)
+            tid = threads.setdefault(thread, len(threads))
+            details = ("iteration", "group", "bytes", "origin")
+            events.append(
+                {
+                    "ph": "X",
+                    "name": str(self.task[row]),
+                    "cat": str(self.kind[row]),
+                    "ts": float(start_s[row]) * 1e6,
+                    "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
+                    "pid": rank,
+                    "tid": tid,
+                    "args": {name: getattr(self, name)[row].item() for name in details},
+                }
+            )
+
         names = [
-            ("process_name", r, 0, f"rank {r}") for r in np.unique(self.rank).tolist()
+            _trace_name("process_name", rank, 0, f"rank {rank}")
+            for rank in np.unique(self.rank).tolist()
         ]
         for (rank, stream, track), tid in threads.items():
-            names.append(
-                ("thread_name", rank, tid, f"{stream} {track + 1}" if track else stream)
-            )
-        metadata = [
-            {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
-            for what, rank, tid, name in names
-        ]
-        return {"traceEvents": [*metadata, *spans], "displayTimeUnit": "ms"}
+            name = f"{stream} {track + 1}" if track else stream
+            names.append(_trace_name("thread_name", rank, tid, name))
+        return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
+
+    def _continuous_start_s(self) -> NDArray[np.float64]:
+        """Return (n,) starts if iterations follow one another from time 0 on."""
+        by_iteration = self.to_frame().groupby("iteration")
+        first_s = by_iteration["start_s"].min()
+        last_s = by_iteration["end_s"].max()
+        begin_s = (last_s - first_s).cumsum().shift(fill_value=0.0)
+        shift_s = begin_s - first_s
+        return np.asarray(self.start_s + shift_s.loc[self.iteration].to_numpy())
 
     def _tracks(self, start_s: NDArray[np.float64]) -> list[int]:
-        """Return n numbers: spans of one rank, stream and track do not overlap; tracks count from 0."""
+        """Return the track of each span, such that spans of a track do not overlap.
+
+        Tracks of a rank and a stream are counted from 0.
+        """
         tracks = [0] * self.n
         end_s = start_s + (self.end_s - self.start_s)
-        # Where one ends and the next begins in the same instant, rounding must not part them.
+        # Where a span ends and the next one begins in the same instant, rounding must
+        # not make them overlap.
         over_s = end_s - 1e-12 * np.abs(end_s)
-        busy_s: dict[tuple[int, str], list[float]] = defaultdict(list)
+        # When each track of a rank and a stream is free again.
+        busy_until_s: dict[tuple[int, str], list[float]] = defaultdict(list)
         for row in np.lexsort((end_s, start_s)).tolist():
-            until_s = busy_s[int(self.rank[row]), str(self.stream[row])]
-            free = (k for k, end in enumerate(until_s) if end <= start_s[row])
-            tracks[row] = next(free, len(until_s))
-            until_s[tracks[row] : tracks[row] + 1] = [float(over_s[row])]
+            until_s = busy_until_s[int(self.rank[row]), str(self.stream[row])]
+            free = [track for track, end in enumerate(until_s) if end <= start_s[row]]
+            if free:
+                tracks[row] = free[0]
+                until_s[free[0]] = float(over_s[row])
+            else:
+                tracks[row] = len(until_s)
+                until_s.append(float(over_s[row]))
         return tracks
 
 
 COLUMNS = tuple(column.name for column in fields(Timeline))
+"""The names of the columns, in order."""
+
+
+def _trace_name(what: str, rank: int, tid: int, name: str) -> dict[str, Any]:
+    """Return the event that gives a process or a thread of a trace its name."""
+    return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": {"name": name}}
 
 
 def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the (m, 2) disjoint, sorted union of (n, 2) half-open spans."""
+    """Return the union of spans.
+
+    Parameters
+    ----------
+    spans : ndarray, shape (n, 2)
+        The start and the end of each span. The end does not belong to the span.
+
+    Returns
+    -------
+    ndarray, shape (m, 2)
+        Disjoint spans, increasing. Spans that touch are one.
+
+    Examples
+    --------
+    >>> merge(np.array([[4.0, 5.0], [0.0, 2.0], [1.0, 3.0]])).tolist()
+    [[0.0, 3.0], [4.0, 5.0]]
+    """
     if not len(spans):
         return np.empty((0, 2))
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
-    reach = np.maximum.accumulate(ordered[:, 1])
-    first = np.concatenate([[True], ordered[1:, 0] > reach[:-1]])
-    return np.column_stack(
-        [ordered[first, 0], reach[np.concatenate([first[1:], [True]])]]
-    )
+    start_s = ordered[:, 0]
+    reach_s = np.maximum.accumulate(ordered[:, 1])
+    # A span begins a new one of the union if it starts after all earlier ones have
+    # ended.
+    begins = np.concatenate([[True], start_s[1:] > reach_s[:-1]])
+    ends = np.concatenate([begins[1:], [True]])
+    return np.column_stack([start_s[begins], reach_s[ends]])

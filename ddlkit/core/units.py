@@ -1,4 +1,9 @@
-"""Units: parse what people write once, at the edge, and print it readably; GB is 1000^3 bytes, GiB 1024^3."""
+"""Sizes, rates and times as people write them, and as they are printed.
+
+Texts are parsed once, where they enter. All other code has numbers in base units.
+Decimal prefixes are powers of 1000, so GB is 1000**3 bytes. Binary prefixes are powers
+of 1024, so GiB is 1024**3 bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,19 @@ from collections.abc import Mapping
 
 from ddlkit.core.errors import UserError
 
-KB, MB, GB = 1000, 1000**2, 1000**3
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
+KB = 1000
+MB = 1000**2
+GB = 1000**3
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
 
-LEAST, MOST = 1e-30, 1e30
-"""Between these lies every time, rate and number of FLOP that somebody means, with room to multiply."""
+LEAST = 1e-30
+"""The least time, rate or number of operations that somebody can mean."""
+MOST = 1e30
+"""The largest one. Products of such numbers stay far from the limits of a float."""
 MOST_WHOLE = 10**14
-"""Of bytes, elements and counts in a file: a hundred terabytes. Sums of many thousands fit 64 bits."""
-
-_NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$")
+"""The most bytes, elements or counts in a file. Sums of many thousands fit 64 bits."""
 
 BYTES = {
     "": 1,
@@ -28,39 +37,18 @@ BYTES = {
     "MIB": MIB,
     "GIB": GIB,
 }
+"""The factor of each unit of a size, in capital letters."""
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_SECONDS |= {"m": 60.0, "h": 3600.0}
-
-
-def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> float:
-    """Return the number times its unit's factor."""
-    match = _NUMBER.match(text)
-    if not match:
-        raise UserError(
-            f"{what} {text!r} is not a number with a unit: write for example {example}"
-        )
-    value, unit = float(match[1]), match[2]
-    if value > MOST_WHOLE:
-        raise UserError(f"{what} {text!r} is too large: write for example {example}")
-    if unit not in units:
-        *most, last = filter(None, units)
-        raise UserError(
-            f"{what} {text!r} has unit {unit!r}: use {', '.join(most)} or {last}"
-        )
-    return value * units[unit]
-
-
-def parse_bytes(text: str) -> int:
-    """Return whole bytes. Raises UserError for an unknown unit; bits ("25Mb") are refused, not guessed.
-
-    >>> parse_bytes("25MB"), parse_bytes("1 KiB")
-    (25000000, 1024)
-    """
-    spelled = text if text.rstrip().endswith("b") else text.upper()
-    return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
-
-
+_SECONDS = {
+    "": 1.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ns": 1e-9,
+    "m": 60.0,
+    "h": 3600.0,
+}
 _ELEMENT_BYTES = {
     "fp32": 4,
     "float32": 4,
@@ -68,24 +56,134 @@ _ELEMENT_BYTES = {
     "float16": 2,
     "bf16": 2,
     "bfloat16": 2,
+    "fp8": 1,
 }
-_ELEMENT_BYTES["fp8"] = 1
+_NUMBER_AND_UNIT = re.compile(
+    r"^\s*([0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*$"
+)
+
+
+def _parsed(text: str, what: str, example: str, units: Mapping[str, float]) -> float:
+    """Return a number times the factor of its unit.
+
+    Parameters
+    ----------
+    text : str
+        A number and a unit.
+    what : str
+        What the number is, for errors.
+    example : str
+        How it is written, for errors.
+    units : mapping of str to float
+        The factor of each unit.
+
+    Raises
+    ------
+    UserError
+        If there is no number, if it is too large, or if the unit is unknown.
+    """
+    match = _NUMBER_AND_UNIT.match(text)
+    if not match:
+        raise UserError(
+            f"{what} {text!r} is not a number with a unit: write for example {example}"
+        )
+    value = float(match[1])
+    unit = match[2]
+    if value > MOST_WHOLE:
+        raise UserError(f"{what} {text!r} is too large: write for example {example}")
+    if unit not in units:
+        *others, last = filter(None, units)
+        raise UserError(
+            f"{what} {text!r} has unit {unit!r}: use {', '.join(others)} or {last}"
+        )
+    return value * units[unit]
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size in whole bytes.
+
+    Parameters
+    ----------
+    text : str
+        A number with one of the units BYTES in any letters, or without a unit.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    UserError
+        If this is not a size. Bits ("25Mb") are refused, because their writer may mean
+        bytes.
+
+    Examples
+    --------
+    >>> parse_bytes("25MB"), parse_bytes("1 KiB")
+    (25000000, 1024)
+    """
+    # A small b at the end stands for bits. Kept as it is, the unit is unknown.
+    means_bits = text.rstrip().endswith("b")
+    spelled = text if means_bits else text.upper()
+    return round(_parsed(spelled, "size", "25MB or 64MiB", BYTES))
 
 
 def parse_element_bytes(text: str) -> int:
-    """Return bytes of one number, by ``"2"`` or ``"bf16"``. Raises UserError."""
-    number = int(text) if text.isdecimal() and len(text) < 3 else 0
-    n_bytes = number or _ELEMENT_BYTES.get(text.lower(), 0)
+    """Return the bytes of one number.
+
+    Parameters
+    ----------
+    text : str
+        The bytes, as "2", or a type, as "bf16".
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    UserError
+        If this is neither a number from 1 to 8 nor a known type.
+
+    Examples
+    --------
+    >>> parse_element_bytes("2"), parse_element_bytes("fp32")
+    (2, 4)
+    """
+    if text.isdecimal() and len(text) < 3:
+        n_bytes = int(text)
+    else:
+        n_bytes = _ELEMENT_BYTES.get(text.lower(), 0)
     if not 1 <= n_bytes <= 8:
-        names = ", ".join(_ELEMENT_BYTES)
         raise UserError(
-            f"{text!r} is no number of bytes from 1 to 8: use one, or {names}"
+            f"{text!r} is not a number of bytes from 1 to 8: use one, "
+            f"or {', '.join(_ELEMENT_BYTES)}"
         )
     return n_bytes
 
 
 def parse_bits_per_s(text: str) -> float:
-    """Return bits per second of ``"1gbit"``, ``"25 Gbit/s"`` or ``"200mbit"``. Raises UserError."""
+    """Return a rate in bits per second.
+
+    Parameters
+    ----------
+    text : str
+        A number with a unit of bits, also per second: "1gbit", "25 Gbit/s".
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    UserError
+        If this is not a rate above zero.
+
+    Examples
+    --------
+    >>> parse_bits_per_s("25 Gbit/s")
+    25000000000.0
+    """
     spelled = text.lower().rstrip().removesuffix("/s")
     rate = _parsed(spelled, "rate", "1gbit or 200mbit", _BITS_PER_S)
     if rate <= 0:
@@ -94,18 +192,43 @@ def parse_bits_per_s(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Return seconds of ``"8m"``, ``"250ms"`` or ``"8m30s"``. Raises UserError.
+    """Return a time in seconds.
 
+    Parameters
+    ----------
+    text : str
+        A number with a unit, as "250ms", or several of them in hours, minutes and
+        seconds, as "8m30s". Without a unit the number is in seconds.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    UserError
+        If this is not a time.
+
+    Examples
+    --------
     >>> parse_seconds("8m30s")
     510.0
     """
-    if len(parts := re.split(r"(?<=[hms])(?=[0-9])", text)) > 1:
-        return sum(map(parse_seconds, parts))
+    # Cut behind each h, m or s that a digit follows.
+    terms = re.split(r"(?<=[hms])(?=[0-9])", text)
+    if len(terms) > 1:
+        return sum(parse_seconds(term) for term in terms)
     return _parsed(text, "time", "8m or 90s", _SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Return bytes with the binary prefix that keeps the number between 1 and 1024: ``"64 KiB"``."""
+    """Return a size with the binary prefix that keeps the number readable.
+
+    Examples
+    --------
+    >>> format_bytes(65536)
+    '64 KiB'
+    """
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if abs(n_bytes) >= size:
             return f"{n_bytes / size:.4g} {unit}"
@@ -113,7 +236,13 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return seconds with the prefix that keeps the number readable: ``"1.23 ms"``."""
+    """Return a time with the prefix that keeps the number readable.
+
+    Examples
+    --------
+    >>> format_seconds(0.00123)
+    '1.23 ms'
+    """
     if seconds == 0 or not math.isfinite(seconds):
         return f"{seconds:g} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):

@@ -1,4 +1,14 @@
-"""What one training iteration computes, tensor by tensor: all that planning and simulation know."""
+"""The compute of one training iteration, tensor by tensor.
+
+This is all that planners and simulations know of a network. A `LayerProfile` has the
+layers in the order of the forward pass. A `Workload` is made from a profile, and has
+the gradients in the order in which they become ready.
+
+References
+----------
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+    Deep Learning Training", WWW 2022.
+"""
 
 from __future__ import annotations
 
@@ -13,48 +23,86 @@ from numpy.typing import NDArray
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import MOST, MOST_WHOLE
 
-MOST_TENSORS = (
-    20_000  # networks have some thousands; `exact` of so many takes half a minute
-)
+MOST_TENSORS = 20_000
+"""The most tensors of a workload.
+
+Networks have some thousands. The planner `exact` takes half a minute for this number.
+"""
+FLOAT32_BYTES = 4
+"""The bytes of a number in single precision."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def _freeze(owner: Any, n: int, **least: int) -> None:
-    """Make columns read-only copies of length ``n``, finite and not below ``least``; 1: whole numbers."""
-    for name, minimum in least.items():
-        array: NDArray[Any] = np.array(getattr(owner, name), float)
-        if array.shape != (n,):
-            raise UserError(
-                f"{name} has shape {array.shape}, but there are {n} tensors"
-            )
-        wrong = np.flatnonzero(~np.isfinite(array) | (array < minimum))
-        if wrong.size:
-            wrong_one = f"{name} of tensor {wrong[0]} is {array[wrong[0]]:g}"
-            raise UserError(f"{wrong_one}: must be >= {minimum}")
-        if (array > (MOST_WHOLE if minimum else MOST)).any():
-            raise UserError(
-                f"{name} is {array.max():g} in some tensor: nobody means that"
-            )
-        if minimum:
-            array = np.array(getattr(owner, name), np.int64)
-        array.setflags(write=False)
-        object.__setattr__(owner, name, array)
+def _freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
+    """Replace a column of a frozen dataclass by a checked, read-only array (n,).
+
+    The values must be finite, whole numbers of at least 1 or else numbers of at least
+    0. Raises UserError.
+    """
+    given = getattr(owner, name)
+    least = 1 if whole else 0
+    most = MOST_WHOLE if whole else MOST
+    # Whole numbers are checked as floats, too: a conversion to integers would hide what
+    # is not finite.
+    column: NDArray[Any] = np.array(given, float)
+    if column.shape != (n,):
+        raise UserError(f"{name} has shape {column.shape}, but there are {n} tensors")
+    wrong = np.flatnonzero(~np.isfinite(column) | (column < least))
+    if wrong.size:
+        raise UserError(
+            f"{name} of tensor {wrong[0]} is {column[wrong[0]]:g}: "
+            f"must be a finite number of at least {least}"
+        )
+    if (column > most).any():
+        raise UserError(
+            f"{name} is {column.max():g} in some tensor: must be at most {most:g}"
+        )
+    if whole:
+        column = np.array(given, np.int64)
+    column.setflags(write=False)
+    object.__setattr__(owner, name, column)
 
 
-def _check_time(seconds: float, what: str) -> None:
+def _check_time(seconds: float, name: str) -> None:
     if not 0 <= seconds <= MOST:
-        raise UserError(f"{what} is {seconds}: must be a finite time >= 0")
+        raise UserError(f"{name} is {seconds}: must be a time from 0 to {MOST:g} s")
 
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One iteration in *ready order*: gradients as they become ready, last layer first.
+    """One iteration in *ready order*: gradients in the order in which they are ready.
 
-    backward_s : (n,) time of backward between the previous gradient's readiness and this one's
-    bytes : (n,) size of each gradient on the wire; parameters : (n,) its elements
-    update_s : optimizer step, after the last gradient has arrived
+    The gradients of the last layer come first.
+
+    Parameters
+    ----------
+    forward_s : float
+        The time of the forward pass in seconds.
+    backward_s : ndarray, shape (n,)
+        For each gradient the time of the backward pass since the gradient before it was
+        ready, in seconds.
+    bytes : ndarray, shape (n,)
+        The size of each gradient as it is sent.
+    parameters : ndarray, shape (n,)
+        The number of elements of each gradient.
+    layer, tensor : tuple of str, length n
+        The names of the layer and of the tensor to which each gradient belongs.
+    update_s : float, optional
+        The time of the optimizer step, which follows the last message, in seconds.
+
+    Raises
+    ------
+    UserError
+        If there is no tensor or if there are more than MOST_TENSORS, if lengths differ,
+        if a time is negative, or if a size is below 1.
+
+    Examples
+    --------
+    >>> layers = Workload.from_arrays(3.0, backward_s=[2.0, 2.0], n_bytes=[100, 50])
+    >>> layers.ready_s.tolist(), layers.compute_s
+    ([5.0, 7.0], 7.0)
     """
 
     forward_s: float
@@ -71,7 +119,7 @@ class Workload:
             raise UserError("the workload is empty: it needs at least one tensor")
         if n > MOST_TENSORS:
             raise UserError(
-                f"{n} tensors: at most {MOST_TENSORS}: merge those of a layer"
+                f"{n} tensors: at most {MOST_TENSORS}: merge the tensors of a layer"
             )
         if len(self.layer) != n:
             raise UserError(
@@ -79,8 +127,10 @@ class Workload:
             )
         _check_time(self.forward_s, "forward_s")
         _check_time(self.update_s, "update_s")
-        _freeze(self, n, backward_s=0, bytes=1, parameters=1)
-        _check_time(float(self.backward_s.sum()), "backward_s in all")
+        _freeze(self, "backward_s", n, whole=False)
+        _freeze(self, "bytes", n, whole=True)
+        _freeze(self, "parameters", n, whole=True)
+        _check_time(float(self.backward_s.sum()), "the sum of backward_s")
 
     @property
     def n(self) -> int:
@@ -89,27 +139,57 @@ class Workload:
 
     @property
     def ready_s(self) -> Floats:
-        """Return (n,) the time at which each gradient is ready, counted from the start of the iteration."""
+        """Return when each gradient is ready, from the start of forward, shape (n,)."""
         return self.forward_s + np.cumsum(self.backward_s)
 
     @property
     def compute_s(self) -> float:
-        """Return seconds of forward, backward and update: the iteration of a single worker."""
+        """Return the iteration of a single worker: forward, backward and update."""
         return float(self.ready_s[-1]) + self.update_s
 
     def scaled(self, factor: float) -> Workload:
-        """Return the workload on a machine ``factor`` times slower (time dilation)."""
+        """Return the workload on a machine that is slower by a factor.
+
+        Raises
+        ------
+        UserError
+            If the factor is not above zero.
+        """
         if not factor > 0:
             raise UserError(f"time dilation factor is {factor}: must be above zero")
-        names = ("forward_s", "backward_s", "update_s")
-        return replace(self, **{name: factor * getattr(self, name) for name in names})
+        return replace(
+            self,
+            forward_s=factor * self.forward_s,
+            backward_s=factor * self.backward_s,
+            update_s=factor * self.update_s,
+        )
 
     def accumulated(self, batches: int) -> Workload:
-        """Return micro-batches of which only the last sends gradients, as in DDP's ``no_sync``."""
+        """Return an iteration of micro-batches of which only the last sends gradients.
+
+        Parameters
+        ----------
+        batches : int
+            The number of micro-batches.
+
+        Returns
+        -------
+        Workload
+            The forward pass contains all that is computed before the last backward
+            pass, as under the ``no_sync`` of PyTorch's DistributedDataParallel.
+
+        Raises
+        ------
+        UserError
+            If there is not at least one micro-batch, or if there are too many.
+        """
         if not 1 <= batches <= MOST_WHOLE:
-            limits = f"at least 1, and at most {MOST_WHOLE:g}"
-            raise UserError(f"{shown(batches)} micro-batches accumulated: {limits}")
-        before_s = (batches - 1) * (self.forward_s + float(self.backward_s.sum()))
+            raise UserError(
+                f"{shown(batches)} micro-batches accumulated: "
+                f"at least 1, and at most {MOST_WHOLE:g}"
+            )
+        one_batch_s = self.forward_s + float(self.backward_s.sum())
+        before_s = (batches - 1) * one_batch_s
         return replace(self, forward_s=self.forward_s + before_s)
 
     @classmethod
@@ -120,18 +200,65 @@ class Workload:
         n_bytes: Sequence[int] | Ints,
         update_s: float = 0.0,
     ) -> Workload:
-        """Return a workload of float32 gradients without names: for teaching examples and tests."""
+        """Return a workload of float32 gradients that are called t0, t1 and so on.
+
+        Parameters
+        ----------
+        forward_s : float
+            The time of the forward pass in seconds.
+        backward_s : array_like, shape (n,)
+            The time of the backward pass for each gradient in ready order, in seconds.
+        n_bytes : array_like, shape (n,)
+            The size of each gradient in bytes.
+        update_s : float, optional
+            The time of the optimizer step in seconds.
+
+        Returns
+        -------
+        Workload
+        """
         sizes = np.asarray(n_bytes, dtype=np.int64)
         names = tuple(f"t{i}" for i in range(sizes.size))
-        times, elements = np.asarray(backward_s, float), np.maximum(sizes // 4, 1)
-        return cls(forward_s, times, sizes, elements, names, names, update_s)
+        return cls(
+            forward_s=forward_s,
+            backward_s=np.asarray(backward_s, float),
+            bytes=sizes,
+            parameters=np.maximum(sizes // FLOAT32_BYTES, 1),
+            layer=names,
+            tensor=names,
+            update_s=update_s,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class LayerProfile:
-    """Measured times of one network on one device, in *forward order*, columns (n,) of one row a tensor.
+    """The times of a network on a device, in *forward order*, by tensor.
 
-    forward_s : a layer with several tensors carries it on the first; flops : forward, 2 per multiply-add
+    Parameters
+    ----------
+    network, device : str
+        The names of the network and of the device.
+    batch : int
+        The samples in a batch of one device.
+    tensor, layer : tuple of str, length n
+        The names of the tensor and of its layer.
+    parameters : ndarray, shape (n,)
+        The number of elements of each tensor.
+    gradient_bytes : ndarray, shape (n,)
+        The size of each gradient as it is sent.
+    forward_s, backward_s : ndarray, shape (n,)
+        Times in seconds. A layer with several tensors has its forward time at the first
+        of them.
+    flops : ndarray, shape (n,)
+        The floating-point operations of the forward pass for the whole batch, 2 for a
+        multiply-add.
+    update_s : float, optional
+        The time of the optimizer step in seconds.
+
+    Raises
+    ------
+    UserError
+        If lengths differ, if a time is negative, or if a size is below 1.
     """
 
     network: str
@@ -147,11 +274,13 @@ class LayerProfile:
     update_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_time(self.update_s, "update_s")
         n = len(self.tensor)
-        _freeze(
-            self, n, parameters=1, gradient_bytes=1, forward_s=0, backward_s=0, flops=0
-        )
+        _check_time(self.update_s, "update_s")
+        _freeze(self, "parameters", n, whole=True)
+        _freeze(self, "gradient_bytes", n, whole=True)
+        _freeze(self, "forward_s", n, whole=False)
+        _freeze(self, "backward_s", n, whole=False)
+        _freeze(self, "flops", n, whole=False)
 
     @classmethod
     def from_flops(
@@ -166,10 +295,48 @@ class LayerProfile:
         utilisation: float,
         layer: Sequence[str] | None = None,
     ) -> LayerProfile:
-        """Return a profile by count instead of clock: work over a device's rate (osf Eqs 4-6), in float32.
+        """Return a float32 profile that is counted, not measured (osf Eqs 4-6).
 
-        forward is M C / (c pi) and backward twice that; M = batch, C = sample_flops (n,), the forward FLOP of
-        one sample (2 per multiply-add), pi = peak_flops_per_s, c = utilisation.
+        Parameters
+        ----------
+        network : str
+            The name of the network.
+        batch : int
+            M, the samples in a batch of one device.
+        tensor : sequence of str, length n
+            The names of the tensors, in forward order.
+        parameters : array_like, shape (n,)
+            The number of elements of each tensor.
+        sample_flops : array_like, shape (n,)
+            C, the floating-point operations of the forward pass of one sample, 2 for a
+            multiply-add.
+        peak_flops_per_s : float
+            pi, the peak rate of the device.
+        utilisation : float
+            c, the share of the peak rate that is reached, above 0 and at most 1.
+        layer : sequence of str, length n, optional
+            The layer of each tensor. By default each tensor is a layer of its own.
+
+        Returns
+        -------
+        LayerProfile
+
+        Raises
+        ------
+        UserError
+            If the batch, the rate or the utilisation is out of range, or if no tensor
+            has any operation.
+
+        Notes
+        -----
+        Forward takes M C / (c pi), and backward twice as long.
+
+        Examples
+        --------
+        >>> rate = {"peak_flops_per_s": 6e9, "utilisation": 0.5}
+        >>> profile = LayerProfile.from_flops("small", 4, ["w"], [1000], [3e6], **rate)
+        >>> profile.forward_s.tolist(), profile.backward_s.tolist()
+        ([0.004], [0.008])
         """
         if batch < 1:
             raise UserError(f"batch size is {batch}: must be at least 1")
@@ -184,55 +351,67 @@ class LayerProfile:
         flops = np.asarray(sample_flops, float) * batch
         if not np.any(flops):
             raise UserError("no tensor has any FLOP: count them, or measure the layers")
-        forward_s, counts = (
-            flops / (utilisation * peak_flops_per_s),
-            np.asarray(parameters),
-        )
-        layers, times = (
-            tuple(tensor if layer is None else layer),
-            (forward_s, 2 * forward_s, flops),
-        )
+        forward_s = flops / (utilisation * peak_flops_per_s)
+        counts = np.asarray(parameters)
         return cls(
-            network,
-            "estimated",
-            batch,
-            tuple(tensor),
-            layers,
-            counts,
-            counts * 4,
-            *times,
+            network=network,
+            device="estimated",
+            batch=batch,
+            tensor=tuple(tensor),
+            layer=tuple(tensor if layer is None else layer),
+            parameters=counts,
+            gradient_bytes=counts * FLOAT32_BYTES,
+            forward_s=forward_s,
+            backward_s=2 * forward_s,
+            flops=flops,
         )
 
     @property
     def sha256(self) -> str:
-        """Return the hash of all that a prediction depends on: names, sizes and times to the last bit."""
+        """Return the hash of all that predictions depend on: names, sizes and times."""
         digest = hashlib.sha256()
-        for names in (
-            (self.network, self.device, str(self.batch)),
-            self.tensor,
-            self.layer,
-        ):
+        head = (self.network, self.device, str(self.batch))
+        for names in (head, self.tensor, self.layer):
             digest.update("\0".join(names).encode())
-        for column in (
+        columns = (
             self.parameters,
             self.gradient_bytes,
             self.forward_s,
             self.backward_s,
-        ):
+        )
+        for column in columns:
             digest.update(column.tobytes())
         digest.update(np.float64(self.update_s).tobytes())
         return digest.hexdigest()
 
     def sent_as(self, element_bytes: int) -> LayerProfile:
-        """Return the profile whose gradients travel in numbers of that many bytes: 2 for fp16 and bf16."""
+        """Return the profile if an element is sent in fewer bytes, as 2 for bf16."""
         return replace(self, gradient_bytes=self.parameters * element_bytes)
 
     def resized(self, factors: Mapping[str, float]) -> LayerProfile:
-        """Return it with layers or tensors, by name, so many times as large: in time and bytes."""
+        """Return the profile with some layers or tensors larger or smaller.
+
+        Parameters
+        ----------
+        factors : mapping of str to float
+            For the name of a layer or of a tensor, the factor on its times, operations,
+            elements and bytes.
+
+        Returns
+        -------
+        LayerProfile
+            Elements and bytes are rounded, and are at least 1.
+
+        Raises
+        ------
+        UserError
+            If there is no layer or tensor of a name, or if a factor is not above zero.
+        """
         factor = np.ones(len(self.tensor))
         for name, times in factors.items():
-            named = [name in pair for pair in zip(self.layer, self.tensor, strict=True)]
-            if not any(named):
+            pairs = zip(self.layer, self.tensor, strict=True)
+            is_meant = np.array([name in pair for pair in pairs])
+            if not is_meant.any():
                 some = ", ".join(dict.fromkeys(self.layer[:3]))
                 raise UserError(
                     f"no layer or tensor {name!r}: use one of the profile's, as {some}"
@@ -241,19 +420,28 @@ class LayerProfile:
                 raise UserError(
                     f"layer {name}: cannot be {times:g} times as large: use one > 0"
                 )
-            factor[named] *= times
-        columns = {
-            n: factor * getattr(self, n) for n in ("forward_s", "backward_s", "flops")
-        }
-        for name in ("parameters", "gradient_bytes"):
-            columns[name] = np.maximum(1, np.rint(factor * getattr(self, name))).astype(
-                int
-            )
-        return replace(self, **columns)
+            factor[is_meant] *= times
+
+        def whole(column: Ints) -> Ints:
+            return np.maximum(1, np.rint(factor * column)).astype(int)
+
+        return replace(
+            self,
+            parameters=whole(self.parameters),
+            gradient_bytes=whole(self.gradient_bytes),
+            forward_s=factor * self.forward_s,
+            backward_s=factor * self.backward_s,
+            flops=factor * self.flops,
+        )
 
     def workload(self) -> Workload:
-        """Return the profile in ready order: the exact reverse of forward order."""
-        forward_s, backward_s = float(self.forward_s.sum()), self.backward_s[::-1]
-        sizes = self.gradient_bytes[::-1], self.parameters[::-1]
-        names = self.layer[::-1], self.tensor[::-1]
-        return Workload(forward_s, backward_s, *sizes, *names, self.update_s)
+        """Return the profile in ready order, the exact reverse of forward order."""
+        return Workload(
+            forward_s=float(self.forward_s.sum()),
+            backward_s=self.backward_s[::-1],
+            bytes=self.gradient_bytes[::-1],
+            parameters=self.parameters[::-1],
+            layer=self.layer[::-1],
+            tensor=self.tensor[::-1],
+            update_s=self.update_s,
+        )

@@ -1,6 +1,7 @@
-"""Files of other programs, read into ddlkit's own types: layer profiles and message times; and plans.
+"""Files of other programs, read into ddlkit's own types.
 
-readers.py lists the formats, a module each.
+These are layer profiles, message times and plans. Each format is a module, and
+`ddlkit.formats.readers` lists them.
 """
 
 from ddlkit.formats.contract import ImportOptions

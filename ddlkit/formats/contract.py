@@ -1,4 +1,7 @@
-"""What a reader of a foreign file is asked, and what it gives: the same for all formats of one purpose."""
+"""Arguments and results of the readers of foreign files.
+
+They are alike for all formats of one purpose: message times, or layer profiles.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,23 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
-"""Columns by which message times are told apart; a reader gives those that its file has."""
+"""Columns that distinguish message times. A reader returns those that its file has."""
 
 
 @dataclass(frozen=True)
 class MessageOptions:
-    """What a file of message times may leave open, as the options of ``ddlkit fit``; None: not said.
+    """What a user adds to a file of message times, as options of ``ddlkit fit``.
 
-    collective, ranks : taken as said where the file is silent, else they choose among its tables
-    place : which times of a log, "in_place" or "out_of_place"; table : which table of a log, from 1
+    Attributes
+    ----------
+    collective : str or None
+        The collective to choose, or that the file does not name.
+    ranks : int or None
+        The number of ranks to choose, or that the file does not state.
+    place : {"in_place", "out_of_place"} or None
+        Which times of a log to take.
+    table : int or None
+        Which table of a log to take, counted from 1.
     """
 
     collective: str | None = None
@@ -29,17 +40,34 @@ class MessageOptions:
     table: int | None = None
 
     def refuse_those_of_a_log(self, file: str) -> None:
-        """Raise UserError if place or table is given: ``file`` is no log, and has neither."""
+        """Refuse options that only a log has.
+
+        Parameters
+        ----------
+        file : str
+            A file that is no log, as errors name it.
+
+        Raises
+        ------
+        UserError
+            If a place or a table is given.
+        """
         if self.place is not None or self.table is not None:
             raise UserError(f"{file}: no log: leave --place and --table out")
 
 
 class MessageTimes(NamedTuple):
-    """Message times as a file has them.
+    """The message times in a file.
 
-    source : the program that measured them, or "csv"
-    rows : ``bytes`` of a message as core/link.py counts them, ``seconds``, and those of KEYS that are known
-    note : what the user should know of the rows; empty: nothing
+    Attributes
+    ----------
+    source : str
+        The program that measured them, or "csv".
+    rows : DataFrame
+        The columns ``bytes`` (sizes as `ddlkit.core.collective` counts them),
+        ``seconds``, and those of `KEYS` that are known.
+    note : str
+        What the user should know of the rows. Empty if there is nothing.
     """
 
     source: str
@@ -49,7 +77,32 @@ class MessageTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a file may leave open, as the options of ``ddlkit import``; None: not said."""
+    """What a user adds to a file of layer times, as options of ``ddlkit import``.
+
+    Attributes
+    ----------
+    network : str or None
+        The name of the network, or which one to choose.
+    batch : int or None
+        The number of samples in an iteration.
+    device : str or None
+        The device that computed.
+    peak : float or None
+        Of FLOP counts, the rate of the device in FLOP/s.
+    utilisation : float or None
+        Of FLOP counts, the share of the peak that is reached, from 0 to 1.
+    without_input : bool
+        Of a layer-wise trace, whether to leave out all that precedes the first layer
+        with a gradient.
+    compute_s : float or None
+        Of FLOP counts, the seconds of forward and backward, instead of a rate.
+    sequence : int or None
+        Of a transformer, the tokens of a sample.
+    gradient_bytes : int or None
+        Bytes in which each element of a gradient is sent.
+    iterations : tuple of int
+        Of a trace of torch.profiler, the iterations to use. Empty for all.
+    """
 
     network: str | None = None
     batch: int | None = None
@@ -64,7 +117,15 @@ class ImportOptions:
 
 
 class ReadProfile(NamedTuple):
-    """The layer profile in a file, of a network named "" if the file names none; and what to know of it."""
+    """The layer profile in a file.
+
+    Attributes
+    ----------
+    profile : LayerProfile
+        The profile. Its network is "" if the file names none.
+    findings : tuple of Finding
+        What the user should know of the profile.
+    """
 
     profile: LayerProfile
     findings: tuple[Finding, ...]

@@ -1,4 +1,7 @@
-"""What PyTorch takes of a plan or of a cost, as text; tests let the installed torch read each."""
+"""Plans and costs as PyTorch takes them, in text.
+
+Tests let the installed torch read the text that each function writes.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +19,69 @@ from ddlkit.core.iteration import Iteration
 from ddlkit.core.units import MIB
 
 TESTED = {"ddp": ("2.11", "2.13"), "inductor": ("2.13",), "profile": ("2.13",)}
-"""With which releases of torch each kind is known to work."""
-SIZES = np.unique(
-    np.concatenate([[1], np.rint(2.0 ** np.arange(6, 32, 1 / 4))])
-).astype(int)
-"""Bytes of messages whose times are written down."""
+"""The releases of torch with which each kind of text is known to work."""
+
+_QUARTER_POWERS = 2.0 ** np.arange(6, 32, 1 / 4)
+SIZES = np.unique([1, *np.rint(_QUARTER_POWERS)]).astype(int)
+"""Sizes of messages whose times are written, in bytes: 1, and 64 to 3.6 billion."""
+
 ELEMENTS = {"Float": 4, "Half": 2, "BFloat16": 2}
-"""Bytes of numbers as a profile calls them."""
-FUNCTION = Path(__file__).with_name("estimate.txt")
+"""Bytes of a number of each type, by the name of the type in a profile."""
+
+TEMPLATE = Path(__file__).with_name("estimate.txt")
+"""The module that `inductor` fills in."""
 
 
 def tested(kind: str, version: str | None) -> str:
-    """Return the torch to write for, by default the installed one. Raises UserError unless it is TESTED."""
-    try:
-        version = version or metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        raise UserError(
-            "no torch is installed here: say which is meant by --torch"
-        ) from None
-    if ".".join(version.split(".")[:2]) not in TESTED[kind]:
-        listed = " or ".join(TESTED[kind])
-        raise UserError(
-            f"torch {shown(version)}: --to {kind} is known to work with {listed}: say --torch {listed[:4]}"
-        )
+    """Return the release of torch to write for.
+
+    Parameters
+    ----------
+    kind : str
+        What to write, one of `TESTED`.
+    version : str or None
+        The release. None means the installed one.
+
+    Returns
+    -------
+    str
+        The release.
+
+    Raises
+    ------
+    UserError
+        If it is not one of `TESTED`, or if none is given or installed.
+    """
+    if not version:
+        try:
+            version = metadata.version("torch")
+        except metadata.PackageNotFoundError:
+            raise UserError(
+                "no torch is installed here: say which is meant by --torch"
+            ) from None
+    release = ".".join(version.split(".")[:2])
+    known = TESTED[kind]
+    if release not in known:
+        problem = f"--to {kind} is known to work with {' or '.join(known)}"
+        raise UserError(f"torch {shown(version)}: {problem}: say --torch {known[0]}")
     return version
 
 
 def bucket_caps_mb(group_bytes: Any) -> list[float]:
-    """Return caps for DistributedDataParallel's bucket_cap_mb_list: a bucket closes on reaching its own.
+    """Return the sizes of buckets for DistributedDataParallel's bucket_cap_mb_list.
 
+    Parameters
+    ----------
+    group_bytes : array_like, shape (G,)
+        Bytes of each bucket. A bucket is closed as soon as it has its own size.
+
+    Returns
+    -------
+    list of float, length G
+        The sizes in MiB.
+
+    Examples
+    --------
     >>> bucket_caps_mb([1048576, 5])
     [1.0, 4.76837158203125e-06]
     """
@@ -52,14 +89,35 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
 
 
 def ddp(iteration: Iteration, torch: str) -> str:
-    """Return buckets in ready order, in MiB. Raises UserError unless messages are all-reduces."""
-    if iteration.cost.collective != "all_reduce":
-        raise UserError(
-            f"a cost of {iteration.cost.collective}: DDP sends all_reduce: fit that"
-        )
-    caps = bucket_caps_mb(iteration.group_bytes)
-    of = {"torch": torch, "planner": iteration.plan.planner}
-    return json.dumps({**of, "bucket_cap_mb_list": caps})
+    """Return the buckets of an iteration for DistributedDataParallel.
+
+    Parameters
+    ----------
+    iteration : Iteration
+        The iteration, whose messages are all-reduces.
+    torch : str
+        The release of torch.
+
+    Returns
+    -------
+    str
+        JSON with "torch", "planner" and "bucket_cap_mb_list": sizes in MiB in the order
+        in which buckets become ready.
+
+    Raises
+    ------
+    UserError
+        If the messages are of another collective.
+    """
+    collective = iteration.cost.collective
+    if collective != "all_reduce":
+        raise UserError(f"a cost of {collective}: DDP sends all_reduce: fit that")
+    document = {
+        "torch": torch,
+        "planner": iteration.plan.planner,
+        "bucket_cap_mb_list": bucket_caps_mb(iteration.group_bytes),
+    }
+    return json.dumps(document)
 
 
 def _ranks(cost: MessageCost) -> int:
@@ -69,46 +127,80 @@ def _ranks(cost: MessageCost) -> int:
 
 
 def inductor(cost: MessageCost, torch: str) -> str:
-    """Return a module with ``estimate(node, override_size) -> ms``; between SIZES it draws straight lines."""
-    times_ms = tuple(float(f"{1e3 * s:.6g}") for s in cost(SIZES))
+    """Return a module that estimates how long a collective takes, for Inductor.
+
+    Parameters
+    ----------
+    cost : MessageCost
+        The cost of the collective.
+    torch : str
+        The release of torch.
+
+    Returns
+    -------
+    str
+        Python with a function ``estimate(node, override_size)``, which returns
+        milliseconds. Between two of `SIZES`, the time is on a straight line.
+
+    Raises
+    ------
+    UserError
+        If the number of ranks is unknown.
+    """
     collective = find_collective(cost.collective)
-    said = {
-        "collective": collective.name,
-        "name": collective.graph_name,
-        "whole": "node.args[0]" if collective.sized == "input" else "node",
-        "ranks": _ranks(cost),
-    }
-    return FUNCTION.read_text(encoding="utf-8").format(
-        **said, torch=torch, sizes=tuple(SIZES.tolist()), times_ms=times_ms
+    # The argument of an operator has the size of a rank's input, its result that of the
+    # output. One of them is the whole message.
+    whole = "node.args[0]" if collective.sized == "input" else "node"
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return template.format(
+        collective=collective.name,
+        name=collective.graph_name,
+        whole=whole,
+        ranks=_ranks(cost),
+        torch=torch,
+        sizes=tuple(SIZES.tolist()),
+        times_ms=tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES)),
     )
 
 
 def profile(cost: MessageCost, torch: str) -> str:
-    """Return a Chrome trace of kernels for profile_guided_estimations_profile_path: each size once."""
-    ranks, events = _ranks(cost), []
-    of_group = {"Group size": ranks, "Process Group Ranks": str(list(range(ranks)))}
+    """Return a profile of a collective, for profile_guided_estimations_profile_path.
+
+    Parameters
+    ----------
+    cost : MessageCost
+        The cost of the collective.
+    torch : str
+        The release of torch.
+
+    Returns
+    -------
+    str
+        JSON of a Chrome trace, with one kernel for each size and each of `ELEMENTS`.
+
+    Raises
+    ------
+    UserError
+        If the number of ranks is unknown.
+    """
+    ranks = _ranks(cost)
     collective = find_collective(cost.collective)
-    inside, outside = collective.input_parts(ranks), collective.output_parts(ranks)
+    input_parts = collective.input_parts(ranks)
+    output_parts = collective.output_parts(ranks)
+    events = []
     for dtype, width in ELEMENTS.items():
-        whole = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
-        for n, seconds in zip(whole.tolist(), cost(whole * width), strict=True):
-            sizes = {
-                "In msg nelems": n // inside,
-                "Out msg nelems": n // outside,
-                "dtype": dtype,
-            }
+        # Each rank has an equal part of a message.
+        elements = np.unique(np.maximum(SIZES // width // ranks, 1)) * ranks
+        times_s = cost(elements * width)
+        for count, seconds in zip(elements.tolist(), times_s, strict=True):
             args = {
                 "Collective name": collective.process_group_name,
-                **of_group,
-                **sizes,
+                "Group size": ranks,
+                "Process Group Ranks": str(list(range(ranks))),
+                "In msg nelems": count // input_parts,
+                "Out msg nelems": count // output_parts,
+                "dtype": dtype,
             }
-            events.append(
-                {
-                    "ph": "X",
-                    "cat": "kernel",
-                    "name": "nccl",
-                    "dur": 1e6 * seconds,
-                    "args": args,
-                }
-            )
+            event = {"ph": "X", "cat": "kernel", "name": "nccl"}
+            events.append({**event, "dur": 1e6 * seconds, "args": args})
     return json.dumps({"torch": torch, "traceEvents": events})

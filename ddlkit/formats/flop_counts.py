@@ -1,7 +1,11 @@
-"""FLOP counts by tensor, from a CSV of one's own; times in proportion to them."""
+"""FLOP counts by tensor, from a user's own CSV, as layer profiles.
+
+The time of a tensor is in proportion to its FLOP.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +22,28 @@ FLOPS = Schema(
         Column("layer", "str", default=""),
         Column("parameters", "int", "positive"),
         Column("flops", "float", "non_negative"),
-        Column("batch", "int", "positive", default="1"),  # whose FLOP are counted
+        # The number of samples whose FLOP are counted.
+        Column("batch", "int", "positive", default="1"),
     ),
     key=("tensor",),
 )
 
 
 class Tensor(NamedTuple):
-    """A tensor, and the forward FLOP of one sample whose backward comes before its gradient."""
+    """A parameter tensor with its FLOP.
+
+    Attributes
+    ----------
+    name : str
+        The tensor.
+    layer : str
+        The layer that has the tensor.
+    elements : int
+        Its number of parameters.
+    flops : float
+        FLOP of one sample in forward, of those operations whose backward comes before
+        the gradient of the tensor is ready.
+    """
 
     name: str
     layer: str
@@ -33,41 +51,64 @@ class Tensor(NamedTuple):
     flops: float
 
 
-def counted(
-    network: str, batch: int, tensors: list[Tensor], rate: tuple[float, float] | float
-) -> LayerProfile:
-    """Return a profile whose times are in proportion to FLOP.
-
-    rate : peak FLOP/s and the share of it that is reached, or seconds of forward and backward of the batch
-    """
-    name, layer, elements, flops = zip(*tensors, strict=True)
-    peak, share = (
-        rate if isinstance(rate, tuple) else (3 * batch * sum(flops) / rate, 1.0)
-    )
-    of = (network, batch, name, np.array(elements), np.array(flops))
-    return LayerProfile.from_flops(
-        *of, layer=layer, peak_flops_per_s=peak, utilisation=share
-    )
-
-
 def matches(text: str) -> bool:
-    """Return whether the first line has the columns of FLOP counts.
+    r"""Return whether the first line of a file has the columns of FLOP counts.
 
-    >>> matches("tensor,parameters,flops\\nconv,10,1e9\\n")
+    Examples
+    --------
+    >>> matches("tensor,parameters,flops\nconv,10,1e9\n")
     True
     """
-    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    first_line, _, _ = text.partition("\n")
+    names = {name.strip() for name in first_line.split(",")}
     return {"tensor", "parameters", "flops"} <= names
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the tensors as a profile at that batch and rate."""
+    """Return the FLOP counts of a file as a profile.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : ImportOptions
+        The network, the batch size, and the source of times: ``peak`` and
+        ``utilisation``, or ``compute_s``.
+
+    Returns
+    -------
+    ReadProfile
+        The profile, and the FLOP of one sample.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong, or if the options have no source of times.
+    """
     tensors = read_flops(read_sheet(text, file))
     return profile_of(tensors, options.network or "", file, options)
 
 
 def read_flops(sheet: Sheet) -> list[Tensor]:
-    """Return the tensors of a table of FLOP counts, a row each."""
+    """Return the tensors of a table of FLOP counts.
+
+    Parameters
+    ----------
+    sheet : Sheet
+        The cells of the table.
+
+    Returns
+    -------
+    list of Tensor
+        One for each row. Without a column ``layer``, a tensor is its own layer.
+
+    Raises
+    ------
+    UserError
+        If the table is wrong.
+    """
     return [
         Tensor(
             row.tensor, row.layer or row.tensor, row.parameters, row.flops / row.batch
@@ -79,21 +120,66 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
 def profile_of(
     tensors: list[Tensor], network: str, file: str, options: ImportOptions
 ) -> ReadProfile:
-    """Return tensors with FLOP, wherever these are from, as a profile; and how much they are together."""
-    profile = counted(network, options.batch or 1, tensors, _rate(options, file))
-    total = sum(tensor.flops for tensor in tensors)
+    """Return tensors with FLOP as a profile.
+
+    Parameters
+    ----------
+    tensors : list of Tensor
+        The tensors, in forward order.
+    network : str
+        The name of the network.
+    file : str
+        The file, as errors name it.
+    options : ImportOptions
+        The batch size, and the source of times: a rate, or the time of a batch.
+
+    Returns
+    -------
+    ReadProfile
+        The profile, and the FLOP of one sample.
+
+    Raises
+    ------
+    UserError
+        If the options have no source of times.
+    """
+    batch = options.batch or 1
+    names, layers, elements, flops = zip(*tensors, strict=True)
+    # Backward has two products of matrices for each one of forward.
+    batch_flops = 3 * batch * sum(flops)
+    peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
+    profile = LayerProfile.from_flops(
+        network,
+        batch,
+        names,
+        np.array(elements),
+        np.array(flops),
+        layer=layers,
+        peak_flops_per_s=peak_flops_per_s,
+        utilisation=utilisation,
+    )
     text = (
-        f"{total:.4g} forward FLOP a sample, three times that with backward; no update"
+        f"{sum(flops):.4g} forward FLOP a sample, "
+        "three times that with backward; no update"
     )
     return ReadProfile(profile, (Finding("flops", (), text),))
 
 
-def _rate(options: ImportOptions, file: str) -> tuple[float, float] | float:
-    """Return peak rate and utilisation, or the seconds of the batch, whichever is said."""
-    peak, share, compute_s = options.peak, options.utilisation, options.compute_s
-    if compute_s is None and peak is not None and share is not None:
-        return peak, share
-    if compute_s is None or (peak, share) != (None, None) or not 0 < compute_s < np.inf:
-        rates = "--peak (FLOP/s) and --utilisation (0..1) together, or --compute-s (above 0) alone"
-        raise UserError(f"{file}: counts become times by a rate: say {rates}")
-    return compute_s
+def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:
+    """Return the peak rate in FLOP/s and the share of it that is reached.
+
+    If the options have the time of a batch instead, this is the rate at which its FLOP
+    take that time.
+    """
+    peak = options.peak
+    utilisation = options.utilisation
+    compute_s = options.compute_s
+    if compute_s is None and peak is not None and utilisation is not None:
+        return peak, utilisation
+    has_only_time = compute_s is not None and peak is None and utilisation is None
+    if not has_only_time or compute_s is None or not 0 < compute_s < math.inf:
+        raise UserError(
+            f"{file}: counts become times by a rate: give --peak (FLOP/s) and "
+            "--utilisation (0..1) together, or --compute-s (above 0) alone"
+        )
+    return batch_flops / compute_s, 1.0

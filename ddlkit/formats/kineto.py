@@ -1,7 +1,14 @@
-"""What torch.profiler exports (Kineto's Chrome trace), as a layer profile, message times and a timeline.
+"""Traces of torch.profiler, as a layer profile, message times and a timeline.
 
-Two clocks are in such a file: when the processor launched something, and when the GPU did it. On a GPU
-a kernel belongs to the phase that launched it. A UserError says what a file lacks, or where it is damaged.
+The profiler, whose recorder is called Kineto, exports a Chrome trace: a JSON document
+with a list of spans. Such a trace has two clocks. The processor launches work, and a
+GPU does the work later. Autograd shows which operators belong to forward, to backward
+and to which gradient, but only by the processor's clock. On a GPU, a kernel therefore
+belongs to the phase in which the processor launched it, and its time is when the GPU
+was busy with it.
+
+Every function that finds something missing or damaged raises a ``UserError`` that names
+the file.
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -26,24 +33,52 @@ from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.files import parse_json
 
 PHASES = ("forward", "backward", "update")
-FORWARD, BACKWARD, UPDATE = (f"ddlkit.{kind}" for kind in PHASES)
+
+FORWARD = "ddlkit.forward"
+BACKWARD = "ddlkit.backward"
+UPDATE = "ddlkit.update"
+"""Names of ranges with which a training loop may mark the phases of an iteration."""
+
 EVALUATE = "autograd::engine::evaluate_function"
+"""How the name of a span begins in which autograd runs a function of backward."""
+
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-HOW = (
+"""The name of a span in which autograd stores a gradient that is ready."""
+
+HOW_TO_RECORD = (
     "record whole iterations (forward, backward and optimizer.step) with "
     "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True)"
 )
-MOST_US = 1e18  # of instants and times, in microseconds: thirty thousand years
-APART = 2.0  # times the shortest: an iteration of another kind
+MOST_US = 1e18
+"""The largest instant or duration that is read, in microseconds."""
 
-_OPTIMIZER, _COPY = "Optimizer.step#", "Memcpy HtoD"
-_NCCL = re.compile(r"(void )?(nccl|rccl|msccl)")
-_LAUNCH = re.compile(r"cuda_runtime .*Launch|(?!cuda)\w+_runtime ")
-_RECORD, _NAMED = "record_param_comms", "Collective name"
-_TOLD = (_NAMED, "In msg nelems", "Out msg nelems", "dtype", "Group size")
-# Of what is gathered or coalesced, the first input is only a part.
-_MESSAGE = re.compile(f"{_RECORD}$|nccl:(?!.*(gather|coalesced))")
-# As the profiler writes them: C++ names of operators' inputs, c10's names of messages.
+MOST_TIMES_SHORTEST = 2.0
+"""An iteration that takes more times as long as the shortest one is of another kind."""
+
+_OPTIMIZER_STEP = "Optimizer.step#"
+_HOST_TO_DEVICE = "Memcpy HtoD"
+_NCCL_KERNEL = re.compile(r"(void )?(nccl|rccl|msccl)")
+# Matched to "category name". On CUDA, a call of the runtime that launches has "Launch"
+# in its name; the other calls wait or copy. Of the runtimes of other devices, any call
+# counts as a launch.
+_LAUNCH_OF_WORK = re.compile(r"cuda_runtime .*Launch|(?!cuda)\w+_runtime ")
+
+_SEQUENCE_NUMBER = "Sequence number"
+_COLLECTIVE_NAME = "Collective name"
+_RECORD_COMMS = "record_param_comms"
+_SIZE_ARGS = (
+    _COLLECTIVE_NAME,
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+    "Group size",
+)
+# The first input of an operator that gathers or coalesces is only a part of its
+# message, so that the size of the message is unknown.
+_MESSAGE_OPERATOR = re.compile(f"{_RECORD_COMMS}$|nccl:(?!.*(gather|coalesced))")
+
+# The profiler writes C++ names of the types of operators' inputs, and c10's names of
+# the types of messages.
 _ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
     **dict.fromkeys(("float", "int"), 4),
@@ -51,12 +86,34 @@ _ELEMENT_BYTES = {
     **dict.fromkeys(("bool", "byte", "char", "signed char", "unsigned char"), 1),
 }
 
+# Ranges that were marked on the processor are copied to the GPU's rows, where they
+# begin with the first kernel. The range on the processor is the one to use.
+_COPIES_OF_RANGES = ("gpu_user_annotation", "Trace")
+_GPU_CATEGORIES = ("kernel", "memcpy", "memset")
+
 
 class Event(NamedTuple):
-    """One span of a trace: times in seconds; ``on_gpu`` for a kernel, not for what launched it.
+    """One span of a trace.
 
-    category, args : as the profiler has them, of a message with what its launch says of sizes
-    thread : of the processor, or a GPU's stream; correlated_s : when it was launched, -inf: before the trace
+    Attributes
+    ----------
+    name : str
+        What ran.
+    start_s, end_s : float
+        When it ran, in seconds from the start of the first span of the trace.
+    on_gpu : bool
+        Whether the GPU ran it (a kernel, a copy or a memset). The launch of a kernel is
+        a span of the processor.
+    category : str
+        The profiler's category, such as "cpu_op".
+    args : mapping of str to object
+        What the profiler notes of the span. For a message on a GPU, it also contains
+        what the operator that launched the message notes of its size.
+    thread : str
+        The thread of the processor, or the stream of the GPU.
+    correlated_s : float or None
+        When the processor launched the span. None if that is not in the trace, and
+        minus infinity if that was before the trace began.
     """
 
     name: str
@@ -70,66 +127,108 @@ class Event(NamedTuple):
 
     @property
     def launched_s(self) -> float:
-        """When the processor launched it."""
-        return self.start_s if self.correlated_s is None else self.correlated_s
+        """Return when the span was launched, or else when it started, in seconds."""
+        if self.correlated_s is None:
+            return self.start_s
+        return self.correlated_s
 
     @property
     def collective(self) -> str:
-        """Of gloo's span or NCCL's kernel: one of COMMUNICATION, or "other"; "" of what is no message."""
-        if not (
-            self.name.startswith("gloo:") or (self.on_gpu and _NCCL.match(self.name))
-        ):
+        """Return the collective of a message: one of `COMMUNICATION`, or "other".
+
+        A message is a span of gloo or a kernel of NCCL. The result is "" for all other
+        spans.
+        """
+        is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
+        if not (is_kernel or self.name.startswith("gloo:")):
             return ""
-        said = f"{self.args.get(_NAMED)} {self.name}".lower().replace("_", "")
-        for kind, known in COLLECTIVES.items():
-            if any(name in said for name in known.names):
+        # Some kernels of NCCL serve several collectives, so that only the
+        # launch shows which one.
+        names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
+        names = names.lower().replace("_", "")
+        for kind, collective in COLLECTIVES.items():
+            if any(name in names for name in collective.names):
                 return kind
         return "other"
 
     @property
     def elements(self) -> int:
-        """Number of elements of an operator's first input; 0 where it is unknown."""
+        """Return the elements of an operator's first input, 0 if they are unknown."""
         shape = _first(self.args.get("Input Dims"))
-        return _count(math.prod(map(_count, shape))) if isinstance(shape, list) else 0
+        if not isinstance(shape, list):
+            return 0
+        return _count(math.prod(map(_count, shape)))
 
     @property
     def undefined(self) -> bool:
-        """Whether the first input of an operator is no tensor, as a gradient that does not exist."""
+        """Return whether the first input of an operator is no tensor.
+
+        Autograd runs ``ACCUMULATE`` also for a gradient that does not exist.
+        """
         return _first(self.args.get("Input type")) == ""
 
     @property
     def bytes(self) -> int:
-        """Size of a message, as its collective counts it, or of an operator's first input; 0: unknown."""
-        if "In msg nelems" in self.args:
-            known = COLLECTIVES.get(self.collective)
-            direction = "Out" if known and known.sized == "output" else "In"
-            count, kind = (
-                _count(self.args.get(f"{direction} msg nelems")),
-                self.args.get("dtype"),
-            )
-        else:
-            count, kind = self.elements, _first(self.args.get("Input type"))
-        return count * _ELEMENT_BYTES.get(str(kind).lower().removeprefix("c10::"), 0)
+        """Return the size of a message, or of an operator's first input, in bytes.
 
-    def number(self, remark: str) -> int | None:
-        """Return a number that the profiler notes, by which events belong together."""
-        value = self.args.get(remark)
+        The size of a message is counted as its `Collective` counts it. An unknown size
+        is 0.
+        """
+        if "In msg nelems" in self.args:
+            collective = COLLECTIVES.get(self.collective)
+            direction = "In"
+            if collective is not None and collective.sized == "output":
+                direction = "Out"
+            elements = _count(self.args.get(f"{direction} msg nelems"))
+            dtype = self.args.get("dtype")
+        else:
+            elements = self.elements
+            dtype = _first(self.args.get("Input type"))
+        dtype_name = str(dtype).lower().removeprefix("c10::")
+        return elements * _ELEMENT_BYTES.get(dtype_name, 0)
+
+    def identifier(self, arg: str) -> int | None:
+        """Return a number in ``args`` that spans share if they belong together.
+
+        Parameters
+        ----------
+        arg : str
+            "correlation" relates a kernel to its launch, and "Sequence number" an
+            operator of forward to the function of backward that computes its gradient.
+
+        Returns
+        -------
+        int or None
+            None if the span has no such number.
+        """
+        value = self.args.get(arg)
         return value if isinstance(value, int) else None
 
 
 def _first(value: Any) -> Any:
+    """Return the first element of a list that has one, else None."""
     return value[0] if isinstance(value, list) and value else None
 
 
 def _count(value: Any) -> int:
+    """Return a whole number that a file may mean, else 0."""
     return value if isinstance(value, int) and 0 <= value <= MOST_WHOLE else 0
 
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """What torch.profiler saw of some training: spans by start, in seconds from the first.
+    """What torch.profiler saw of some training.
 
-    source : names the file in errors; device : "cpu", or the GPU's name
+    Attributes
+    ----------
+    source : str
+        The file, as errors name it.
+    events : tuple of Event
+        Spans in the order of their start.
+    rank : int
+        The rank of the process that was profiled.
+    device : str
+        "cpu", or the name of the GPU.
     """
 
     source: str
@@ -137,302 +236,576 @@ class KinetoTrace:
     rank: int = 0
     device: str = "cpu"
 
-    def missing(self, what: str) -> UserError:
-        """Return the error that says what this file lacks, and how to record it."""
-        return UserError(f"{self.source}: {what}: {HOW}")
+    def missing(self, problem: str) -> UserError:
+        """Return the error for a trace that lacks something, with how to record one."""
+        return UserError(f"{self.source}: {problem}: {HOW_TO_RECORD}")
 
 
 def matches(text: str) -> bool:
-    """Return whether the file may be JSON; whether that is a Chrome trace, `parse_kineto` says."""
+    """Return whether a file may be JSON. Only `parse_kineto` looks for a trace."""
     return text.lstrip().startswith(("{", "["))
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the iterations that were chosen as a profile, and what must be known of their times."""
+    """Return the layer profile of a trace.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : ImportOptions
+        ``iterations`` chooses among the iterations of the trace.
+
+    Returns
+    -------
+    ReadProfile
+        The profile, and findings.
+
+    Raises
+    ------
+    UserError
+        If the file is no trace, or lacks something that a profile needs.
+    """
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
-    cost = "the profiler's own cost is in all times: compare with an iteration that is not profiled"
-    findings.append(Finding("profiler", (), cost))
+    overhead = (
+        "all times include the overhead of the profiler: "
+        "compare with an iteration that is not profiled"
+    )
+    findings.append(Finding("profiler", (), overhead))
     if not profile.update_s:
-        findings.append(
-            Finding("update", (), "no optimizer's step in it: update takes no time")
-        )
+        no_update = "the trace has no step of an optimizer: the update takes no time"
+        findings.append(Finding("update", (), no_update))
     return ReadProfile(profile, tuple(findings))
 
 
-def spans(document: Any, source: str = "trace") -> list[Event]:
-    """Return complete spans ("X") of any Chrome trace, by start, in seconds from the first one's start."""
+# -- From the file to spans ------------------------------------------------------------
+
+
+def parse_kineto(text: str, source: str) -> KinetoTrace:
+    """Return the trace in a file that ``export_chrome_trace`` has written.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    source : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    KinetoTrace
+        The spans of the trace.
+
+    Raises
+    ------
+    UserError
+        If the text is not JSON or no Chrome trace, or if the trace has no span, or
+        launches of kernels without kernels.
+    """
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        advice = "export the trace again, with fewer iterations if it is long"
+        raise UserError(
+            f"{source}: cannot be read as JSON: {error}: {advice}"
+        ) from error
+    events = _mark_launched_before_trace(_spans(document, source))
+    trace = KinetoTrace(source, tuple(events))
+    if not trace.events:
+        raise trace.missing("the trace has no spans")
+
+    computes_on_gpu = any(event.on_gpu and not event.collective for event in events)
+    if not computes_on_gpu:
+        # A profiler that does not record the GPU's activities notes no launches either,
+        # at most how it waits for the GPU itself. Launches without kernels mean that
+        # kernels got lost.
+        for event in events:
+            if _LAUNCH_OF_WORK.match(f"{event.category} {event.name}"):
+                problem = "gives work to a device, but no kernel is in the trace"
+                raise trace.missing(f"{event.name} {problem}")
+    device = _gpu_name(document) if computes_on_gpu else "cpu"
+    return replace(trace, rank=_rank(document), device=device)
+
+
+def _rank(document: Any) -> int:
+    match document:
+        case {"distributedInfo": {"rank": rank}}:
+            return _count(rank)
+    return 0
+
+
+def _gpu_name(document: Any) -> str:
+    match document:
+        case {"deviceProperties": [{"name": str(name)}, *_]}:
+            return name
+    return "cuda"
+
+
+def _spans(document: Any, source: str) -> list[Event]:
+    """Return the complete spans (phase "X") of a Chrome trace by their start."""
     listed = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(listed, list) or not all(
-        isinstance(event, dict) for event in listed
+        isinstance(entry, dict) for entry in listed
     ):
         raise UserError(
             f"{source}: not a Chrome trace: it has no list traceEvents of objects"
         )
-    kept = []
-    for number, event in enumerate(listed):
-        # The GPU's copy of a marked range, from its first kernel on: the processor's is the one to use.
-        copied = ("gpu_user_annotation", "Trace")
-        if event.get("ph") == "X" and event.get("cat") not in copied:
-            name, ts, dur = (event.get(key) for key in ("name", "ts", "dur"))
-            timed = all(
-                isinstance(t, int | float) and abs(t) <= MOST_US for t in (ts, dur)
-            )
-            if not (timed and dur is not None and dur >= 0 and isinstance(name, str)):
-                times = f"({shown(name)}): ts {shown(ts)} and dur {shown(dur)} must be microseconds"
-                raise UserError(
-                    f"{source}: traceEvents[{number}] {times}: export the trace again"
-                )
-            kept.append(event)
-    first_us = min((event["ts"] for event in kept), default=0.0)
-    events = [
-        Event(
-            event["name"],
-            (event["ts"] - first_us) / 1e6,
-            (event["ts"] - first_us + event["dur"]) / 1e6,
-            str(event.get("cat")).lower().removeprefix("gpu_")
-            in ("kernel", "memcpy", "memset"),
-            str(event.get("cat", "")),
-            event["args"] if isinstance(event.get("args"), dict) else {},
-            f"{event.get('pid')} {event.get('tid')}",
-        )
-        for event in kept
-    ]
-    return sorted(_launched(events), key=lambda event: (event.start_s, -event.end_s))
-
-
-def _launched(events: Sequence[Event]) -> list[Event]:
-    """Return the events with what launched each of them: when, and of messages what, and how large."""
-    launches = {e.number("correlation"): e for e in events if not e.on_gpu}
-    launches.pop(None, None)
-    messages = {
-        e.number("correlation") for e in events if e.collective
-    } & launches.keys()
-    ordered = sorted((launches[n].thread, launches[n].start_s, n) for n in messages)
-    args: dict[int | None, dict[str, Any]] = {number: {} for number in messages}
-    for operator in sorted(
-        events, key=lambda event: event.start_s
-    ):  # the innermost is the last
-        if not _MESSAGE.match(operator.name):
+    complete = []
+    for number, entry in enumerate(listed):
+        if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
-        ends = [(operator.thread, at_s) for at_s in (operator.start_s, operator.end_s)]
-        inside = ordered[bisect_left(ordered, ends[0]) : bisect_right(ordered, ends[1])]
-        if len(inside) == 1:  # of several messages, the sizes of each are unknown
-            told = {
-                name: value for name, value in operator.args.items() if name in _TOLD
-            }
-            named = {**operator.args, _NAMED: operator.name}
-            args[inside[0][2]] |= told if operator.name == _RECORD else named
-    return [
-        e._replace(
-            correlated_s=launches[number].start_s if number in launches else None,
-            args={**args[number], **e.args} if number in args else e.args,
-        )
-        for e, number in ((event, event.number("correlation")) for event in events)
-    ]
-
-
-def parse_kineto(text: str, source: str) -> KinetoTrace:
-    """Return the trace in the text of a file of ``export_chrome_trace``; ``source`` names it in errors."""
-    try:
-        document = parse_json(text)
-    except ValueError as error:
-        advice = "export it again, if it is long of fewer iterations"
-        raise UserError(f"{source}: not read as JSON: {error}: {advice}") from error
-    events = spans(document, source)
-    known = (e for e in reversed(events) if e.on_gpu and e.correlated_s is not None)
-    began_s = {e.thread: e.start_s for e in known}  # each of the GPU's streams
-    first_s = min(began_s.values(), default=-math.inf)
-    for at, e in enumerate(events):
-        if (
-            e.on_gpu
-            and e.correlated_s is None
-            and e.start_s < began_s.get(e.thread, first_s)
-        ):
-            events[at] = e._replace(correlated_s=-math.inf)
-    trace = KinetoTrace(source, tuple(events))
-    if not trace.events:
-        raise trace.missing("no span at all")
-    on_gpu = any(event.on_gpu and not event.collective for event in trace.events)
-    # A profiler without a GPU's activities notes no runtime at all, or how it waits for the GPU itself.
-    launched = (e for e in events if _LAUNCH.match(f"{e.category} {e.name}"))
-    if not on_gpu and (launch := next(launched, None)):
-        raise trace.missing(
-            f"{launch.name} gives work to a device, but no kernel is in the trace"
-        )
-    device, rank = "cuda" if on_gpu else "cpu", 0
-    match document:
-        case {"distributedInfo": {"rank": rank}}:
-            pass
-    match document:
-        case {"deviceProperties": [{"name": str(name)}, *_]} if on_gpu:
-            device = name
-    return replace(trace, rank=_count(rank), device=device)
-
-
-class TracedIteration(NamedTuple):
-    """Which step of how many, by the processor's clock; free_s: when all launched before was computed."""
-
-    number: int
-    steps: int
-    events: tuple[Event, ...]  # by launch
-    phases: Mapping[str, tuple[float, float]]  # kind -> (start_s, end_s)
-    free_s: float
-
-    def launched(self, start_s: float, end_s: float = math.inf) -> list[Event]:
-        """Return what the GPU did, messages aside, that was launched from ``start_s`` until ``end_s``."""
-        kernels = [e for e in self.events if e.on_gpu and not e.collective]
-        return [kernel for kernel in kernels if start_s <= kernel.launched_s < end_s]
-
-    def repeats(self) -> bool:
-        """Return whether an operator that has a gradient starts after backward began, outside of it."""
-        functions = [e for e in self.events if e.name.startswith(EVALUATE)]
-        starts = [e.start_s for e in functions]
-        ends = [*accumulate((e.end_s for e in functions), max, initial=-math.inf)]
-        outermost = [
-            e for e, end_s in zip(functions, ends, strict=False) if e.start_s >= end_s
-        ]
-        numbers = {e.number("Sequence number") for e in outermost} - {None}
-        of_graph = [e for e in self.events if e.number("Sequence number") in numbers]
-        begun = ((e, bisect_right(starts, e.start_s)) for e in of_graph)
-        return any(at and e.end_s > ends[at] for e, at in begun)
-
-    def gradients_end_s(self) -> float:
-        """When the last gradient was ready, on the processor's clock; the end of backward if unknown."""
-        end_s = self.phases["backward"][1]
-        ends = [
-            e.end_s
-            for e in self.events
-            if e.name.startswith(EVALUATE) and e.end_s <= end_s
-        ]
-        return max(ends, default=end_s)
-
-
-def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIteration]:
-    """Return steps with a backward, or those chosen: ProfilerStep marks, else between ends of the update."""
-    by_launch = sorted(trace.events, key=lambda event: event.launched_s)
-    times_s = [event.launched_s for event in by_launch]
-    windows = [
-        (e.start_s, e.end_s) for e in trace.events if e.name.startswith("ProfilerStep#")
-    ]
-    if not windows:
-        ends = [e.end_s for e in trace.events if _mark(e) == "update"]
-        ends = ends or [e.end_s for e in trace.events if e.name.startswith(_OPTIMIZER)]
-        windows = [
-            *zip([0.0, *sorted(ends)[:-1]], sorted(ends) or [math.inf], strict=True)
-        ]
-    computed = [
-        e.on_gpu and not (e.collective or e.name.startswith(_COPY)) for e in by_launch
-    ]
-    ends_s = np.where(computed, [e.end_s for e in by_launch], -math.inf)
-    free_s = np.maximum.accumulate([-math.inf, *ends_s])
-    traced: list[TracedIteration] = []
-    for number, (start_s, end_s) in enumerate(windows):
-        first = bisect_left(times_s, start_s)
-        events = tuple(by_launch[first : bisect_left(times_s, end_s)])
-        phases = _phases(events)
-        if {"forward", "backward"} <= phases.keys():
-            traced.append(
-                TracedIteration(number, len(windows), events, phases, free_s[first])
+        if not _is_timed(entry):
+            name = shown(entry.get("name"))
+            start = shown(entry.get("ts"))
+            duration = shown(entry.get("dur"))
+            problem = f"({name}): ts {start} and dur {duration} must be microseconds"
+            raise UserError(
+                f"{source}: traceEvents[{number}] {problem}: export the trace again"
             )
-    if not traced:
-        old = any(event.name == ACCUMULATE for event in trace.events)
-        why = "of a PyTorch before 1.12, or a part of a trace" if old else "inference?"
-        marks = f"events of autograd ({EVALUATE}) with numbers, or ranges {FORWARD} and {BACKWARD}"
-        raise trace.missing(
-            f"no step of {len(windows)} has both passes ({why}): needs {marks}"
-        )
-    numbers = [iteration.number for iteration in traced]
-    for number in sorted(set(chosen) - set(numbers)):
-        raise UserError(
-            f"{trace.source}: --iterations {number}: there are {_listed(numbers)}"
-        )
-    return [
-        iteration for iteration in traced if iteration.number in (chosen or numbers)
-    ]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Return rising numbers as --iterations takes them: 0,2-5."""
-    runs = np.split(np.array(numbers), np.flatnonzero(np.diff(numbers) > 1) + 1)
-    return ",".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs
+        complete.append(entry)
+    first_us = min((entry["ts"] for entry in complete), default=0.0)
+    events = [_event(entry, first_us) for entry in complete]
+    # Of spans that start together, the one that contains the others comes first.
+    return sorted(
+        _with_launches(events), key=lambda event: (event.start_s, -event.end_s)
     )
 
 
-def _mark(event: Event) -> str:
-    """Return the phase that the event marks, if any."""
-    kind = event.name.removeprefix("ddlkit.")
-    return kind if kind in PHASES and not event.on_gpu else ""
+def _is_timed(entry: Mapping[str, Any]) -> bool:
+    """Return whether a span has a name, a start and a duration."""
+    if not isinstance(entry.get("name"), str):
+        return False
+    for key in ("ts", "dur"):
+        value = entry.get(key)
+        if not (isinstance(value, int | float) and abs(value) <= MOST_US):
+            return False
+    return bool(entry["dur"] >= 0)
+
+
+def _event(entry: Mapping[str, Any], first_us: float) -> Event:
+    """Return an entry of a Chrome trace as a span, in seconds after ``first_us``."""
+    category = str(entry.get("cat", ""))
+    start_us = entry["ts"] - first_us
+    args = entry.get("args")
+    return Event(
+        name=entry["name"],
+        start_s=start_us / 1e6,
+        end_s=(start_us + entry["dur"]) / 1e6,
+        on_gpu=category.lower().removeprefix("gpu_") in _GPU_CATEGORIES,
+        category=category,
+        args=args if isinstance(args, dict) else {},
+        thread=f"{entry.get('pid')} {entry.get('tid')}",
+    )
+
+
+def _with_launches(events: Sequence[Event]) -> list[Event]:
+    """Return the spans with when they were launched, and messages with sizes."""
+    launches = {}
+    for event in events:
+        correlation = event.identifier("correlation")
+        if correlation is not None and not event.on_gpu:
+            launches[correlation] = event
+    size_args = _size_args(events, launches)
+    related = []
+    for event in events:
+        correlation = event.identifier("correlation")
+        if correlation is not None and correlation in launches:
+            event = event._replace(correlated_s=launches[correlation].start_s)
+            if correlation in size_args:
+                event = event._replace(args={**size_args[correlation], **event.args})
+        related.append(event)
+    return related
+
+
+def _size_args(
+    events: Sequence[Event], launches: Mapping[int, Event]
+) -> dict[int, dict[str, Any]]:
+    """Return arguments of operators that launch messages, by correlation.
+
+    A kernel of NCCL does not always have its size. The operator during which it was
+    launched does.
+    """
+    messages = set()
+    for event in events:
+        correlation = event.identifier("correlation")
+        if correlation is None or correlation not in launches:
+            continue
+        if event.collective:
+            messages.add(correlation)
+    launched = sorted(
+        (launches[number].thread, launches[number].start_s, number)
+        for number in messages
+    )
+    args: dict[int, dict[str, Any]] = {number: {} for number in messages}
+
+    # Operators are nested. The innermost one starts last, and its arguments replace
+    # the rest.
+    operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
+    for operator in sorted(operators, key=lambda event: event.start_s):
+        first = bisect_left(launched, (operator.thread, operator.start_s))
+        behind_last = bisect_right(launched, (operator.thread, operator.end_s))
+        # If an operator launches several messages, how much each of them sends is
+        # unknown.
+        if behind_last - first != 1:
+            continue
+        _, _, number = launched[first]
+        if operator.name == _RECORD_COMMS:
+            known = {
+                name: value
+                for name, value in operator.args.items()
+                if name in _SIZE_ARGS
+            }
+        else:
+            known = {**operator.args, _COLLECTIVE_NAME: operator.name}
+        args[number] |= known
+    return args
+
+
+def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
+    """Return the spans, and mark those that were launched before the trace.
+
+    A stream works in the order of launches. What it does before the first span whose
+    launch is in the trace was therefore launched before the trace began.
+    """
+    first_known_s: dict[str, float] = {}
+    for event in events:
+        if event.on_gpu and event.correlated_s is not None:
+            first_known_s.setdefault(event.thread, event.start_s)
+    # A stream without any known launch is compared with the earliest of the other
+    # streams.
+    earliest_s = min(first_known_s.values(), default=-math.inf)
+    marked = []
+    for event in events:
+        is_unknown = event.on_gpu and event.correlated_s is None
+        if is_unknown and event.start_s < first_known_s.get(event.thread, earliest_s):
+            event = event._replace(correlated_s=-math.inf)
+        marked.append(event)
+    return marked
+
+
+# -- From spans to iterations ----------------------------------------------------------
+
+
+class TracedIteration(NamedTuple):
+    """One training iteration in a trace.
+
+    Attributes
+    ----------
+    number : int
+        Which step of the trace this is, counted from 0.
+    steps : int
+        How many steps the trace has, with or without a backward pass.
+    events : tuple of Event
+        Spans in the order in which the processor launched them.
+    phases : mapping of str to tuple of float
+        When each phase starts and ends by the processor's clock, in seconds.
+    free_s : float
+        When the GPU had computed all that was launched before this iteration, in
+        seconds.
+    """
+
+    number: int
+    steps: int
+    events: tuple[Event, ...]
+    phases: Mapping[str, tuple[float, float]]
+    free_s: float
+
+    def kernels(
+        self, start_s: float = -math.inf, end_s: float = math.inf
+    ) -> list[Event]:
+        """Return the work of the GPU, other than messages, by the time of its launch.
+
+        Parameters
+        ----------
+        start_s, end_s : float, optional
+            From when (inclusive) until when (exclusive) it was launched, in seconds.
+
+        Returns
+        -------
+        list of Event
+            Kernels, copies and memsets in the order of their launches.
+        """
+        return [
+            event
+            for event in self.events
+            if event.on_gpu
+            and not event.collective
+            and start_s <= event.launched_s < end_s
+        ]
+
+    def repeats_forward(self) -> bool:
+        """Return whether forward runs again after backward began, outside of it.
+
+        This is so where gradients of several batches are summed up. Activation
+        checkpointing also runs operators of forward again, but inside a function of
+        backward.
+        """
+        functions = [e for e in self.events if e.name.startswith(EVALUATE)]
+        starts_s = [function.start_s for function in functions]
+        # latest_end_s[k] is when the last of the first k functions ends.
+        function_ends_s = (function.end_s for function in functions)
+        latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
+        # A function inside another one belongs to a forward pass that backward itself
+        # ran.
+        numbers = {
+            function.identifier(_SEQUENCE_NUMBER)
+            for function, earlier_end_s in zip(functions, latest_end_s, strict=False)
+            if function.start_s >= earlier_end_s
+        }
+        numbers.discard(None)
+        for event in self.events:
+            if event.identifier(_SEQUENCE_NUMBER) in numbers:
+                begun = bisect_right(starts_s, event.start_s)
+                if begun > 0 and event.end_s > latest_end_s[begun]:
+                    return True
+        return False
+
+    def gradients_end_s(self) -> float:
+        """Return when the last gradient was ready by the processor's clock, in seconds.
+
+        It is the end of backward if the trace has no spans of autograd.
+        """
+        _, backward_end_s = self.phases["backward"]
+        ends_s = [
+            event.end_s
+            for event in self.events
+            if event.name.startswith(EVALUATE) and event.end_s <= backward_end_s
+        ]
+        return max(ends_s, default=backward_end_s)
+
+
+def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIteration]:
+    """Return the iterations of a trace that have a forward and a backward pass.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+        The trace.
+    chosen : sequence of int, optional
+        Numbers of the iterations to return. By default all are returned.
+
+    Returns
+    -------
+    list of TracedIteration
+        The iterations in the order of the trace.
+
+    Raises
+    ------
+    UserError
+        If no step has both passes, or if an iteration that was chosen does not exist.
+    """
+    by_launch = sorted(trace.events, key=lambda event: event.launched_s)
+    launched_s = [event.launched_s for event in by_launch]
+    # free_s[k] is when the GPU had computed all of the first k events. Neither a
+    # message nor the copy of an input keeps the GPU from computing.
+    computed_s = [
+        event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
+    ]
+    free_s = np.maximum.accumulate([-math.inf, *computed_s])
+
+    steps = _steps(trace)
+    traced: list[TracedIteration] = []
+    for number, (start_s, end_s) in enumerate(steps):
+        first = bisect_left(launched_s, start_s)
+        events = tuple(by_launch[first : bisect_left(launched_s, end_s)])
+        phases = _phases(events)
+        if "forward" in phases and "backward" in phases:
+            traced.append(
+                TracedIteration(number, len(steps), events, phases, free_s[first])
+            )
+    if not traced:
+        raise _no_iteration(trace, len(steps))
+    numbers = [iteration.number for iteration in traced]
+    unknown = sorted(set(chosen) - set(numbers))
+    if unknown:
+        raise UserError(
+            f"{trace.source}: --iterations {unknown[0]}: there are {_ranges(numbers)}"
+        )
+    if not chosen:
+        return traced
+    return [iteration for iteration in traced if iteration.number in chosen]
+
+
+def _is_computed_on_gpu(event: Event) -> bool:
+    is_copy = event.name.startswith(_HOST_TO_DEVICE)
+    return event.on_gpu and not is_copy and not event.collective
+
+
+def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
+    """Return when each step starts and ends by the processor's clock, in seconds.
+
+    Steps are those that the profiler has marked, or else end with each update.
+    """
+    marked = [
+        (event.start_s, event.end_s)
+        for event in trace.events
+        if event.name.startswith("ProfilerStep#")
+    ]
+    if marked:
+        return marked
+    ends_s = [event.end_s for event in trace.events if _marked(event) == "update"]
+    if not ends_s:
+        ends_s = [e.end_s for e in trace.events if e.name.startswith(_OPTIMIZER_STEP)]
+    if not ends_s:
+        return [(0.0, math.inf)]
+    return list(pairwise([0.0, *sorted(ends_s)]))
+
+
+def _no_iteration(trace: KinetoTrace, steps: int) -> UserError:
+    """Return the error that says why no step of a trace is an iteration of training."""
+    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates.
+    has_gradients = any(event.name == ACCUMULATE for event in trace.events)
+    cause = "inference?"
+    if has_gradients:
+        cause = "of a PyTorch before 1.12, or a part of a trace"
+    ranges = f"ranges {FORWARD} and {BACKWARD}"
+    needed = f"events of autograd ({EVALUATE}) with numbers, or {ranges}"
+    return trace.missing(
+        f"no step of {steps} has both passes ({cause}): a trace needs {needed}"
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as --iterations takes them, such as "0,2-5"."""
+    jumps = np.flatnonzero(np.diff(numbers) > 1)
+    ranges = []
+    for run in np.split(np.array(numbers), jumps + 1):
+        ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
+    return ",".join(ranges)
+
+
+def _marked(event: Event) -> str:
+    """Return the phase that a range of the user marks, "" if it marks none."""
+    name = event.name.removeprefix("ddlkit.")
+    return name if name in PHASES and not event.on_gpu else ""
 
 
 def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
-    """Return phases as marked, else by the first operator with a gradient, autograd and the optimizer."""
-    phases = {}
-    functions = [e for e in events if e.name.startswith(EVALUATE)]
-    steps = [e for e in events if e.name.startswith(_OPTIMIZER)]
+    """Return when each phase of a step starts and ends, in seconds.
+
+    Phases are those that the user has marked, or else follow from autograd and the
+    optimizer. All instants are those of the processor's clock.
+    """
+    phases: dict[str, tuple[float, float]] = {}
+    functions = [event for event in events if event.name.startswith(EVALUATE)]
+    updates = [event for event in events if event.name.startswith(_OPTIMIZER_STEP)]
+    update_start_s = updates[0].start_s if updates else math.inf
     if functions:
-        begin_s, update_s = (
-            functions[0].start_s,
-            steps[0].start_s if steps else math.inf,
-        )
-        numbers = {e.number("Sequence number") for e in functions} - {None}
-        of_graph = [e for e in events if e.number("Sequence number") in numbers]
-        starts = [
-            e.start_s
-            for e in of_graph
-            if e.category == "cpu_op" and e.start_s < begin_s
+        backward_start_s = functions[0].start_s
+        forward_start_s = _forward_start_s(events, functions)
+        if forward_start_s < backward_start_s:
+            phases["forward"] = (forward_start_s, backward_start_s)
+        # Backward also waits for messages. The threads that send them may still tidy up
+        # when that wait is over and the update has begun.
+        waited_for = [
+            event
+            for event in events
+            if event.collective and not event.on_gpu and event.start_s < update_start_s
         ]
-        if starts:
-            phases["forward"] = min(starts), begin_s
-        # Backward waits for messages; their own threads may still tidy up when the wait has ended.
-        sent = [
-            e for e in events if e.collective and not e.on_gpu and e.start_s < update_s
-        ]
-        phases["backward"] = (
-            begin_s,
-            max(min(e.end_s, update_s) for e in (*functions, *sent)),
-        )
-    if steps:
-        phases["update"] = steps[0].start_s, steps[-1].end_s
-    return phases | {
-        _mark(e): (e.start_s, e.end_s) for e in reversed(events) if _mark(e)
-    }
+        end_s = max(min(e.end_s, update_start_s) for e in (*functions, *waited_for))
+        phases["backward"] = (backward_start_s, end_s)
+    if updates:
+        phases["update"] = (updates[0].start_s, updates[-1].end_s)
+    # The first mark of a phase counts, so that it is set last.
+    for event in reversed(events):
+        phase = _marked(event)
+        if phase:
+            phases[phase] = (event.start_s, event.end_s)
+    return phases
+
+
+def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> float:
+    """Return when the first operator with a gradient starts, in seconds.
+
+    An operator and the ``functions`` of backward share a sequence number. The result is
+    infinite if there is no such operator before backward.
+    """
+    numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
+    numbers.discard(None)
+    starts_s = [
+        event.start_s
+        for event in events
+        if event.category == "cpu_op"
+        and event.start_s < functions[0].start_s
+        and event.identifier(_SEQUENCE_NUMBER) in numbers
+    ]
+    return min(starts_s, default=math.inf)
+
+
+# -- From iterations to a layer profile ------------------------------------------------
+
+
+class _Times(NamedTuple):
+    """Seconds of one iteration; ``backward_s`` has shape (n,), in forward order."""
+
+    forward_s: float
+    backward_s: Floats
+    update_s: float
 
 
 def layer_profile(
     trace: KinetoTrace, chosen: Sequence[int] = ()
 ) -> tuple[LayerProfile, list[Finding]]:
-    """Return iterations as one profile, of medians, rescaled to those of the phases; and what is left out.
+    """Return the iterations of a trace as one layer profile.
 
-    Backward of a tensor is the time since the gradient before was accumulated; forward stands with the first.
+    Parameters
+    ----------
+    trace : KinetoTrace
+        The trace, with shapes of inputs.
+    chosen : sequence of int, optional
+        Numbers of the iterations to use. By default all are used.
+
+    Returns
+    -------
+    profile : LayerProfile
+        One row for each of the n tensors, in forward order. All of forward stands with
+        the first tensor.
+    findings : list of Finding
+        The iterations that were used, and things that were left out.
+
+    Raises
+    ------
+    UserError
+        If the trace lacks something that a profile needs, if the iterations differ in
+        their gradients, or if they are of two kinds and none was chosen.
+
+    Notes
+    -----
+    Backward of a tensor is the time since the gradient before was accumulated. The
+    times are medians over the iterations. The backward times are then multiplied by one
+    factor, so that their sum is the median backward time of the iterations: a sum of
+    medians is not the median of sums.
     """
-    each = iterations(trace, chosen)
-    ready = [
-        [e for e in i.events if e.name == ACCUMULATE and not e.undefined] for i in each
-    ]
-    if not all(ready):
-        raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
-    sizes = [
-        [(gradient.elements, gradient.bytes) for gradient in those] for those in ready
-    ]
-    if not all(n_bytes for those in sizes for _, n_bytes in those):
-        lacking = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
-        raise trace.missing(f"sizes of gradients are missing ({lacking})")
-    for iteration, others in zip(each, sizes, strict=True):
-        if others != sizes[0]:
-            problem = (
-                f"other gradients than iteration {each[0].number}, or in another order"
-            )
-            raise trace.missing(f"iteration {iteration.number} accumulates {problem}")
+    used = iterations(trace, chosen)
+    gradients = [_gradients(iteration) for iteration in used]
+    sizes = _gradient_sizes(trace, used, gradients)
     times = [
-        _times(iteration, those) for iteration, those in zip(each, ready, strict=True)
+        _times(iteration, ready)
+        for iteration, ready in zip(used, gradients, strict=True)
     ]
-    forward_s, backward_s, update_s = zip(*times, strict=True)
-    whole_s = np.sum(backward_s, 1)
-    findings = _judged(trace, each, forward_s + whole_s + update_s, bool(chosen))
-    typical_s = np.median(backward_s, 0)
-    elements, n_bytes = np.array(sizes[0][::-1]).T
-    names = tuple(f"tensor{row}" for row in range(len(elements)))
+    forward_s = np.array([taken.forward_s for taken in times])
+    update_s = np.array([taken.update_s for taken in times])
+    backward_s = np.array([taken.backward_s for taken in times])
+    whole_backward_s = np.sum(backward_s, axis=1)
+    iteration_s = forward_s + whole_backward_s + update_s
+    _check_iterations(trace, used, iteration_s)
+    findings = [
+        _kinds_of_iterations(trace, used, iteration_s, is_chosen=bool(chosen)),
+        *_left_out(trace, used),
+    ]
+
+    typical_s = np.median(backward_s, axis=0)
+    factor = 1.0
+    if typical_s.any():
+        factor = np.median(whole_backward_s) / typical_s.sum()
+    # Gradients become ready from the last tensor to the first.
+    elements, n_bytes = np.array(sizes[::-1]).T
+    n = len(elements)
+    forward_of_first_s = np.zeros(n)
+    forward_of_first_s[0] = np.median(forward_s)
+    names = tuple(f"tensor{row}" for row in range(n))
     profile = LayerProfile(
         network="",
         device=trace.device,
@@ -441,133 +814,299 @@ def layer_profile(
         layer=names,
         parameters=elements,
         gradient_bytes=n_bytes,
-        forward_s=np.eye(len(elements))[0] * np.median(forward_s),
-        backward_s=typical_s
-        * (np.median(whole_s) / typical_s.sum() if typical_s.any() else 1.0),
-        flops=np.zeros(len(elements)),
+        forward_s=forward_of_first_s,
+        backward_s=typical_s * factor,
+        flops=np.zeros(n),
         update_s=float(np.median(update_s)),
     )
     return profile, findings
 
 
-def _judged(
-    trace: KinetoTrace, each: Sequence[TracedIteration], whole_s: Floats, chosen: bool
-) -> list[Finding]:
-    """Return what the iterations are, and what is left out; raise UserError for times that cannot be."""
-    for iteration, spent_s in zip(each, whole_s.tolist(), strict=True):
-        length_s = max(e.end_s for e in iteration.events) - iteration.events[0].start_s
-        problem = f"its phases take {format_seconds(spent_s)}, all of it {format_seconds(length_s)}"
-        if iteration.repeats():
-            problem = (
-                "forward runs again after backward began (gradients are summed up?)"
+def _gradients(iteration: TracedIteration) -> list[Event]:
+    """Return the spans that accumulate gradients, in the order of readiness."""
+    return [e for e in iteration.events if e.name == ACCUMULATE and not e.undefined]
+
+
+def _gradient_sizes(
+    trace: KinetoTrace,
+    used: Sequence[TracedIteration],
+    gradients: Sequence[Sequence[Event]],
+) -> list[tuple[int, int]]:
+    """Return elements and bytes of each gradient, alike in all iterations."""
+    if not all(gradients):
+        raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
+    sizes = [[(event.elements, event.bytes) for event in ready] for ready in gradients]
+    for iteration_sizes in sizes:
+        if not all(n_bytes for _, n_bytes in iteration_sizes):
+            problem = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
+            raise trace.missing(f"sizes of gradients are missing ({problem})")
+    for iteration, iteration_sizes in zip(used, sizes, strict=True):
+        if iteration_sizes != sizes[0]:
+            first = used[0].number
+            raise trace.missing(
+                f"iteration {iteration.number} accumulates other gradients than "
+                f"iteration {first}, or in another order"
             )
-        elif spent_s <= 1.01 * length_s:
-            continue
-        raise trace.missing(f"iteration {iteration.number}: {problem}")
-    slow, numbers = whole_s > APART * whole_s.min(), np.array([i.number for i in each])
-    listed = [_listed(numbers[of]) for of in (~slow, slow) if of.any()]
-    medians = [
-        format_seconds(float(np.median(whole_s[of])))
-        for of in (~slow, slow)
-        if of.any()
-    ]
-    kinds = "; ".join(
-        f"{of} take {took}" for of, took in zip(listed, medians, strict=True)
-    )
-    if not chosen and 3 * min(slow.sum(), (~slow).sum()) > len(each):
-        problem = (
-            f"iterations of two kinds: {kinds}: choose, as by --iterations {listed[0]}"
-        )
-        raise UserError(f"{trace.source}: {problem}")
+    return sizes[0]
+
+
+def _check_iterations(
+    trace: KinetoTrace, used: Sequence[TracedIteration], iteration_s: Floats
+) -> None:
+    """Raise UserError for an iteration whose times would make no sense."""
+    for iteration, phases_s in zip(used, iteration_s.tolist(), strict=True):
+        if iteration.repeats_forward():
+            raise trace.missing(
+                f"iteration {iteration.number}: forward runs again after backward "
+                "began (gradients are summed up?)"
+            )
+        first_launch = iteration.events[0]
+        whole_s = max(event.end_s for event in iteration.events) - first_launch.start_s
+        if phases_s > 1.01 * whole_s:
+            raise trace.missing(
+                f"iteration {iteration.number}: its phases take "
+                f"{format_seconds(phases_s)}, all of it {format_seconds(whole_s)}"
+            )
+
+
+def _kinds_of_iterations(
+    trace: KinetoTrace,
+    used: Sequence[TracedIteration],
+    iteration_s: Floats,
+    *,
+    is_chosen: bool,
+) -> Finding:
+    """Return how long the iterations take, slow ones apart from the others.
+
+    Raises UserError if nobody has chosen them, and if the rarer kind, slow or not, is
+    more than a third of them.
+    """
+    numbers = np.array([iteration.number for iteration in used])
+    slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
+    kinds = []
+    for same_kind in (~slow, slow):
+        if same_kind.any():
+            median_s = float(np.median(iteration_s[same_kind]))
+            kinds.append(
+                f"{_ranges(numbers[same_kind])} take {format_seconds(median_s)}"
+            )
+    listed = "; ".join(kinds)
+    rarer = min(slow.sum(), (~slow).sum())
+    if not is_chosen and 3 * rarer > len(used):
+        advice = f"choose, as by --iterations {_ranges(numbers[~slow])}"
+        raise UserError(f"{trace.source}: iterations of two kinds: {listed}: {advice}")
+    return Finding("iterations", (), f"{len(used)} on {trace.device}: {listed}")
+
+
+def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
+    """Yield the parts of a trace that a profile of ``used`` iterations leaves out."""
+    # The gradients of all iterations are alike, so that those of the first are counted.
+    first = used[0]
+    undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
+    early = sum(event.launched_s < 0 for event in trace.events)
+    unused = first.steps - len(used)
     counts = {
-        f"of {each[0].steps} steps: without a backward, or not chosen": each[0].steps
-        - len(each),
-        "gradients: undefined": sum(
-            e.undefined for e in each[0].events if e.name == ACCUMULATE
-        ),
-        "spans of the GPU: launched before the trace": sum(
-            e.launched_s < 0 for e in trace.events
-        ),
+        f"of {first.steps} steps: without a backward, or not chosen": unused,
+        "gradients: undefined": undefined,
+        "spans of the GPU: launched before the trace": early,
     }
-    left_out = [
-        Finding("left out", (), f"{n} {text}") for text, n in counts.items() if n
-    ]
-    return [
-        Finding("iterations", (), f"{len(each)} on {trace.device}: {kinds}"),
-        *left_out,
-    ]
+    for text, count in counts.items():
+        if count:
+            yield Finding("left out", (), f"{count} {text}")
 
 
-def _times(
-    iteration: TracedIteration, ready: Sequence[Event]
-) -> tuple[float, Floats, float]:
-    """Return forward, backward (n,) in forward order, and update, in seconds."""
-    kernels, phases = iteration.launched(-math.inf), iteration.phases
-    launched_s = [kernel.launched_s for kernel in kernels]
-    ends_s = np.maximum.accumulate([kernel.end_s for kernel in kernels])
-
-    def done(instant_s: float) -> float:
-        """When all that was launched until some instant was done; without a GPU, that very instant."""
-        if not kernels:
-            return instant_s
-        before = bisect_right(launched_s, instant_s)
-        return float(ends_s[before - 1]) if before else kernels[0].start_s
-
-    def took_s(kind: str) -> float:
-        """Return the seconds of a phase: on a GPU, from its first kernel until all launched was done."""
-        start_s, end_s = phases[kind]
-        starts = [kernel.start_s for kernel in iteration.launched(start_s, end_s)]
-        return max(
-            done(end_s) - max(iteration.free_s, min(starts, default=done(start_s))), 0.0
-        )
-
-    computed_s = done(max(phases["forward"][1], phases["backward"][0]))
-    ends = [computed_s, *(done(gradient.end_s) for gradient in ready)]
-    backward_s = np.diff(np.maximum.accumulate(ends))[::-1]  # none runs backwards
-    return (
-        took_s("forward"),
-        backward_s,
-        took_s("update") if "update" in phases else 0.0,
+def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
+    """Return how long the phases take, and backward of each gradient."""
+    work = _Work(iteration)
+    phases = iteration.phases
+    _, forward_end_s = phases["forward"]
+    backward_start_s, _ = phases["backward"]
+    computed_s = [work.done_s(max(forward_end_s, backward_start_s))]
+    for gradient in gradients:
+        computed_s.append(work.done_s(gradient.end_s))
+    # No gradient is ready before the one that was accumulated before it.
+    ready_s = np.maximum.accumulate(computed_s)
+    return _Times(
+        forward_s=work.took_s("forward"),
+        backward_s=np.diff(ready_s)[::-1],
+        update_s=work.took_s("update") if "update" in phases else 0.0,
     )
+
+
+class _Work:
+    """When the work of an iteration is done, by a GPU or else the processor."""
+
+    def __init__(self, iteration: TracedIteration) -> None:
+        self.iteration = iteration
+        self.kernels = iteration.kernels()
+        self.launched_s = [kernel.launched_s for kernel in self.kernels]
+        # latest_end_s[k] is when the GPU is done with kernels 0 to k, on all streams.
+        self.latest_end_s = np.maximum.accumulate([k.end_s for k in self.kernels])
+
+    def done_s(self, instant_s: float) -> float:
+        """Return when all was done that had been launched at an instant, in seconds.
+
+        Without a GPU, it is done at that instant.
+        """
+        if not self.kernels:
+            return instant_s
+        launched = bisect_right(self.launched_s, instant_s)
+        if launched == 0:
+            return self.kernels[0].start_s
+        return float(self.latest_end_s[launched - 1])
+
+    def took_s(self, phase: str) -> float:
+        """Return the seconds from the first kernel of a phase until all was done.
+
+        The phase does not begin before the GPU had done the work of earlier iterations,
+        which would otherwise count twice where the GPU lags behind the processor.
+        """
+        start_s, end_s = self.iteration.phases[phase]
+        first_start_s = min(
+            (kernel.start_s for kernel in self.iteration.kernels(start_s, end_s)),
+            default=self.done_s(start_s),
+        )
+        begin_s = max(self.iteration.free_s, first_start_s)
+        return max(self.done_s(end_s) - begin_s, 0.0)
+
+
+# -- Messages and timelines ------------------------------------------------------------
 
 
 def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
-    """Return messages of known size as a table (CSV) that ``ddlkit fit`` reads, and how many there are."""
+    """Return the messages of a trace as a table that ``ddlkit fit`` reads.
+
+    Parameters
+    ----------
+    trace : KinetoTrace
+        The trace.
+
+    Returns
+    -------
+    table : str
+        CSV with the columns bytes, seconds and collective, and ranks if all messages
+        tell them. The times include the wait for slower ranks.
+    finding : Finding
+        How many of the messages are in the table.
+
+    Raises
+    ------
+    UserError
+        If no message has a known size and collective.
+    """
     sent = [event for event in trace.events if event.collective]
-    sized = [
-        e
-        for e in sent
-        if e.collective in COMMUNICATION and e.bytes and e.end_s > e.start_s
+    usable = [
+        event
+        for event in sent
+        if event.collective in COMMUNICATION
+        and event.bytes
+        and event.end_s > event.start_s
     ]
-    if not sized:
+    if not usable:
         raise trace.missing(
             f"{len(sent)} messages, none of {', '.join(COMMUNICATION)} with a size"
         )
-    rows = [
-        (e.bytes, e.end_s - e.start_s, e.collective, e.args.get("Group size"))
-        for e in sized
-    ]
-    columns = 4 if all(_count(ranks) for *_, ranks in rows) else 3
-    lines = [("bytes", "seconds", "collective", "ranks"), *rows]
-    text = f"{len(sized)} of {len(sent)}: of known size and kind, with the wait for slower ranks"
-    table = "".join(",".join(map(str, line[:columns])) + "\n" for line in lines)
-    return table, Finding("messages", (), text)
+    header = ["bytes", "seconds", "collective"]
+    all_tell_ranks = all(_count(event.args.get("Group size")) for event in usable)
+    if all_tell_ranks:
+        header.append("ranks")
+    lines = [",".join(header)]
+    for event in usable:
+        cells = [event.bytes, event.end_s - event.start_s, event.collective]
+        if all_tell_ranks:
+            cells.append(event.args["Group size"])
+        lines.append(",".join(map(str, cells)))
+    table = "\n".join(lines) + "\n"
+    text = "of known size and kind, with the wait for slower ranks"
+    return table, Finding("messages", (), f"{len(usable)} of {len(sent)}: {text}")
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
-    """Return all iterations, each from its first forward instant on: phases, or a GPU's kernels by phase.
+    """Return the iterations of a trace as a timeline.
 
-    buckets : bytes of each message: the k-th all-reduce is that of the k-th bucket if there are as many
+    Parameters
+    ----------
+    trace : KinetoTrace
+        The trace.
+    buckets : sequence of int, optional
+        Bytes of each bucket of gradients. If an iteration has as many all-reduces as
+        there are buckets, the k-th of them sends the k-th bucket.
+
+    Returns
+    -------
+    Timeline
+        Messages, and compute: kernels by phase, or whole phases without a GPU.
+        Times are in seconds from the start of forward of each iteration.
+
+    Raises
+    ------
+    UserError
+        If no step of the trace has a forward and a backward pass.
     """
     rows = []
     for iteration in iterations(trace):
-        of = {"origin": "measured", "iteration": iteration.number, "rank": trace.rank}
-        origin_s = iteration.phases["forward"][0]
-        spans_of = [*_messages(iteration.events, buckets), *_computed(iteration)]
-        for span in sorted(spans_of, key=lambda span: (span["start_s"], span["end_s"])):
-            times = {name: span[name] - origin_s for name in ("start_s", "end_s")}
-            rows.append({**span, **of, **times})
+        origin_s, _ = iteration.phases["forward"]
+        spans = [*_messages(iteration.events, buckets), *_computed(iteration)]
+        spans.sort(key=lambda span: (span["start_s"], span["end_s"]))
+        for span in spans:
+            row = {
+                **span,
+                "start_s": span["start_s"] - origin_s,
+                "end_s": span["end_s"] - origin_s,
+                "origin": "measured",
+                "iteration": iteration.number,
+                "rank": trace.rank,
+            }
+            rows.append(row)
     return Timeline.from_rows(rows)
+
+
+def _messages(
+    events: Sequence[Event], buckets: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """Yield the messages of an iteration as spans of a timeline."""
+    for kind in COMMUNICATION:
+        messages = [event for event in events if event.collective == kind]
+        messages.sort(key=lambda event: event.start_s)
+        sends_buckets = kind == "all_reduce" and len(messages) == len(buckets)
+        is_of_no_bucket = len(buckets) > 0 and not sends_buckets
+        for number, event in enumerate(messages):
+            span = _span(
+                f"{kind} {number}", kind, "communication", event.start_s, event.end_s
+            )
+            span["group"] = -1 if is_of_no_bucket else number
+            span["bytes"] = event.bytes
+            if sends_buckets:
+                span["bytes"] = buckets[number]
+            yield span
+
+
+def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
+    """Yield the compute and the copies of an iteration as spans of a timeline."""
+    if not iteration.kernels():
+        yield from _computed_by_processor(iteration)
+        return
+    for kernel in iteration.kernels():
+        if kernel.name.startswith(_HOST_TO_DEVICE):
+            yield _span("copy", "h2d", "input", kernel.start_s, kernel.end_s)
+    for phase, (start_s, end_s) in iteration.phases.items():
+        for kernel in iteration.kernels(start_s, end_s):
+            if not kernel.name.startswith(_HOST_TO_DEVICE):
+                yield _span(kernel.name, phase, "compute", kernel.start_s, kernel.end_s)
+
+
+def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
+    """Yield the phases of an iteration, and the wait for messages in backward."""
+    backward_start_s, backward_end_s = iteration.phases["backward"]
+    gradients_end_s = iteration.gradients_end_s()
+    phases = {
+        **iteration.phases,
+        "backward": (backward_start_s, gradients_end_s),
+        "wait": (gradients_end_s, backward_end_s),
+    }
+    for phase, (start_s, end_s) in phases.items():
+        if end_s > start_s:
+            yield _span(phase, phase, "compute", start_s, end_s)
 
 
 def _span(
@@ -580,40 +1119,3 @@ def _span(
         "start_s": start_s,
         "end_s": end_s,
     }
-
-
-def _messages(
-    events: Sequence[Event], buckets: Sequence[int]
-) -> Iterator[dict[str, Any]]:
-    for kind in COMMUNICATION:
-        messages = sorted(
-            (e for e in events if e.collective == kind), key=lambda e: e.start_s
-        )
-        alike = kind == "all_reduce" and len(messages) == len(buckets)
-        for number, event in enumerate(messages):
-            span = _span(
-                f"{kind} {number}", kind, "communication", event.start_s, event.end_s
-            )
-            group = number if alike or not buckets else -1
-            yield {
-                **span,
-                "group": group,
-                "bytes": buckets[number] if alike else event.bytes,
-            }
-
-
-def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
-    """Yield kernels by phase, and copies; without a GPU phases, and the wait after the last gradient."""
-    kernels = iteration.launched(-math.inf)
-    for kernel in (kernel for kernel in kernels if kernel.name.startswith(_COPY)):
-        yield _span("copy", "h2d", "input", kernel.start_s, kernel.end_s)
-    last_s, (start_s, end_s) = iteration.gradients_end_s(), iteration.phases["backward"]
-    phases = iteration.phases
-    if not kernels:
-        phases = {**phases, "backward": (start_s, last_s), "wait": (last_s, end_s)}
-    for kind, at_s in phases.items():
-        if not kernels and at_s[1] > at_s[0]:
-            yield _span(kind, kind, "compute", *at_s)
-        for kernel in iteration.launched(*at_s):
-            if not kernel.name.startswith(_COPY):
-                yield _span(kernel.name, kind, "compute", kernel.start_s, kernel.end_s)

@@ -1,7 +1,18 @@
-"""Layer-wise traces in the format of dag Section VI and Table VI: read, checked, made a profile.
+"""Layer-wise traces in the format of the dag paper, as layer profiles.
 
-One line per layer in forward order: id, name, forward, backward and communication time in microseconds, bytes
-of its gradient (0 without parameters). Ids count from 0; a file of several iterations repeats the block.
+Such a trace (dag Section VI and Table VI) has one line for each layer, in forward
+order: its id, its name, the times of forward, backward and communication in
+microseconds, and the bytes of its gradient, which are 0 for a layer without parameters.
+The ids count from 0. A file of several iterations repeats all its lines.
+
+References
+----------
+dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
+Distributed
+    Deep Learning", 2018, arXiv:1805.03812.
+osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distributed
+Deep
+    Learning Training", WWW 2022.
 """
 
 from __future__ import annotations
@@ -22,30 +33,42 @@ from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
-TIMES = ("forward_s", "backward_s", "communication_s")
-_FILE = Schema(
+_TRACE = Schema(
     "a layer-wise trace",
     (
         Column("id", "int", "non_negative"),
         Column("name", "str", "named"),
-        *(
-            Column(name, "microseconds", "non_negative")
-            for name in ("forward", "backward", "comm")
-        ),
+        Column("forward", "microseconds", "non_negative"),
+        Column("backward", "microseconds", "non_negative"),
+        Column("comm", "microseconds", "non_negative"),
         Column("size", "int", "non_negative"),
     ),
 )
-USUAL_RATIO, FIRST_RATIO = 0.5, 1.0
-"""Forward over backward: one product against two (osf Eq 6), in the first layer against one."""
-SUSPECT = 3.0  # times the usual ratio
+
+USUAL_RATIO = 0.5
+"""Forward over backward of a layer: one product of matrices against two (osf Eq 6)."""
+
+FIRST_RATIO = 1.0
+"""The ratio of the first layer, whose backward needs no gradient of its input."""
+
+SUSPECT = 3.0
+"""How many times the usual ratio is reported."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTrace:
-    """k iterations of L layers, in forward order.
+    """The times of k iterations of L layers.
 
-    name : L; n_bytes : (L,) of each layer's gradient, 0 where there is none
-    forward_s, backward_s, communication_s : (k, L) seconds
+    Attributes
+    ----------
+    name : tuple of str, length L
+        The layers, in forward order.
+    n_bytes : ndarray, shape (L,)
+        The bytes of each layer's gradient, 0 where there is none.
+    forward_s, backward_s : ndarray, shape (k, L)
+        The time of each layer in each iteration, in seconds.
+    communication_s : ndarray, shape (k, L)
+        The time of exchanging each layer's gradient, in seconds.
     """
 
     name: tuple[str, ...]
@@ -56,7 +79,13 @@ class LayerTrace:
 
     @property
     def learnable(self) -> NDArray[np.int64]:
-        """(n,) positions of the layers with a gradient, of which there must be one."""
+        """Return the positions of the n layers with a gradient, shape (n,).
+
+        Raises
+        ------
+        UserError
+            If no layer has one.
+        """
         rows = np.flatnonzero(self.n_bytes)
         if not len(rows):
             raise UserError(
@@ -64,27 +93,44 @@ class LayerTrace:
             )
         return rows
 
-    @property
-    def mean_s(self) -> list[Floats]:
-        """(L,) means over the iterations, of each of TIMES."""
-        return [getattr(self, column).mean(0) for column in TIMES]
-
     def profile(self, network: str, *, with_input: bool = True) -> LayerProfile:
-        """Return the mean iteration as a profile of the layers with parameters, without FLOP and update.
+        """Return the mean iteration as a profile of the layers with a gradient.
 
-        A layer without parameters counts to the one with parameters before it, in forward and backward. What
-        stands before the first counts to it; ``with_input`` false leaves it out, as it may be reading data.
+        Parameters
+        ----------
+        network : str
+            The name of the network.
+        with_input : bool, optional
+            Whether to count the layers before the first one with a gradient, which
+            may be the reading of data.
+
+        Returns
+        -------
+        LayerProfile
+            One row for each of the n layers with a gradient, without FLOP and update.
+
+        Raises
+        ------
+        UserError
+            If no layer has a gradient.
+
+        Notes
+        -----
+        A layer without a gradient counts to the one with a gradient before it, in
+        forward and in backward. What stands before the first one counts to that.
         """
         rows = self.learnable
-        owner = np.maximum(
-            np.searchsorted(rows, np.arange(len(self.name)), "right") - 1, 0
-        )
+        n = len(rows)
+        position = np.arange(len(self.name))
+        owner = np.maximum(np.searchsorted(rows, position, "right") - 1, 0)
         first = 0 if with_input else int(rows[0])
-        forward_s, backward_s = (
-            np.bincount(owner[first:], times_s[first:], len(rows)).astype(float)
-            for times_s in self.mean_s[:2]
-        )
-        names, n_bytes = tuple(self.name[row] for row in rows), self.n_bytes[rows]
+
+        def folded(times_s: Floats) -> Floats:
+            mean_s = times_s.mean(axis=0)
+            return np.bincount(owner[first:], mean_s[first:], n).astype(float)
+
+        names = tuple(self.name[row] for row in rows)
+        n_bytes = self.n_bytes[rows]
         return LayerProfile(
             network=network,
             device="unnamed",
@@ -93,86 +139,157 @@ class LayerTrace:
             layer=names,
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
             gradient_bytes=n_bytes,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            flops=np.zeros(len(rows)),
+            forward_s=folded(self.forward_s),
+            backward_s=folded(self.backward_s),
+            flops=np.zeros(n),
         )
 
     def training(self) -> tuple[IterationTimes, FusionPlan]:
-        """Return the mean iteration as tasks of the DAG (dag IV-B): a message a gradient.
+        """Return the mean iteration as the tasks of a graph (dag Section IV-B).
 
-        What stands before the first layer with parameters is t_io; copy and update are not in the trace.
+        Returns
+        -------
+        times : IterationTimes
+            The times of the layers from the first one with a gradient on. What stands
+            before it is the reading of data (t_io). A trace has no copies and no
+            update.
+        plan : FusionPlan
+            One message for each gradient.
+
+        Raises
+        ------
+        UserError
+            If no layer has a gradient.
         """
-        first, (forward_s, backward_s, communication_s) = (
-            int(self.learnable[0]),
-            self.mean_s,
-        )
+        rows = self.learnable
+        first = int(rows[0])
+        forward_s = self.forward_s.mean(axis=0)
+        backward_s = self.backward_s.mean(axis=0)
+        communication_s = self.communication_s.mean(axis=0)
         times = IterationTimes(
             io_s=float(forward_s[:first].sum()),
             h2d_s=0.0,
             forward_s=forward_s[first:],
             backward_s=backward_s[first:],
-            communication_s=communication_s[self.learnable],
+            communication_s=communication_s[rows],
         )
-        return times, FusionPlan(
-            "none", tuple((len(self.name) - self.learnable[::-1]).tolist())
-        )
+        # A plan counts layers from the last one, whose gradient is ready first.
+        ends = len(self.name) - rows[::-1]
+        return times, FusionPlan("none", tuple(ends.tolist()))
 
 
 def matches(text: str) -> bool:
-    """Return whether the first line is a trace's: its header, or layer 0."""
-    first = _cells(text.strip().partition("\n")[0])
-    return (
-        first[0].lower() == "id" or first[0] == "0" and len(first) == len(_FILE.names)
-    )
+    """Return whether the first line of a file is a trace's header, or layer 0.
+
+    Examples
+    --------
+    >>> matches("Id Name Forward Backward Comm. Size"), matches("0 conv 20 40 5 400")
+    (True, True)
+    """
+    cells = _cells(text.strip().partition("\n")[0])
+    is_header = cells[0].lower() == "id"
+    is_layer = cells[0] == "0" and len(cells) == len(_TRACE.names)
+    return is_header or is_layer
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the mean iteration as a profile, and what the trace says of itself that cannot be."""
+    """Return the mean iteration of a trace as a profile.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : ImportOptions
+        ``without_input`` leaves out the layers before the first one with a gradient.
+
+    Returns
+    -------
+    ReadProfile
+        The profile, and findings of `check_trace`.
+
+    Raises
+    ------
+    UserError
+        If the trace is wrong, or no layer has a gradient.
+    """
     trace = parse_trace(text, file)
     profile = trace.profile("", with_input=not options.without_input)
-    count = f"{len(trace.forward_s)} of {len(trace.name)} layers"
-    findings = (Finding("iterations", (), count), *check_trace(trace))
+    iterations = f"{len(trace.forward_s)} of {len(trace.name)} layers"
+    findings = (Finding("iterations", (), iterations), *check_trace(trace))
     return ReadProfile(profile, findings)
 
 
 def parse_trace(text: str, file: str) -> LayerTrace:
-    """Return the trace in blank- or comma-separated columns, with or without a header.
+    r"""Return the trace in a file.
 
-    >>> trace = parse_trace("0 conv 20 40 5 400\\n1 relu 3 3 0 0", "my trace")
+    Parameters
+    ----------
+    text : str
+        The content of the file: columns that are separated by blanks or commas, with or
+        without a header.
+    file : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    LayerTrace
+        The trace.
+
+    Raises
+    ------
+    UserError
+        For a cell that cannot be read, or an iteration that differs from the first one
+        in its layers.
+
+    Examples
+    --------
+    >>> trace = parse_trace("0 conv 20 40 5 400\n1 relu 3 3 0 0", "my trace")
     >>> trace.name, trace.forward_s[0].tolist()
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
-    frame = _FILE.frame(sheet, exact=False)
+    frame = _TRACE.frame(sheet, exact=False)
     ids = frame["id"].to_numpy()
-    starts = np.flatnonzero(ids == 0)
-    count = int(starts[starts > 0][0]) if (starts > 0).any() else len(ids)
-    for row in np.flatnonzero(ids != np.arange(len(ids)) % count)[:1]:
-        problem = f"{ids[row]}, expected {row % count}: ids count from 0, alike in each iteration"
-        sheet.fail(int(row), "id", problem)
+    count = _layers_of_an_iteration(ids)
+    is_wrong = ids != np.arange(len(ids)) % count
+    if is_wrong.any():
+        row = int(np.argmax(is_wrong))
+        problem = f"{ids[row]}, expected {row % count}"
+        rule = "ids count from 0, alike in each iteration"
+        sheet.fail(row, "id", f"{problem}: {rule}")
+
     layers = frame[["name", "size"]]
-    first = layers.iloc[ids].reset_index(drop=True)
-    for row in np.flatnonzero((layers != first).any(axis=1))[:1]:
-        (name, size), (of, there) = layers.loc[row], first.loc[row]
-        line = sheet.lines[ids[row]]
-        sheet.fail(
-            int(row),
-            "size",
-            f"{name} of {size} bytes, but line {line} has {of} of {there}",
-        )
-    if left := len(ids) % count:
-        problem = f"the last iteration ends before layer {left} ({frame['name'][left]})"
+    in_first_iteration = layers.iloc[ids].reset_index(drop=True)
+    is_other = (layers != in_first_iteration).any(axis=1).to_numpy()
+    if is_other.any():
+        row = int(np.argmax(is_other))
+        name, size = layers.loc[row]
+        first_name, first_size = in_first_iteration.loc[row]
+        first_line = sheet.lines[ids[row]]
+        first = f"line {first_line} has {first_name} of {first_size}"
+        sheet.fail(row, "size", f"{name} of {size} bytes, but {first}")
+
+    surplus = len(ids) % count
+    if surplus:
+        next_layer = f"layer {surplus} ({frame['name'][surplus]})"
+        problem = f"the last iteration ends before {next_layer}"
         sheet.fail(len(ids) - 1, "id", problem)
-    times = frame[["forward", "backward", "comm"]].to_numpy().reshape(-1, count, 3)
-    forward_s, backward_s, communication_s = np.moveaxis(times, -1, 0)
     return LayerTrace(
         name=tuple(frame["name"][:count]),
         n_bytes=frame["size"].to_numpy()[:count],
-        forward_s=forward_s,
-        backward_s=backward_s,
-        communication_s=communication_s,
+        forward_s=frame["forward"].to_numpy().reshape(-1, count),
+        backward_s=frame["backward"].to_numpy().reshape(-1, count),
+        communication_s=frame["comm"].to_numpy().reshape(-1, count),
     )
+
+
+def _layers_of_an_iteration(ids: Ints) -> int:
+    """Return how many lines there are until an id is 0 again."""
+    starts = np.flatnonzero(ids == 0)
+    later = starts[starts > 0]
+    return int(later[0]) if later.size else len(ids)
 
 
 def _cells(line: str) -> list[str]:
@@ -180,34 +297,69 @@ def _cells(line: str) -> list[str]:
 
 
 def _sheet(text: str, file: str) -> Sheet:
-    """Return the cells of a trace, with a header or without."""
+    """Return the cells of a trace, under the names of `_TRACE` in any case."""
+    names = _TRACE.names
     lines = [",".join(_cells(line)) for line in text.splitlines()]
-    headless = lines[0][:2].lower() != "id"
-    sheet = read_sheet("\n".join([",".join(_FILE.names)] * headless + lines), file)
-    if len(sheet.header) != len(_FILE.names):
-        problem = f"{len(sheet.header)} columns, expected {len(_FILE.names)}"
-        raise UserError(f"{file}: line 1: {problem}: {', '.join(_FILE.names)}")
-    for cell, name in zip(sheet.header, _FILE.names, strict=True):
+    has_header = lines[0][:2].lower() == "id"
+    added_lines = 0
+    if not has_header:
+        added_lines = 1
+        lines.insert(0, ",".join(names))
+    sheet = read_sheet("\n".join(lines), file)
+    if len(sheet.header) != len(names):
+        problem = f"{len(sheet.header)} columns, expected {len(names)}"
+        raise UserError(f"{file}: line 1: {problem}: {', '.join(names)}")
+    # A header may spell a column out, as in "Comm." or "forward (us)".
+    for cell, name in zip(sheet.header, names, strict=True):
         if not cell.lower().startswith(name):
             raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
-    return Sheet(
-        file, _FILE.names, [line - headless for line in sheet.lines], sheet.rows
-    )
+    own_lines = [line - added_lines for line in sheet.lines]
+    return Sheet(file, names, own_lines, sheet.rows)
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield sums of the columns, and what the mean iteration says of itself that cannot be."""
-    (forward_s, backward_s, sent_s), rows = trace.mean_s, trace.learnable
+    """Yield facts about a trace that its user should know.
+
+    Parameters
+    ----------
+    trace : LayerTrace
+        The trace.
+
+    Yields
+    ------
+    Finding
+        Sums of the columns in the mean iteration. Then layers whose forward takes more
+        than `SUSPECT` times as long as usual, compared with their backward.
+
+    Raises
+    ------
+    UserError
+        If no layer has a gradient.
+    """
+    rows = trace.learnable
+    forward_s = trace.forward_s.mean(axis=0)
+    backward_s = trace.backward_s.mean(axis=0)
+    communication_s = trace.communication_s.mean(axis=0)
     input_s = float(forward_s[: rows[0]].sum())
-    totals = (forward_s.sum() - input_s, input_s, backward_s.sum(), sent_s.sum())
-    took = [format_seconds(float(total)) for total in totals]
-    text = f"forward {took[0]}, and {took[1]} before the first layer with parameters"
-    text = f"{text}; backward {took[2]}, communication {took[3]}"
-    yield Finding("totals", (), f"{text}, gradients {trace.n_bytes.sum()} bytes")
-    usual = np.where(np.arange(len(rows)) == 0, FIRST_RATIO, USUAL_RATIO)
+    forward = format_seconds(float(forward_s.sum() - input_s))
+    before = format_seconds(input_s)
+    backward = format_seconds(float(backward_s.sum()))
+    communication = format_seconds(float(communication_s.sum()))
+    totals = (
+        f"forward {forward}, and {before} before the first layer with parameters; "
+        f"backward {backward}, communication {communication}, "
+        f"gradients {trace.n_bytes.sum()} bytes"
+    )
+    yield Finding("totals", (), totals)
+
+    usual = np.full(len(rows), USUAL_RATIO)
+    usual[0] = FIRST_RATIO
+    # A layer without a time of backward has no ratio.
     with np.errstate(all="ignore"):
         excess = forward_s[rows] / backward_s[rows] / usual
-    large = np.isfinite(excess) & (excess > SUSPECT)
-    if large.any():
-        text = f"forward over backward is {np.median(excess[large]):.1f} times the usual ratio"
-        yield Finding("forward", tuple(trace.name[row] for row in rows[large]), text)
+    is_suspect = np.isfinite(excess) & (excess > SUSPECT)
+    if is_suspect.any():
+        median = np.median(excess[is_suspect])
+        names = tuple(trace.name[row] for row in rows[is_suspect])
+        text = f"forward over backward is {median:.1f} times the usual ratio"
+        yield Finding("forward", names, text)

@@ -1,4 +1,7 @@
-"""Message times, whether recorded or in a foreign file: readers.py lists the formats."""
+"""Message times, from a recorded table or a foreign file.
+
+The formats of foreign files are listed in `ddlkit.formats.readers`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,35 @@ def read_bytes_seconds(
     place: str | None = None,
     table: int | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], dict[str, Any]]:
-    """Return message sizes (n,) in bytes, times (n,) in seconds, and what is known of them.
+    """Return the sizes and times of messages of one kind.
 
-    collective, link, ranks : which rows; taken as said where the file is silent
-    place, table : which times of a log, as of `MessageOptions`
+    Parameters
+    ----------
+    path : Path
+        A recorded table, or a file of any format of message times.
+    collective, link : str, optional
+        The collective and the link to choose, or that the file does not name.
+    ranks : int, optional
+        The number of ranks to choose, or that the file does not state.
+    place : {"in_place", "out_of_place"}, optional
+        Which times of a log to take.
+    table : int, optional
+        Which table of a log to take, counted from 1.
+
+    Returns
+    -------
+    sizes : ndarray, shape (n,)
+        The sizes in bytes.
+    seconds : ndarray, shape (n,)
+        The times.
+    known : dict of str to object
+        What is known of the messages: "source", the chosen value of each of `KEYS`, and
+        "place" if the choice of times should be known.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong, has no such messages, or has messages of several kinds.
     """
     options = MessageOptions(
         collective=collective, ranks=ranks, place=place, table=table
@@ -40,13 +68,16 @@ def read_bytes_seconds(
     wanted = {"collective": collective, "link": link, "ranks": ranks}
     source, frame, note = _messages(path, options)
     frame, chosen = choose(frame, KEYS, wanted, path)
-    said = {name: value for name, value in wanted.items() if value is not None}
-    meta = {"source": source, **said, **chosen, **({"place": note} if note else {})}
-    if meta.get("ranks") == 1:
+    known: dict[str, Any] = {"source": source}
+    known.update((key, value) for key, value in wanted.items() if value is not None)
+    known.update(chosen)
+    if note:
+        known["place"] = note
+    if known.get("ranks") == 1:
         raise UserError(
             f"{path}: one rank sends no messages: choose times of two or more"
         )
-    return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), meta
+    return frame["bytes"].to_numpy(), frame["seconds"].to_numpy(), known
 
 
 def read_collectives(
@@ -59,10 +90,31 @@ def read_collectives(
     table: int | None = None,
     notes: list[str] | None = None,
 ) -> DataFrame:
-    """Return samples as a ``collectives`` table, whoever measured them; what a file does not say as given.
+    """Return message times as a table ``collectives``, whoever measured them.
 
-    notes : a list to which is added what should be known of the rows
-    collective, link, ranks, place, table : as of `read_bytes_seconds`
+    Parameters
+    ----------
+    path : Path
+        A recorded table, or a file of any format of message times.
+    collective, link : str, optional
+        As of `read_bytes_seconds`.
+    ranks, table : int, optional
+        As of `read_bytes_seconds`.
+    place : {"in_place", "out_of_place"}, optional
+        As of `read_bytes_seconds`.
+    notes : list of str, optional
+        A list to which a note is added if the user should know something of the rows.
+
+    Returns
+    -------
+    DataFrame
+        The rows of a recorded table, or of a foreign file with the columns that it
+        lacks.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong, or if the number of ranks is unknown.
     """
     options = MessageOptions(
         collective=collective, ranks=ranks, place=place, table=table
@@ -72,40 +124,45 @@ def read_collectives(
         return frame
     if notes is not None and note:
         notes.append(f"{path}: {note}")
-    if "ranks" not in frame and options.ranks is None:
+    if "ranks" not in frame and ranks is None:
         raise UserError(f"{path}: does not say how many ranks there were: give --ranks")
-    said: dict[str, Any] = {
-        "ranks": options.ranks,
+    # Columns that a file lacks have the given values, or the usual ones.
+    assumed: dict[str, Any] = {
+        "ranks": ranks,
         "link": link or "unknown",
         "collective": "all_reduce",
-    }
-    said |= {"algorithm": "", "link_bits_per_s": 0.0, "session": 0, "stolen": 0.0}
-    said |= {
+        "algorithm": "",
+        "link_bits_per_s": 0.0,
+        "session": 0,
+        "stolen": 0.0,
         "backend": source,
         "messages_per_sample": 1,
         "in_flight": 1,
         "clock": "wall",
     }
-    return frame.assign(
-        **{name: value for name, value in said.items() if name not in frame}
-    )
+    missing = {name: value for name, value in assumed.items() if name not in frame}
+    return frame.assign(**missing)
 
 
 def _messages(path: Path, options: MessageOptions) -> MessageTimes:
-    """Return the message times in a file: a recorded table, or of the first format that it matches."""
+    """Return the times of a recorded table, or of a file of any format."""
+    file = str(path)
     if is_stamped(path):
         frame = load_table(path, "collectives")
-        options.refuse_those_of_a_log(str(path))
+        options.refuse_those_of_a_log(file)
         return MessageTimes("recorded", frame)
-    text, file = files.read_text(path), str(path)
+    text = files.read_text(path)
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
-    if reader is None:
-        other = benchmark_logs.other_test(text)
-        problem = f"{other}, but no collective's average" if other else "no message"
-        last_line = shown(text.rstrip().rpartition("\n")[2])
-        formats = readers.tried(readers.MESSAGE_TIMES, text)
-        raise UserError(
-            f"{file}: {problem} times: {formats}; its last line is {last_line}"
-        )
-    return reader.read(text, file, options)
+    if reader is not None:
+        return reader.read(text, file, options)
+    problem = "no message times"
+    other_test = benchmark_logs.other_test(text)
+    if other_test:
+        problem = f"{other_test}, but no collective's average times"
+    formats = readers.tried(readers.MESSAGE_TIMES, text)
+    # If a run has failed, its last line often says why.
+    _, _, last_line = text.rstrip().rpartition("\n")
+    raise UserError(
+        f"{file}: {problem}: {formats}; its last line is {shown(last_line)}"
+    )

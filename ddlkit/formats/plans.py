@@ -1,4 +1,4 @@
-"""Plans as ``ddlkit plan --json`` writes them."""
+"""Plans, as ``ddlkit plan --json`` writes them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,43 @@ from ddlkit.store import files
 
 
 def read_plan(path: Path) -> FusionPlan:
-    """Return the plan in a file of ``ddlkit plan --json``: groups of tensors in forward order, from 0."""
+    """Return the plan in a file.
+
+    Parameters
+    ----------
+    path : Path
+        JSON with "groups": lists of tensors, which are numbered from 0 in forward
+        order. The group that is sent first comes first.
+
+    Returns
+    -------
+    FusionPlan
+        The plan.
+
+    Raises
+    ------
+    UserError
+        If the file is not such JSON, or if the groups do not contain every tensor once,
+        from the last one to the first.
+    """
     advice = "write it by ddlkit plan --json"
-    described = files.read_json(path, advice)
-    groups: Any = described.get("groups") if isinstance(described, dict) else None
-    if not (
-        isinstance(groups, list)
-        and groups
-        and all(isinstance(g, list) and g for g in groups)
-    ):
+    document = files.read_json(path, advice)
+    groups: Any = document.get("groups") if isinstance(document, dict) else None
+    if not _is_list_of_groups(groups):
         raise UserError(f"{path}: not a plan: it has no groups: {advice}")
-    plan = FusionPlan(
-        str(described.get("planner", path.stem)), tuple(accumulate(map(len, groups)))
-    )
-    for number, (group, wanted) in enumerate(
-        zip(groups, plan.forward_groups(), strict=True)
-    ):
-        if group not in (wanted, wanted[::-1]):
-            problem = f"group {number} is {shown(group)}, expected {shown(wanted)}"
+    planner = str(document.get("planner", path.stem))
+    ends = tuple(accumulate(len(group) for group in groups))
+    plan = FusionPlan(planner, ends)
+    for number, expected in enumerate(plan.forward_groups()):
+        group = groups[number]
+        # Within a group, tensors may be listed in either direction.
+        if group not in (expected, expected[::-1]):
+            problem = f"group {number} is {shown(group)}, expected {shown(expected)}"
             raise UserError(f"{path}: {problem}: every tensor once, the last first")
     return plan
+
+
+def _is_list_of_groups(groups: Any) -> bool:
+    if not isinstance(groups, list) or not groups:
+        return False
+    return all(isinstance(group, list) and group for group in groups)

@@ -1,6 +1,7 @@
-"""Layer profiles in foreign files: readers.py lists the formats; and layer profiles written for a user.
+"""Layer profiles in foreign files, and layer profiles written for a user.
 
-What a file lacks, and what its user must say, raises a UserError of one line.
+The formats are listed in `ddlkit.formats.readers`. If a file lacks something, or if the
+user must add something, a ``UserError`` says so in one line.
 """
 
 from __future__ import annotations
@@ -18,11 +19,22 @@ from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import SCHEMAS, write_sheet
 from ddlkit.store.tables import own_output
 
-MOST_BATCH = 10**9  # samples of an iteration: more than any training set here has
+MOST_BATCH = 10**9
+"""Samples of an iteration. No training set that is used here is as large."""
 
 
 class Imported(NamedTuple):
-    """What a file gave, and what its user should know; kind : the name of its reader."""
+    """A layer profile that was read from a foreign file.
+
+    Attributes
+    ----------
+    kind : str
+        The name of the reader.
+    profile : LayerProfile
+        The profile.
+    findings : tuple of Finding
+        What the user should know of the profile.
+    """
 
     kind: str
     profile: LayerProfile
@@ -32,14 +44,38 @@ class Imported(NamedTuple):
 def import_file(
     path: Path, kind: str | None = None, options: ImportOptions | None = None
 ) -> Imported:
-    """Return the file as a layer profile, of the kind that its content shows unless given."""
+    """Return the layer profile in a foreign file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    kind : str, optional
+        The format, as `ddlkit.formats.readers` names it. By default the content
+        decides.
+    options : ImportOptions, optional
+        Facts that the file does not state, and choices.
+
+    Returns
+    -------
+    Imported
+        The profile, with the network, batch size and device of the options, if they are
+        given there.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong or of no known format, or if an option is missing or wrong.
+    """
     options = options or ImportOptions()
     if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
         raise UserError(
             f"batch size is {options.batch}: must be from 1 to {MOST_BATCH}"
         )
-    text, file = files.read_text(path), str(path)
-    kind = guess_kind(text, file) if kind is None else kind
+    text = files.read_text(path)
+    file = str(path)
+    if kind is None:
+        kind = guess_kind(text, file)
     by_name = {reader.name: reader for reader in readers.LAYER_PROFILES}
     if kind not in by_name:
         raise UserError(f"unknown kind {kind!r}: use one of {', '.join(by_name)}")
@@ -53,19 +89,38 @@ def import_file(
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
-        findings += (
-            Finding("batch", (), "the file does not tell the batch size: 1 is taken"),
-        )
+        text = "the file does not state the batch size: 1 is taken"
+        findings = (*findings, Finding("batch", (), text))
     return Imported(kind, profile, findings)
 
 
 def guess_kind(text: str, file: str) -> str:
-    """Return the name of the first of readers.LAYER_PROFILES that takes the content.
+    r"""Return the format of a file of layer times.
 
-    >>> guess_kind("tensor,parameters,flops\\nconv,10,1e9\\n", "mine.csv")
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    str
+        The name of the first of `readers.LAYER_PROFILES` that takes the content.
+
+    Raises
+    ------
+    UserError
+        If none does, or if the file is a layer profile already.
+
+    Examples
+    --------
+    >>> guess_kind("tensor,parameters,flops\nconv,10,1e9\n", "mine.csv")
     'flops'
     """
-    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    first_line, _, _ = text.partition("\n")
+    names = {name.strip() for name in first_line.split(",")}
     if "backward_s" in names:
         advice = "use it with --profile, or say --kind flops to take its FLOP counts"
         raise UserError(f"{file}: a layer profile already: {advice}")
@@ -80,6 +135,21 @@ def guess_kind(text: str, file: str) -> str:
 
 
 def save_profile(profile: LayerProfile, path: Path, *sources: Path) -> None:
-    """Write the profile as a CSV of one's own, without a stamp, over none of the sources."""
+    """Write a layer profile as a user's own CSV, without a stamp.
+
+    Parameters
+    ----------
+    profile : LayerProfile
+        The profile.
+    path : Path
+        Where to write it.
+    *sources : Path
+        The files from which it was made, none of which is overwritten.
+
+    Raises
+    ------
+    UserError
+        If the path is one of the sources or of a recorded table, or cannot be written.
+    """
     text = write_sheet(profile_frame(profile), SCHEMAS["layers"], str(path))
     files.atomic_write_text(own_output(path, *sources), text)

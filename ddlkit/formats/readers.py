@@ -1,8 +1,14 @@
-"""The registers of foreign formats, one for each purpose: who takes which file, tried in this order.
+"""The registers of foreign formats, one for each purpose.
 
-A format is a module with two functions. ``matches(text)`` says, at little cost, whether a file is of that
-format, and raises nothing. ``read(text, file, options)`` gives what contract.py says, or raises a UserError
-that names the file. Its line here makes the format known to the command of that purpose.
+A format is a module with two functions:
+
+* ``matches(text)`` returns whether a file is of that format. It is fast, and never
+  raises an exception.
+* ``read(text, file, options)`` returns a result of `ddlkit.formats.contract`, or raises
+  a ``UserError`` that begins with the file.
+
+An entry in one of the registers below makes a format known to the commands of that
+purpose. Formats are tried in the order of the register.
 """
 
 from __future__ import annotations
@@ -35,7 +41,16 @@ Result = TypeVar("Result")
 class Reader(Generic[Options, Result]):
     """A format of foreign files.
 
-    name : short, as --kind takes it; takes : what kind of file it reads, to be listed in a line
+    Attributes
+    ----------
+    name : str
+        A short name, as ``--kind`` takes it.
+    takes : str
+        A phrase that says which files are read, for errors.
+    matches : callable
+        Returns whether a text is of this format.
+    read : callable
+        Returns what is in a file, given its text, its name and options.
     """
 
     name: str
@@ -58,8 +73,11 @@ MESSAGE_TIMES: tuple[Reader[MessageOptions, MessageTimes], ...] = (
         size_time_csv.read,
     ),
 )
-"""For ``ddlkit fit`` and wherever else message times are read. Recorded tables are no foreign files: a stamp
-beside a table says what it is, and messages.py asks for that first."""
+"""Formats of message times, for ``ddlkit fit`` and all others that need such times.
+
+A recorded table is not one of them. It has a stamp, and `ddlkit.formats.messages` looks
+for that first.
+"""
 
 LAYER_PROFILES: tuple[Reader[ImportOptions, ReadProfile], ...] = (
     Reader(
@@ -82,31 +100,63 @@ LAYER_PROFILES: tuple[Reader[ImportOptions, ReadProfile], ...] = (
     ),
     Reader(
         "transformer",
-        f"shapes of transformers (CSV with columns name, {', '.join(transformer_shapes.REQUIRED)})",
+        "shapes of transformers (CSV with columns name, "
+        f"{', '.join(transformer_shapes.REQUIRED)})",
         transformer_shapes.matches,
         transformer_shapes.read,
     ),
 )
-"""For ``ddlkit import``."""
+"""Formats of layer profiles, for ``ddlkit import``."""
 
 
 def first_match(
     readers: Sequence[Reader[Options, Result]], text: str
 ) -> Reader[Options, Result] | None:
-    """Return the first reader that takes the text; None if none does.
+    r"""Return the first reader of a register that takes a text.
 
-    >>> first_match(LAYER_PROFILES, "tensor,parameters,flops\\nconv,10,1e9\\n").name
+    Parameters
+    ----------
+    readers : sequence of Reader
+        The register.
+    text : str
+        The content of a file.
+
+    Returns
+    -------
+    Reader or None
+        None if no reader takes the text.
+
+    Examples
+    --------
+    >>> first_match(LAYER_PROFILES, "tensor,parameters,flops\nconv,10,1e9\n").name
     'flops'
     """
-    return next((reader for reader in readers if reader.matches(text)), None)
+    for reader in readers:
+        if reader.matches(text):
+            return reader
+    return None
 
 
 def tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
-    """Return which formats were tried in vain, and how the file begins, for the end of an error.
+    r"""Return the end of an error for a file that no reader takes.
 
-    >>> tried(MESSAGE_TIMES[1:], "size,time\\n8,2.1\\n")
+    Parameters
+    ----------
+    readers : sequence of Reader
+        The register.
+    text : str
+        The content of the file.
+
+    Returns
+    -------
+    str
+        Which formats were tried, and how the file begins.
+
+    Examples
+    --------
+    >>> tried(MESSAGE_TIMES[1:], "size,time\n8,2.1\n")
     "tried: a CSV with columns bytes, seconds; its first line is 'size,time'"
     """
-    first_line = text.strip().partition("\n")[0]
+    first_line, _, _ = text.strip().partition("\n")
     formats = "; ".join(reader.takes for reader in readers)
     return f"tried: {formats}; its first line is {shown(first_line)}"

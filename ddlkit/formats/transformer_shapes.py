@@ -1,9 +1,18 @@
-"""FLOP and tensors by the shape of a GPT-like decoder, of which a CSV may hold several; times in proportion.
+"""Shapes of transformers, which a CSV may list, as layer profiles.
 
-FLOP follow from the matrices alone, as in Kaplan et al. 2020 (arXiv 2001.08361), Tab 1: a matrix
-of P elements costs 2 P FLOP a token in the forward pass and twice that in the backward one. Attention of T
-tokens has two more products in each head, together 4 T d_model FLOP a token, of the whole square and not of
-its lower half, as in Chowdhery et al. 2022 (arXiv 2204.02311), App B. All else counts nothing.
+The shape of a decoder such as GPT determines its parameter tensors and their FLOP. The
+time of a tensor is in proportion to its FLOP. A matrix of P elements costs 2 P FLOP for
+each token in forward, and twice that in backward (Kaplan, Table 1). Attention among T
+tokens has two more products in each head. Together these cost 4 T d_model FLOP for each
+token, counted for the whole square and not for its lower half (Chowdhery, Appendix B).
+Everything else costs nothing.
+
+References
+----------
+Kaplan : J. Kaplan et al., "Scaling Laws for Neural Language Models", 2020,
+    arXiv:2001.08361.
+Chowdhery : A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
+    arXiv:2204.02311.
 """
 
 from __future__ import annotations
@@ -16,9 +25,15 @@ from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.formats.flop_counts import Tensor, profile_of
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
-MOST_LAYERS, MOST_SIZE = 1_000, 10_000_000
-"""Of a transformer: the largest have some hundred layers, and less than a million of anything else."""
+MOST_LAYERS = 1_000
+"""Layers of a transformer. The largest have some hundred."""
+
+MOST_SIZE = 10_000_000
+"""Anything else of a transformer. The largest have less than a million."""
+
 REQUIRED = ("layers", "d_model", "heads", "d_ff", "vocabulary")
+"""Columns that a table of shapes must have besides the name."""
+
 SHAPES = Schema(
     "shapes of transformers",
     (
@@ -34,29 +49,75 @@ SHAPES = Schema(
     key=("name",),
 )
 
+_ALLOWED_COUNTS = {
+    "attention_matrices": (2, 4),
+    "ff_matrices": (2, 3),
+    "norm_tensors": (1, 2),
+}
+
 
 def matches(text: str) -> bool:
-    """Return whether the first line has the columns of a shape."""
-    names = {name.strip() for name in text.partition("\n")[0].split(",")}
+    """Return whether the first line of a file has the columns of a shape."""
+    first_line, _, _ = text.partition("\n")
+    names = {name.strip() for name in first_line.split(",")}
     return set(REQUIRED) <= names
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the shape of that network, or the only one, as a profile at that sequence, batch and rate."""
-    shapes, name = read_shapes(read_sheet(text, file)), options.network or ""
+    """Return a shape of a file as a profile.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    options : ImportOptions
+        The network, if the file has several shapes, the tokens of a sequence, the batch
+        size, and the source of times.
+
+    Returns
+    -------
+    ReadProfile
+        The profile, and the FLOP of one sample.
+
+    Raises
+    ------
+    UserError
+        If the file is wrong, or if an option is missing.
+    """
+    shapes = read_shapes(read_sheet(text, file))
+    name = options.network or ""
     if not name and len(shapes) == 1:
         name = next(iter(shapes))
     if name not in shapes:
-        what = f"no transformer {name!r}" if name else "several transformers"
-        raise UserError(f"{file}: {what}: choose one by --network: {', '.join(shapes)}")
+        problem = f"no transformer {name!r}" if name else "several transformers"
+        listed = ", ".join(shapes)
+        raise UserError(f"{file}: {problem}: choose one by --network: {listed}")
     if options.sequence is None:
-        raise UserError(f"{file}: FLOP depend on the sequence: say --sequence")
+        raise UserError(f"{file}: FLOP depend on the sequence: give --sequence")
     tensors = list(shapes[name].tensors(options.sequence))
     return profile_of(tensors, name, file, options)
 
 
 def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
-    """Return shapes by name."""
+    """Return the shapes of a table.
+
+    Parameters
+    ----------
+    sheet : Sheet
+        The cells of the table.
+
+    Returns
+    -------
+    dict of str to Decoder
+        The shapes, by name.
+
+    Raises
+    ------
+    UserError
+        If the table is wrong, or if a shape is impossible.
+    """
     shapes = {}
     for row in SHAPES.frame(sheet, exact=False).to_dict("records"):
         name = str(row.pop("name"))
@@ -69,12 +130,39 @@ def read_shapes(sheet: Sheet) -> dict[str, Decoder]:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A stack of ``layers`` blocks of attention and feed-forward between an embedding and a head.
+    """Blocks of attention and feed-forward between an embedding and a head.
 
-    positions : learned positions, each a row of an embedding
-    attention_matrices : 2: of query, key and value together and of the output; 4: of each
-    ff_matrices, norm_tensors : 3 of a gated one (SwiGLU), 1 of a scale alone (RMSNorm)
-    biased : whether matrices have a bias, the head's aside, which has a matrix unless ``tied``
+    Attributes
+    ----------
+    layers : int
+        The number of blocks.
+    d_model : int
+        The width of the model, which the heads share.
+    heads : int
+        The heads of attention in a block.
+    d_ff : int
+        The width of feed-forward.
+    vocabulary : int
+        The number of tokens that the model knows.
+    positions : int
+        The number of learned positions, each a row of an embedding. 0 if there are
+        none.
+    attention_matrices : int
+        2: one for query, key and value together, and one for the output. 4: one for
+        each.
+    ff_matrices : int
+        2: up and down. 3: a gate, too (SwiGLU).
+    norm_tensors : int
+        2: scale and shift. 1: only a scale (RMSNorm).
+    biased : bool
+        Whether matrices other than the head have a bias.
+    tied : bool
+        Whether the head uses the matrix of the embedding. Otherwise it has its own.
+
+    Raises
+    ------
+    UserError
+        If a size is too large, or if the sizes do not fit together.
     """
 
     layers: int
@@ -98,62 +186,91 @@ class Decoder:
             )
         if self.d_model % self.heads:
             raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
-        allowed = {
-            "attention_matrices": (2, 4),
-            "ff_matrices": (2, 3),
-            "norm_tensors": (1, 2),
-        }
-        for name, counts in allowed.items():
-            if getattr(self, name) not in counts:
-                raise UserError(
-                    f"{name} {getattr(self, name)}: must be one of {counts}"
-                )
+        for name, allowed in _ALLOWED_COUNTS.items():
+            count = getattr(self, name)
+            if count not in allowed:
+                raise UserError(f"{name} {count}: must be one of {allowed}")
 
     def tensors(self, tokens: int) -> Iterator[Tensor]:
-        """Yield every tensor in forward order; FLOP of one sample of ``tokens`` tokens.
+        """Yield the parameter tensors in forward order.
 
-        A matrix's stand with its bias, if any; attention's with the last matrix that feeds it, a tied head's
-        with the norm before it: whose gradients wait.
+        Parameters
+        ----------
+        tokens : int
+            The tokens of a sample.
+
+        Yields
+        ------
+        Tensor
+            A tensor with the FLOP of one sample.
+
+        Raises
+        ------
+        UserError
+            If a sample has no tokens, or more than there are positions.
+
+        Notes
+        -----
+        Gradients become ready from the last tensor to the first. The FLOP of an
+        operation stand with the first of them that waits for its backward. For a matrix
+        this is its bias, if it has one. For attention it is the last matrix before it,
+        and for a tied head it is the norm before it.
         """
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
             raise UserError(f"a sequence of {tokens} tokens: from 1 to {most} of them")
-        width, head = self.d_model, 2.0 * self.d_model * self.vocabulary * tokens
+        width = self.d_model
+        head_flops = 2.0 * width * self.vocabulary * tokens
         yield Tensor("tokens.weight", "tokens", self.vocabulary * width, 0.0)
         if self.positions:
             yield Tensor("positions.weight", "positions", self.positions * width, 0.0)
-        fused = self.attention_matrices == 2
-        inputs = ("query_key_value",) if fused else ("query", "key", "value")
-        for block in (f"{number}." for number in range(self.layers)):
-            yield from self._norm(f"{block}attention_norm", 0.0)
-            for name in inputs:
-                attended = 4.0 * tokens * tokens * width if name == inputs[-1] else 0.0
-                outputs = 3 * width if fused else width
-                yield from self._matrix(
-                    f"{block}{name}", width, outputs, tokens, attended
-                )
-            yield from self._matrix(f"{block}output", width, width, tokens)
-            yield from self._norm(f"{block}ff_norm", 0.0)
-            for name in ("up", "gate")[: self.ff_matrices - 1]:
-                yield from self._matrix(f"{block}{name}", width, self.d_ff, tokens)
-            yield from self._matrix(f"{block}down", self.d_ff, width, tokens)
-        yield from self._norm("norm", head if self.tied else 0.0)
+        for number in range(self.layers):
+            yield from self._block(f"{number}.", tokens)
+        yield from self._norm("norm", head_flops if self.tied else 0.0)
         if not self.tied:
-            yield Tensor("head.weight", "head", width * self.vocabulary, head)
+            yield Tensor("head.weight", "head", width * self.vocabulary, head_flops)
+
+    def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
+        """Yield the tensors of a block: of attention, then of feed-forward."""
+        width = self.d_model
+        attention_flops = 4.0 * tokens * tokens * width
+        yield from self._norm(f"{prefix}attention_norm", 0.0)
+        if self.attention_matrices == 2:
+            layer = f"{prefix}query_key_value"
+            yield from self._matrix(layer, width, 3 * width, tokens, attention_flops)
+        else:
+            yield from self._matrix(f"{prefix}query", width, width, tokens)
+            yield from self._matrix(f"{prefix}key", width, width, tokens)
+            layer = f"{prefix}value"
+            yield from self._matrix(layer, width, width, tokens, attention_flops)
+        yield from self._matrix(f"{prefix}output", width, width, tokens)
+        yield from self._norm(f"{prefix}ff_norm", 0.0)
+        yield from self._matrix(f"{prefix}up", width, self.d_ff, tokens)
+        if self.ff_matrices == 3:
+            yield from self._matrix(f"{prefix}gate", width, self.d_ff, tokens)
+        yield from self._matrix(f"{prefix}down", self.d_ff, width, tokens)
 
     def _matrix(
-        self, layer: str, inputs: int, outputs: int, tokens: int, attended: float = 0.0
+        self,
+        layer: str,
+        inputs: int,
+        outputs: int,
+        tokens: int,
+        attention_flops: float = 0.0,
     ) -> Iterator[Tensor]:
-        flops = 2.0 * inputs * outputs * tokens + attended
-        yield Tensor(
-            f"{layer}.weight", layer, inputs * outputs, 0.0 if self.biased else flops
-        )
+        """Yield the weight of a matrix and its bias, if it has one."""
+        elements = inputs * outputs
+        flops = 2.0 * inputs * outputs * tokens + attention_flops
         if self.biased:
+            yield Tensor(f"{layer}.weight", layer, elements, 0.0)
             yield Tensor(f"{layer}.bias", layer, outputs, flops)
+        else:
+            yield Tensor(f"{layer}.weight", layer, elements, flops)
 
     def _norm(self, layer: str, flops: float) -> Iterator[Tensor]:
-        *others, last = ("scale", "shift")[: self.norm_tensors]
-        yield from (
-            Tensor(f"{layer}.{name}", layer, self.d_model, 0.0) for name in others
-        )
-        yield Tensor(f"{layer}.{last}", layer, self.d_model, flops)
+        """Yield the scale of a norm and its shift, if it has one."""
+        if self.norm_tensors == 2:
+            yield Tensor(f"{layer}.scale", layer, self.d_model, 0.0)
+            yield Tensor(f"{layer}.shift", layer, self.d_model, flops)
+        else:
+            yield Tensor(f"{layer}.scale", layer, self.d_model, flops)

@@ -1,6 +1,8 @@
-"""Start ranks, watch over them, and let them talk; here, what they and who starts them agree on.
+"""Ranks on this machine: how they are started, watched and ended, and how they talk.
 
-A process with FORKS in its environment becomes the fork server of ranks by this import, so nothing is heavy.
+This module has what ranks and the process that starts them agree on. When a process
+with `FORKS` in its environment imports this module, the process becomes the fork server
+of ranks. Therefore nothing here takes long to import.
 """
 
 from __future__ import annotations
@@ -16,46 +18,99 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-PROGRESS = "ddlkit: "  # a line of rank 0 that begins so is shown to the user
+PROGRESS = "ddlkit: "
+"""A line of rank 0 that begins so is shown to the user."""
 ERROR = "ddlkit: error: "
-MISTAKE, LOST_PEER = 2, 3  # exit statuses: a user's mistake; another rank went first
-PARENT = "DDLKIT_PARENT"  # pid without which a process must not live
+MISTAKE = 2
+"""The exit status after a mistake of the user."""
+LOST_PEER = 3
+"""The exit status of a rank that fails because another rank is gone."""
+PARENT = "DDLKIT_PARENT"
+"""In the environment: the id of the process without which this one must not live."""
 FORKS = "DDLKIT_FORKS"
+"""In the environment of the fork server alone."""
 PACKAGES = Path(__file__).resolve().parents[2]
-# What has a GPU run one kernel after the other, beside which nothing can be measured.
+"""The directory that holds this package."""
 ONE_BY_ONE = ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS")
-_CLONE_NEWNET, _PR_SET_PDEATHSIG = 0x40000000, 1
+"""Variables that make a GPU run kernels one by one, so that nothing overlaps."""
+_CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
 
 
 def ending(status: int) -> str:
-    """Return how a process came to an end with that exit status; negative: the signal that killed it."""
+    """Return in words how a process ended.
+
+    Parameters
+    ----------
+    status : int
+        The exit status, negative for a signal.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> ending(1), ending(-9)
+    ('ended with exit status 1', 'was killed by SIGKILL')
+    """
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"
 
 
 def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return ``environment`` for a process that imports this ddlkit, dies with us, and leaves GPUs free."""
-    kept = {
+    """Return the environment of a child process that measures.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        The environment from which it is made.
+
+    Returns
+    -------
+    dict of str to str
+        The environment, in which this package can be imported, `PARENT` is this
+        process, and no variable makes a GPU run one kernel after the other.
+    """
+    child = {
         name: value for name, value in environment.items() if name not in ONE_BY_ONE
     }
-    paths = [str(PACKAGES), environment.get("PYTHONPATH", "")]
-    ours = {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        PARENT: str(os.getpid()),
-    }
-    return {**kept, **ours}
+    python_path = str(PACKAGES)
+    if environment.get("PYTHONPATH"):
+        python_path += os.pathsep + environment["PYTHONPATH"]
+    child["PYTHONPATH"] = python_path
+    child[PARENT] = str(os.getpid())
+    return child
 
 
 def enter(namespace: str) -> None:
-    """Live in that network namespace from now on. Raises OSError."""
-    with open(namespace, "rb") as place:
-        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), _CLONE_NEWNET):
+    """Move this process into a network namespace.
+
+    Parameters
+    ----------
+    namespace : str
+        The file of the namespace.
+
+    Raises
+    ------
+    OSError
+        If the namespace does not exist or may not be entered.
+    """
+    with open(namespace, "rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "cannot enter", namespace)
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Have the kernel kill this process when its parent dies, or now if it has died already (Linux)."""
+    """Have the kernel kill this process when its parent dies, on Linux.
+
+    Parameters
+    ----------
+    parent : int, optional
+        The id of the parent, by default as `PARENT` in the environment says. If that
+        process has died already, this process ends at once.
+    """
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
@@ -64,45 +119,81 @@ def die_with_parent(parent: int = 0) -> None:
         os._exit(1)
 
 
+# -- signals
+# -------------------------------------------------------------------------------
+
+
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
 def _in_main_thread() -> bool:
-    """Return whether this thread is the one that gets signals, and may say who handles them."""
+    """Return whether this thread gets signals, and so may set their handlers."""
     return threading.current_thread() is threading.main_thread()
 
 
 def trap(*numbers: int) -> list[int]:
-    """Let signals that nobody handles end this process by way of every ``finally``; return which did."""
-    free = [
-        n
-        for n in numbers
-        if _in_main_thread() and signal.getsignal(n) is signal.SIG_DFL
-    ]
-    for number in free:
+    """Let signals end this process by way of every ``finally``.
+
+    Signals that somebody handles or ignores stay as they are.
+
+    Parameters
+    ----------
+    *numbers : int
+        The signals.
+
+    Returns
+    -------
+    list of int
+        The signals that now end the process so. There are none outside the main thread.
+    """
+    if not _in_main_thread():
+        return []
+    unhandled = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
+    for number in unhandled:
         signal.signal(number, _leave)
-    return free
+    return unhandled
 
 
 @contextmanager
 def unwinding(*numbers: int) -> Iterator[None]:
-    """Unwind on signals within the block, as by `trap`; those that others take over meanwhile stay theirs."""
-    ours = trap(*numbers)
+    """Let signals end this process by way of every ``finally``, within the block.
+
+    A signal whose handler somebody sets within the block keeps that handler.
+
+    Parameters
+    ----------
+    *numbers : int
+        The signals.
+    """
+    trapped = trap(*numbers)
     try:
         yield
     finally:
-        for number in ours:
+        for number in trapped:
             if _in_main_thread() and signal.getsignal(number) is _leave:
                 signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def deferring(*numbers: int) -> Iterator[None]:
-    """Keep signals waiting until the block is over; in the main thread, which alone is ever cut short."""
+    """Keep signals waiting until the block is over.
+
+    Outside the main thread nothing has to be done, because signals never interrupt it.
+
+    Parameters
+    ----------
+    *numbers : int
+        The signals. Those that are ignored stay ignored.
+    """
     arrived: list[int] = []
-    heard = [n for n in numbers if signal.getsignal(n) not in (None, signal.SIG_IGN)]
-    before = {number: signal.getsignal(number) for number in heard if _in_main_thread()}
+    before = {}
+    if _in_main_thread():
+        # A handler that was not set from Python is None and could not be set again.
+        handlers = {number: signal.getsignal(number) for number in numbers}
+        for number, handler in handlers.items():
+            if handler not in (None, signal.SIG_IGN):
+                before[number] = handler
     for number in before:
         signal.signal(number, lambda which, frame: arrived.append(which))
     try:
@@ -116,6 +207,8 @@ def deferring(*numbers: int) -> Iterator[None]:
 
 if os.environ.pop(FORKS, ""):
     die_with_parent()
-    os.environ[PARENT] = str(os.getpid())  # of the ranks
-    os.setsid()  # Ctrl-C in the terminal, and its end, reach only the launcher
+    os.environ[PARENT] = str(os.getpid())  # the parent of all ranks
+    # Neither Ctrl-C in the terminal nor the terminal's end reaches the ranks: the
+    # launcher alone ends them.
+    os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,7 @@
-"""The only timing loop of the project: repeat until the median is known well enough, keep every sample."""
+"""The timing loop of the project.
+
+It repeats until the median is known well enough, and keeps every sample.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ from ddlkit.core.fit import median_interval
 from ddlkit.core.units import MIB
 from ddlkit.store.files import scratch
 
-FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}  # more than the last cache holds
+FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}
+"""Bytes by device that are more than its last cache holds."""
 
 Floats = NDArray[np.float64]
 Action = Callable[[], object]
@@ -28,10 +32,25 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure. Raises UserError for numbers that contradict each other.
+    """How long to measure.
 
-    warmup : repeats whose times are dropped; after max_s none starts, once there are ``min_repeats``
-    relative_halfwidth : stop once half the 95% interval of the median, of 6 or more samples, is this share
+    Attributes
+    ----------
+    warmup : int
+        Repeats whose times are dropped.
+    min_repeats, max_repeats : int
+        The fewest and the most repeats whose times are kept.
+    max_s : float
+        Seconds after which no repeat starts, once there are ``min_repeats``.
+    relative_halfwidth : float
+        The measurement stops earlier if half the width of the 95% interval of the
+        median is at most this share of the median. Fewer than 6 samples have no
+        interval.
+
+    Raises
+    ------
+    UserError
+        If the numbers contradict each other.
     """
 
     warmup: int = 2
@@ -41,52 +60,110 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
-        repeats = self.warmup >= 0 and 1 <= self.min_repeats <= self.max_repeats
-        if not (repeats and self.max_s > 0):
+        is_valid = (
+            self.warmup >= 0
+            and 1 <= self.min_repeats <= self.max_repeats
+            and self.max_s > 0
+        )
+        if not is_valid:
             needed = "warm-up >= 0, 1 <= fewest <= most repeats, and a time above zero"
             raise UserError(f"budget {self}: needs {needed}")
 
     def settled(self, samples: list[float]) -> bool:
-        """Return whether the median of these is known well enough."""
-        low, high = median_interval(samples)
-        return (high - low) / 2 <= self.relative_halfwidth * float(np.median(samples))
+        """Return whether the median of samples is known well enough.
+
+        Parameters
+        ----------
+        samples : list of float
+            The samples.
+
+        Returns
+        -------
+        bool
+
+        Examples
+        --------
+        >>> Budget().settled([1.0] * 6), Budget().settled([1.0, 2.0] * 3)
+        (True, False)
+        """
+        lower, upper = median_interval(samples)
+        halfwidth = (upper - lower) / 2
+        return halfwidth <= self.relative_halfwidth * float(np.median(samples))
 
 
 def _nothing() -> None: ...
 
 
 def synchronizer(device: torch.device | str) -> Action:
-    """Return what to call so that all work given to ``device`` is done, as a CPU's is at once."""
-    on_gpu = torch.device(device).type == "cuda"
-    return functools.partial(torch.cuda.synchronize, device) if on_gpu else _nothing
+    """Return a function that waits until a device has done all its work.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        The device. The work of a CPU is done as soon as it has been asked for.
+
+    Returns
+    -------
+    callable
+        Takes no arguments.
+    """
+    if torch.device(device).type == "cuda":
+        return functools.partial(torch.cuda.synchronize, device)
+    return _nothing
 
 
 class Marks:
-    """Points in time along the work of a device, taken without making it wait: on CUDA, events."""
+    """Points in time along the work of a device, which does not wait for them.
+
+    On CUDA they are events in the current stream.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        The device.
+    """
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Mark the point that the device's work has reached."""
+        """Mark the point that the work of the device has reached."""
         if self._device.type == "cpu":
             self._marks.append(perf_counter())
             return
-        self._marks.append(torch.cuda.Event(enable_timing=True))
-        self._marks[-1].record(torch.cuda.current_stream(self._device))
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append(event)
 
     def seconds(self) -> Floats:
-        """Return the time of every mark, counted from the first one, once the device is there."""
-        first, *_ = self._marks
+        """Return the seconds from the first mark to every mark, shape (marks,).
+
+        This waits until the device has reached the last mark.
+        """
+        first = self._marks[0]
         if self._device.type == "cpu":
             return np.array(self._marks) - first
         torch.cuda.synchronize(self._device)
-        return np.array([first.elapsed_time(event) / 1e3 for event in self._marks])
+        milliseconds = [first.elapsed_time(event) for event in self._marks]
+        return np.array([duration_ms / 1e3 for duration_ms in milliseconds])
 
 
 def timed(action: Action, device: torch.device | str) -> Callable[[], Marks]:
-    """Return ``action`` as one that is timed by the device's own clock."""
+    """Return an action that is timed by the device's own clock.
+
+    Parameters
+    ----------
+    action : callable
+        The action, which takes no arguments.
+    device : torch.device or str
+        The device.
+
+    Returns
+    -------
+    callable
+        Runs the action, and returns the marks of its beginning and its end.
+    """
 
     def run() -> Marks:
         marks = Marks(device)
@@ -106,11 +183,28 @@ def measure_interleaved(
     setup: Action = _nothing,
     agree: Callable[[bool], bool] = bool,
 ) -> dict[Key, Floats]:
-    """Return raw seconds of several actions, timed in turn, so that drift of the machine meets all alike.
+    """Time several actions in turn, so that drift of the machine meets all alike.
 
-    An action that returns Marks is timed by these, any other by the wall clock, started and stopped after
-    ``synchronize``. ``setup`` runs untimed before each repeat, warm-up included. Stops when every action's
-    interval is narrow, or the budget ends; ``agree`` makes of that wish the decision of all ranks.
+    Parameters
+    ----------
+    actions : mapping of callable
+        The actions by their names. An action that returns `Marks` is timed by the
+        marks. Any other is timed by the wall clock, between two calls of
+        ``synchronize``.
+    budget : Budget
+        How long to measure. The loop stops when the interval of every action is narrow,
+        or when the budget ends.
+    synchronize : callable, optional
+        Waits until the device has done all its work.
+    setup : callable, optional
+        Called before each repeat of each action. Its time does not count.
+    agree : callable, optional
+        Turns the wish of this rank to stop into the decision of all ranks.
+
+    Returns
+    -------
+    dict of ndarray, shape (repeats,)
+        Seconds of each repeat by the names of the actions, without warm-up.
     """
 
     def sample(action: Action) -> float:
@@ -120,7 +214,9 @@ def measure_interleaved(
         result = action()
         synchronize()
         taken_s = perf_counter() - start_s
-        return float(result.seconds()[-1]) if isinstance(result, Marks) else taken_s
+        if isinstance(result, Marks):
+            return float(result.seconds()[-1])
+        return taken_s
 
     for _ in range(budget.warmup):
         for action in actions.values():
@@ -133,6 +229,7 @@ def measure_interleaved(
         if repeat < budget.min_repeats:
             continue
         late = perf_counter() - begun_s >= budget.max_s
+        # The intervals are only computed if there is time left.
         if agree(late or all(budget.settled(seconds) for seconds in samples.values())):
             break
     return {name: np.array(seconds) for name, seconds in samples.items()}
@@ -146,7 +243,20 @@ def measure(
     setup: Action = _nothing,
     agree: Callable[[bool], bool] = bool,
 ) -> Floats:
-    """Return raw seconds of one action, one per repeat; all else as of `measure_interleaved`."""
+    """Time one action.
+
+    Parameters
+    ----------
+    action : callable
+        The action.
+    budget, synchronize, setup, agree
+        As of `measure_interleaved`.
+
+    Returns
+    -------
+    ndarray, shape (repeats,)
+        Seconds of each repeat, without warm-up.
+    """
     samples = measure_interleaved(
         {"": action}, budget, synchronize=synchronize, setup=setup, agree=agree
     )
@@ -156,21 +266,62 @@ def measure(
 def measure_on(
     device: torch.device, action: Action, budget: Budget, *, setup: Action = _nothing
 ) -> Floats:
-    """Return raw seconds of one action by the device's own clock; ``setup`` runs untimed before each."""
+    """Time one action by the device's own clock.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device.
+    action : callable
+        The action.
+    budget, setup
+        As of `measure_interleaved`.
+
+    Returns
+    -------
+    ndarray, shape (repeats,)
+        Seconds of each repeat, without warm-up.
+    """
     return measure(
         timed(action, device), budget, synchronize=synchronizer(device), setup=setup
     )
 
 
 def sleep_until(deadline_s: float) -> float:
-    """Sleep to an absolute time of the performance counter; returns the time on waking."""
-    while (rest_s := deadline_s - perf_counter()) > 0:
-        sleep(rest_s)
-    return perf_counter()
+    """Sleep until a time of the performance counter.
+
+    Parameters
+    ----------
+    deadline_s : float
+        When to wake up, in seconds of `time.perf_counter`.
+
+    Returns
+    -------
+    float
+        The time on waking, which is not before the deadline.
+    """
+    while True:
+        now_s = perf_counter()
+        if now_s >= deadline_s:
+            return perf_counter()
+        sleep(deadline_s - now_s)
 
 
 def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
-    """Return one row per sample: the labels (each one value, or one per sample), sample, seconds."""
+    """Return a table with one row per sample.
+
+    Parameters
+    ----------
+    labels : mapping
+        A value of each column, or one value per sample.
+    seconds : ndarray, shape (samples,)
+        The samples in seconds.
+
+    Returns
+    -------
+    DataFrame
+        The labels, and columns ``sample`` (from 0) and ``seconds``.
+    """
     return pd.DataFrame(
         {**labels, "sample": np.arange(len(seconds)), "seconds": seconds}
     )
@@ -179,7 +330,22 @@ def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
 def rows_by(
     column: str, samples: Mapping[str, Floats], labels: Mapping[str, Any]
 ) -> pd.DataFrame:
-    """Return `sample_rows` of several measurements, one below the other; ``column`` holds their names."""
+    """Return a table of several measurements, one below the other.
+
+    Parameters
+    ----------
+    column : str
+        The column that holds the names of the measurements.
+    samples : mapping of str to ndarray
+        Samples in seconds by the names of the measurements.
+    labels : mapping
+        As of `sample_rows`.
+
+    Returns
+    -------
+    DataFrame
+        As of `sample_rows`.
+    """
     frames = [
         sample_rows({**labels, column: name}, seconds)
         for name, seconds in samples.items()
@@ -188,10 +354,24 @@ def rows_by(
 
 
 def chrome_trace(action: Action, device: torch.device | str) -> str:
-    """Return what `torch.profiler` sees of ``action`` until its work is done: a Chrome trace, as JSON."""
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    on_gpu = torch.device(device).type == "cuda"
-    with profile(activities=activities[: 1 + on_gpu]) as profiler:
+    """Profile an action until its work is done.
+
+    Parameters
+    ----------
+    action : callable
+        The action.
+    device : torch.device or str
+        The device of its work.
+
+    Returns
+    -------
+    str
+        A Chrome trace as JSON, by `torch.profiler`.
+    """
+    activities = [ProfilerActivity.CPU]
+    if torch.device(device).type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
         action()
         synchronizer(device)()
     with scratch() as directory:

@@ -1,9 +1,15 @@
-"""Start a job on several ranks of this machine, watch over them, and leave none behind; and be such a rank.
+"""Start a job on several ranks of this machine, watch the ranks, and leave none behind.
 
-Every rank is ``python -m ddlkit.jobs.launch JOB CONFIG.json``, which torchrun or Slurm starts over
-nodes; here multiprocessing's fork server, which has imported torch, forks it. JOB is the module that declares
-a job, of ddlkit.measure its name. CONFIG.json holds the job's settings, where rank 0 writes tables, the
-network's name, and arguments of `Rank.join`: {"out": "results", "link": "infiniband", "join": {}}.
+A rank over nodes is started by torchrun or Slurm as
+
+    python -m ddlkit.jobs.launch JOB CONFIG.json
+
+On this machine multiprocessing's fork server forks the ranks, because it has imported
+torch already. JOB is the module that declares a job, or the module's name within
+ddlkit.measure. CONFIG.json holds the settings of the job, the directory in which rank 0
+writes tables, the name of the network, and arguments of `ddlkit.jobs.rank.Rank.join`:
+
+    {"out": "results", "link": "infiniband", "join": {}}
 """
 
 from __future__ import annotations
@@ -43,23 +49,31 @@ if TYPE_CHECKING:
     from ddlkit.jobs.rank import Job, S
 
 LOCALHOST = "127.0.0.1"
-LOGS, CONFIG = "rank-logs", "config.json"
-SOCKETS = (
-    "/tmp"  # the name of a socket has at most 104 letters, of which TMPDIR may take all
-)
-# What the fork server imports, torch among it. None may ask for a GPU, or what is forked could use none.
-PRELOADED = ["ddlkit.jobs", "ddlkit.jobs.rank"]
-"""Modules that the fork server imports once, so that no rank has to: packages with jobs add their own."""
-IMPORTED: list[str] = []
-"""Modules that every rank imports before its job, such as those that register networks by name."""
-POLL_S = 0.05
-SETTLE_S = 0.3  # ranks that die of one cause do so within this time
-MEETING_S = 20.0  # two ranks of one machine that do not hear of one another for so long never will
-_PR_SET_NAME = 15
-GRACE_S = 3.0  # what a process has to end by itself before it is killed
+LOGS = "rank-logs"
+CONFIG = "config.json"
+SOCKETS = "/tmp"
+"""Where the fork server's sockets lie.
 
-# Ranks of one machine need no network, but NCCL would look for one for a minute, and torch for names of all
-# addresses: with no name server, a meeting would take 10 s longer.
+The name of a socket has at most 104 characters, of which TMPDIR may take all."""
+PRELOADED = ["ddlkit.jobs", "ddlkit.jobs.rank"]
+"""Modules that the fork server imports once, torch among them, so that no rank has to.
+
+Packages with jobs add their own. No module may use a GPU when it is imported, because
+then no forked process could use one."""
+IMPORTED: list[str] = []
+"""Modules that every rank imports before its job, such as those with networks."""
+POLL_S = 0.05
+SETTLE_S = 0.3
+"""Seconds within which ranks that die of one cause all die."""
+MEETING_S = 20.0
+"""Seconds after which two ranks of one machine will never meet."""
+GRACE_S = 3.0
+"""Seconds that a process has to end by itself before it is killed."""
+_PR_SET_NAME = 15
+
+# Ranks of one machine need no network. But NCCL would look for one for a minute. And
+# torch looks for the names of all addresses, which without a name server takes 10 s a
+# meeting.
 ON_ONE_MACHINE = {
     "RES_OPTIONS": "timeout:1 attempts:1",
     "NCCL_NET": "Socket",
@@ -70,47 +84,104 @@ ON_ONE_MACHINE = {
 
 
 class Place:
-    """Where ranks of this machine run, and over which link they talk; ``port`` 0 is any that is free."""
+    """Where ranks of this machine run, and over which link they talk.
+
+    Attributes
+    ----------
+    name : str
+        How tables name the link.
+    link_bits_per_s : float
+        The rate of the link in bit/s; 0 if it is not known.
+    address, port : str, int
+        Where ranks meet. Port 0 stands for any port that is free.
+    """
 
     name: str
     link_bits_per_s = 0.0
-    address, port = LOCALHOST, 0
+    address = LOCALHOST
+    port = 0
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return torchrun's variables, as that rank must find them; port : one that is free."""
-        numbers = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": ranks,
-            "LOCAL_WORLD_SIZE": ranks,
+        """Return torchrun's variables as a rank must find them.
+
+        Parameters
+        ----------
+        rank, ranks : int
+            The number of the rank, and how many ranks there are.
+        port : int, optional
+            A free port, for places that have none of their own.
+
+        Returns
+        -------
+        dict of str to str
+        """
+        return {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port or port),
         }
-        meeting = {"MASTER_ADDR": self.address, "MASTER_PORT": self.port or port}
-        return {name: str(value) for name, value in (numbers | meeting).items()}
 
     def namespace(self, rank: int) -> Path | None:
-        """Return the file of the network namespace that the rank lives in; None for ours."""
+        """Return the file of a rank's network namespace, or None for this process's own.
+
+        Parameters
+        ----------
+        rank : int
+            The number of the rank.
+
+        Returns
+        -------
+        Path or None
+        """
         return None
 
     def lost(self) -> str:
-        """Return why its ranks cannot reach one another any more, in one line; empty while they can."""
+        """Return why ranks cannot reach one another any more, or "" while they can."""
         return ""
 
 
 @dataclass(frozen=True)
 class Loopback(Place):
-    """The loopback interface of this machine, with ``variables`` in the environment of all ranks."""
+    """The loopback interface of this machine.
+
+    Attributes
+    ----------
+    port : int
+        Where ranks meet. Port 0 stands for any port that is free.
+    name : str
+        How tables name the link.
+    variables : mapping of str to str
+        Further variables in the environment of all ranks.
+    """
 
     port: int = 0
     name: str = "loopback"
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return torchrun's variables, the interface of gloo and NCCL, and ``variables``."""
+        """Return torchrun's variables, those of gloo and NCCL, and ``variables``.
+
+        Parameters
+        ----------
+        rank, ranks, port : int
+            As of `Place.environment`.
+
+        Returns
+        -------
+        dict of str to str
+        """
         interface = "lo0" if sys.platform == "darwin" else "lo"
-        # "=": this interface alone, not all whose names begin so.
-        only = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        numbers = super().environment(rank, ranks, port)
-        return {**numbers, **only, **ON_ONE_MACHINE, **self.variables}
+        return {
+            **super().environment(rank, ranks, port),
+            "GLOO_SOCKET_IFNAME": interface,
+            # With "=" NCCL takes this interface alone, not all whose names begin so.
+            "NCCL_SOCKET_IFNAME": f"={interface}",
+            **ON_ONE_MACHINE,
+            **self.variables,
+        }
 
 
 def launch(
@@ -123,21 +194,45 @@ def launch(
     timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Run a job in every rank to its end, which none outlives; returns its tables, also left in ``out``.
+    """Run a job on ranks of this machine until it ends. No rank outlives this call.
 
-    out : holds at any time what was measured so far; None: tables are written once, to be returned
-    join : arguments of `ddlkit.jobs.rank.Rank.join`, e.g. {"backend": "gloo"}
+    Parameters
+    ----------
+    job : Job
+        What each rank does.
+    settings : dataclass
+        The settings of the job.
+    ranks : int
+        How many ranks there are.
+    place : Place
+        Where they run.
+    join : mapping, optional
+        Arguments of `ddlkit.jobs.rank.Rank.join`, such as {"backend": "gloo"}.
+    timeout_s : float, optional
+        Seconds after which all ranks are ended.
+    out : Path, optional
+        A directory that holds at any time what was measured so far. Without it the
+        tables are written once, to be returned.
 
-    Raises UserError when a rank dies, and when time is up: what ranks wrote stays in ``rank-logs``.
+    Returns
+    -------
+    dict of str to DataFrame
+        The tables that the job left, by their schema.
+
+    Raises
+    ------
+    UserError
+        If a rank dies, or if time is up. What ranks printed stays in ``rank-logs``
+        below the directory.
     """
     with workspace(out) as directory:
         logs = directory.resolve() / LOGS
-        link = {"link": place.name, "link_bits_per_s": place.link_bits_per_s}
         config = {
             "out": str(directory),
             "join": dict(join or {}),
             "imports": IMPORTED,
-            **link,
+            "link": place.name,
+            "link_bits_per_s": place.link_bits_per_s,
             "temporary_out": out is None,
             **asdict(settings),
         }
@@ -148,79 +243,126 @@ def launch(
             try:
                 port = free_port()
                 for rank in range(ranks):
-                    environment = {**jobs.child_environment(), "OMP_NUM_THREADS": "1"}
-                    environment |= place.environment(rank, ranks, port)
-                    processes.append(RankProcess(job.module, environment, logs, place))
-                    processes[-1].start()
-                _watch(processes, job.module.rpartition(".")[2], place, timeout_s)
+                    environment = {
+                        **jobs.child_environment(),
+                        "OMP_NUM_THREADS": "1",
+                        **place.environment(rank, ranks, port),
+                    }
+                    process = RankProcess(job.module, environment, logs, place)
+                    processes.append(process)
+                    process.start()
+                name = job.module.rpartition(".")[2]
+                _watch(processes, name, place, timeout_s)
             finally:
                 end(processes)
         shutil.rmtree(logs)
-        paths = {name: directory / f"{name}.csv" for name in job.tables}
+        paths = {schema: directory / f"{schema}.csv" for schema in job.tables}
         return {
-            name: store.load_table(path, name)
-            for name, path in paths.items()
+            schema: store.load_table(path, schema)
+            for schema, path in paths.items()
             if path.exists()
         }
 
 
 @contextlib.contextmanager
 def workspace(out: Path | None) -> Iterator[Path]:
-    """Give ``out``, or a directory that lasts as long as the block."""
-    with contextlib.nullcontext(out) if out else scratch() as directory:
+    """Give a directory to work in.
+
+    Parameters
+    ----------
+    out : Path or None
+        The directory; None for a temporary one, which is removed after the block.
+
+    Yields
+    ------
+    Path
+    """
+    if out:
+        yield Path(out)
+        return
+    with scratch() as directory:
         yield Path(directory)
 
 
-# -- ranks that are forked -----------------------------------------------------------------------
+# -- ranks that are forked
+# -----------------------------------------------------------------
 
 
 class RankProcess(ForkServerProcess):
-    """A rank that the fork server forks, as `subprocess.Popen` would show it."""
+    """A rank that the fork server forks, with the methods of `subprocess.Popen`.
+
+    Parameters
+    ----------
+    job : str
+        The module that declares the job.
+    environment : dict of str to str
+        The environment of the rank.
+    logs : Path
+        The directory of the rank's log and of the configuration.
+    place : Place
+        Where the rank runs.
+
+    Attributes
+    ----------
+    log : Path
+        The file of all that the rank prints.
+    """
 
     def __init__(
         self, job: str, environment: dict[str, str], logs: Path, place: Place
     ) -> None:
         self.job = job
-        self.log = logs / f"rank{environment['RANK']}.log"
-        namespace = place.namespace(int(environment["RANK"]))
+        rank = environment["RANK"]
+        self.log = logs / f"rank{rank}.log"
+        namespace = place.namespace(int(rank))
         arguments = (job, logs / CONFIG, environment, self.log, namespace)
-        super().__init__(
-            target=be_forked, args=arguments, daemon=False
-        )  # it may have children
+        # A daemon of multiprocessing could have no children of its own.
+        super().__init__(target=be_forked, args=arguments, daemon=False)
 
     def start(self) -> None:
-        """Have it forked. A signal waits until this process knows of it, or nobody would end it."""
-        main = sys.modules["__main__"]  # which multiprocessing would run in every rank
+        """Have the fork server fork the rank.
+
+        Signals wait until this process knows of the rank. Otherwise nobody would end
+        it.
+
+        Raises
+        ------
+        UserError
+            If the fork server does not start or does not answer.
+        """
+        # multiprocessing would run the user's main module again in every rank.
+        main = sys.modules["__main__"]
         with jobs.deferring(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             sys.modules["__main__"] = types.ModuleType("__main__")
             try:
                 _start_server(self.job)
                 super().start()
             except (OSError, EOFError) as error:
-                why = str(error) or "importing torch failed in the fork server"
-                raise UserError(f"ranks cannot be started: {why}") from error
+                reason = str(error) or "importing torch failed in the fork server"
+                raise UserError(f"ranks cannot be started: {reason}") from error
             finally:
                 sys.modules["__main__"] = main
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal, or None while the rank runs."""
         return self.exitcode
 
     wait = ForkServerProcess.join
 
 
 def _start_server(job: str) -> None:
-    """Start the fork server, which dies with the thread that started it, where there is none.
+    """Start the fork server, unless it runs already.
 
-    job : module of the first job. The server imports it, and torch with it, once, so that no rank has to.
+    The server dies with the thread that started it. It imports the module of the first
+    job, so that no rank has to.
     """
-    _keep_sockets()
+    _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
     before = dict(os.environ)
-    # One thread each: read when torch is loaded; each rank sets its own number.
-    os.environ.update(
-        {**jobs.child_environment(), "OMP_NUM_THREADS": "1", jobs.FORKS: "1"}
-    )
+    os.environ.update(jobs.child_environment())
+    # torch reads this number when it is loaded. Each rank sets a number of its own.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ[jobs.FORKS] = "1"
     try:
         forkserver.ensure_running()
     finally:
@@ -229,105 +371,149 @@ def _start_server(job: str) -> None:
 
 
 @functools.cache
-def _keep_sockets() -> None:
-    """Have multiprocessing's sockets under a short name, which the next launch sweeps if we are killed."""
+def _shorten_socket_names() -> None:
+    """Give multiprocessing's sockets a directory with a short name.
+
+    If this process is killed, the next launch removes the directory.
+    """
     directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
     process: Any = current_process()
     process._config["tempdir"] = str(directory.__enter__())
     atexit.register(directory.__exit__, None, None, None)
 
 
-# -- watched, and ended ------------------------------------------------------------------------
+# -- watched, and ended
+# --------------------------------------------------------------------
 
 
 def _watch(
     processes: Sequence[RankProcess], job: str, place: Place, timeout_s: float
 ) -> None:
-    """Return when all ranks are done; raise UserError when one dies or time is up."""
-    ranks, log = len(processes), processes[0].log
-    shown, give_up = 0, time.monotonic() + timeout_s
-    while (
-        any(statuses := [process.poll() for process in processes]) or None in statuses
-    ):
-        if any(statuses):
-            time.sleep(
-                SETTLE_S
-            )  # a killed link takes its devices along before its process is gone
-        if lost := place.lost():
+    """Return when all ranks are done. Raises UserError if one dies or time is up."""
+    ranks = len(processes)
+    log = processes[0].log
+    lines_shown = 0
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        statuses = [process.poll() for process in processes]
+        died = any(statuses)
+        running = None in statuses
+        if not died and not running:
+            break
+        if died:
+            # A killed link takes its devices along before its process is gone. So the
+            # place is asked only after a while.
+            time.sleep(SETTLE_S)
+        lost = place.lost()
+        if lost:
             raise UserError(f"{lost} (job {job}, {ranks} ranks)")
-        if any(statuses):
+        if died:
             raise UserError(_verdict(processes, f"job {job}"))
-        if time.monotonic() > give_up:
-            late = (
-                f"on {ranks} ranks over {place.name} was not done after {timeout_s:g} s"
-            )
+        if time.monotonic() > give_up_s:
+            late = f"was not done after {timeout_s:g} s and was ended"
             last = f"last line of rank 0: {_last_line(log)}"
-            raise UserError(f"job {job} {late} and was ended; {last}")
+            raise UserError(
+                f"job {job} on {ranks} ranks over {place.name} {late}; {last}"
+            )
         time.sleep(POLL_S)
-        shown = _show_progress(log, shown)
-    _show_progress(log, shown)
+        lines_shown = _show_progress(log, lines_shown)
+    _show_progress(log, lines_shown)
 
 
 def _verdict(processes: Sequence[RankProcess], job: str) -> str:
-    """Return in one line which rank died first of all, or was waited for in vain."""
-    polled = [process.poll() for process in processes]
-    deaths = {rank: status for rank, status in enumerate(polled) if status}
-    # Ranks follow one another within milliseconds: those that lost a peer are not the cause.
-    first = min(
-        deaths, key=lambda rank: (deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0)
-    )
-    line, of_all, status = (
-        _last_line(processes[first].log),
-        f"of {len(processes)}",
-        deaths[first],
-    )
-    silent = [rank for rank, status in enumerate(polled) if status is None]
+    """Return in one line which rank died first, or for which one the others waited."""
+    statuses = [process.poll() for process in processes]
+    deaths = {rank: status for rank, status in enumerate(statuses) if status}
+
+    # Ranks die within milliseconds of one another. Those that lost a peer are not the
+    # cause, and a signal is more likely the cause than an exit status.
+    def unlikely_cause(rank: int) -> tuple[bool, bool]:
+        return deaths[rank] == jobs.LOST_PEER, deaths[rank] >= 0
+
+    first = min(deaths, key=unlikely_cause)
+    status = deaths[first]
+    line = _last_line(processes[first].log)
+    of_all = f"of {len(processes)}"
+    silent = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and silent:
         states = {
-            each.pid: each.info["status"] for each in psutil.process_iter(["status"])
+            process.pid: process.info["status"]
+            for process in psutil.process_iter(["status"])
         }
         stopped = [
-            n for n in silent if states.get(processes[n].pid) == psutil.STATUS_STOPPED
+            rank
+            for rank in silent
+            if states.get(processes[rank].pid) == psutil.STATUS_STOPPED
         ]
-        how = "is stopped" if stopped else "does not answer"
-        late = f"rank {(stopped or silent)[0]} {of_all} {how} in {job}"
-        return f"{late}: rank {first} gave up; its last line: {line}"
+        if stopped:
+            cause = f"rank {stopped[0]} {of_all} is stopped"
+        else:
+            cause = f"rank {silent[0]} {of_all} does not answer"
+        return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
         return f"{line.removeprefix(jobs.ERROR)} (rank {first} {of_all}, {job})"
     return f"rank {first} {of_all} {jobs.ending(status)} in {job}; last line: {line}"
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on; UserError where it cannot reach itself."""
+    """Return a port of this machine on which nobody listens.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    UserError
+        If this machine cannot reach itself.
+    """
     try:
         with socket.create_server((LOCALHOST, 0)) as server:
             port: int = server.getsockname()[1]
             socket.create_connection((LOCALHOST, port), timeout=MEETING_S).close()
     except OSError as error:
-        why = f"this machine does not reach itself at {LOCALHOST} ({error.strerror or error})"
+        cause = error.strerror or error
+        reason = f"this machine does not reach itself at {LOCALHOST} ({cause})"
         raise UserError(
-            f"no rank is started: {why}; as root: ip link set lo up"
+            f"no rank is started: {reason}; as root: ip link set lo up"
         ) from error
     return port
 
 
 def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
-    """End every process that still runs, and its group, kindly first; wait until it has."""
-    for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        running = [
-            process for process in processes if process.pid and process.poll() is None
-        ]
-        for process in running:
-            _signal(int(process.pid or 0), number)
-        begun_s = time.monotonic()
-        for process in running:
-            rest_s = patience_s and max(0.0, begun_s + patience_s - time.monotonic())
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(rest_s)
+    """End processes and their process groups, and wait until they have ended.
+
+    Parameters
+    ----------
+    processes : sequence of Popen or RankProcess
+        The processes. Those that run get SIGTERM, and SIGKILL after `GRACE_S`.
+    """
+    _signal_and_wait(processes, signal.SIGTERM, GRACE_S)
+    _signal_and_wait(processes, signal.SIGKILL, None)
+
+
+def _signal_and_wait(
+    processes: Sequence[subprocess.Popen[Any] | RankProcess],
+    number: int,
+    patience_s: float | None,
+) -> None:
+    """Send a signal to all that run, and wait for them, for ``patience_s`` at most."""
+    running = [
+        process for process in processes if process.pid and process.poll() is None
+    ]
+    for process in running:
+        _signal(int(process.pid or 0), number)
+    begun_s = time.monotonic()
+    for process in running:
+        rest_s = None
+        if patience_s is not None:
+            rest_s = max(0.0, begun_s + patience_s - time.monotonic())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rest_s)
 
 
 def _signal(pid: int, number: int) -> None:
-    """Send a signal to the group of a process, or to it alone where it leads none yet."""
+    """Send a signal to a process group, or to a process that leads no group yet."""
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             send(pid, number)
@@ -335,23 +521,27 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _lines(log: Path) -> list[str]:
-    return log.read_text(errors="replace").split("\n") if log.exists() else [""]
+    if not log.exists():
+        return [""]
+    return log.read_text(errors="replace").split("\n")
 
 
 def _last_line(log: Path) -> str:
-    return ([line.strip() for line in _lines(log) if line.strip()] or ["(none)"])[-1]
+    lines = [line.strip() for line in _lines(log) if line.strip()]
+    return lines[-1] if lines else "(none)"
 
 
 def _show_progress(log: Path, shown: int) -> int:
-    """Print the progress in a log behind as many lines; returns how many there are now, all ended."""
-    lines = _lines(log)[:-1]
+    """Print the progress in a log that was not shown yet, and count all lines."""
+    lines = _lines(log)[:-1]  # the last one has not ended yet
     for line in lines[shown:]:
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)
     return len(lines)
 
 
-# -- in each rank --------------------------------------------------------------------------------
+# -- in each rank
+# --------------------------------------------------------------------------
 
 
 def be_forked(
@@ -361,19 +551,33 @@ def be_forked(
     log: Path,
     namespace: Path | None,
 ) -> NoReturn:
-    """Be a rank that the fork server has made: in a session, environment, network and log of its own."""
+    """Be a rank that the fork server has forked.
+
+    Parameters
+    ----------
+    job : str
+        The module that declares the job.
+    config : Path
+        The file of its settings.
+    environment : mapping of str to str
+        The environment of the rank.
+    log : Path
+        The file of all that the rank prints.
+    namespace : Path or None
+        The file of its network namespace; None for the one of this process.
+    """
     os.setsid()
-    jobs.die_with_parent()  # whose number it has left in our environment
+    # The fork server has left its own id in the environment: ranks die with the server.
+    jobs.die_with_parent()
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
-        for number in (1, 2):
-            os.dup2(stream.fileno(), number)
+        for standard in (1, 2):
+            os.dup2(stream.fileno(), standard)
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(
-            _PR_SET_NAME, f"ddlkit-rank{environment['RANK']}".encode()
-        )
+        name = f"ddlkit-rank{environment['RANK']}"
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
     sys.argv = [__name__, job, str(config)]
     if namespace:
         jobs.enter(str(namespace))
@@ -381,24 +585,39 @@ def be_forked(
 
 
 def be_rank() -> NoReturn:
-    """Do what a rank does, and end: threads of gloo and NCCL may wait for peers for ever.
+    """Do what a rank does, and end this process.
 
-    None of its threads takes a core from another by waking up (SCHED_BATCH): gloo's loop, once awake, tries
-    again and again for the lock that another holds, who meanwhile waits for that core. On two cores a message
-    of 1 KiB then takes 0.3 ms, where it takes from 0.2 to 4.
+    Notes
+    -----
+    The threads of a rank do not take a core from one another by waking up
+    (SCHED_BATCH). gloo's loop, once awake, tries again and again to get a lock whose
+    holder waits for that core. On two cores a message of 1 KiB takes from 0.2 to 4 ms
+    with the default scheduling, and 0.3 ms with this one.
     """
-    with contextlib.suppress(
-        AttributeError, OSError
-    ):  # of Linux only, and not allowed everywhere
+    # Only Linux has this call, and not every system allows it.
+    with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     status = status_of(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
+    # Threads of gloo and NCCL may wait for peers for ever, so nothing waits for them.
     os._exit(status)
 
 
 def status_of(argv: Sequence[str]) -> int:
-    """Do what a rank does; returns its exit status: LOST_PEER where it fails as another one went away."""
+    """Do what a rank does, and return the exit status.
+
+    Parameters
+    ----------
+    argv : sequence of str
+        The job and the file of its settings.
+
+    Returns
+    -------
+    int
+        0, `ddlkit.jobs.MISTAKE`, `ddlkit.jobs.LOST_PEER` if the rank failed because
+        another rank was gone, or 1.
+    """
     try:
         if len(argv) != 2:
             raise UserError("usage: python -m ddlkit.jobs.launch JOB CONFIG.json")
@@ -410,18 +629,21 @@ def status_of(argv: Sequence[str]) -> int:
         from torch.distributed import DistError
 
         traceback.print_exc()
-        # CUDA and NCCL explain over several lines, the last of which says nothing.
+        # CUDA and NCCL explain over several lines, of which the last one explains
+        # nothing.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
-        # So NCCL, the store and gloo say that another rank is gone.
-        lost = isinstance(
-            error, DistError | ConnectionError
-        ) or "gloo/transport" in str(error)
-        return jobs.LOST_PEER if lost else 1
+        # NCCL and the store raise these exceptions if another rank is gone. gloo raises
+        # a RuntimeError that names its file.
+        if isinstance(error, DistError | ConnectionError):
+            return jobs.LOST_PEER
+        if "gloo/transport" in str(error):
+            return jobs.LOST_PEER
+        return 1
     return 0
 
 
 def _do(name: str, path: Path) -> None:
-    """Join the other ranks, do this rank's part of the job whose settings are there, and leave."""
+    """Join the other ranks, do this rank's part of the job, and leave."""
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     try:
@@ -434,32 +656,53 @@ def _do(name: str, path: Path) -> None:
         importlib.import_module(module)
     job = find(name)
     settings = job.read(config)
-    named = {name: config[name] for name in OF_RANK if name in config}
-    me = replace(Rank.join(**config.get("join", {})), out=out, **named)
-    if me.rank == 0:  # what decides how fast the run is
-        how = {
-            name: str(getattr(me, name))
-            for name in ("device", "backend", "torch_threads")
+    of_rank = {key: config[key] for key in OF_RANK if key in config}
+    me = replace(Rank.join(**config.get("join", {})), out=out, **of_rank)
+    if me.rank == 0:
+        # What decides how fast the run is, for a reader of its tables.
+        speed = {
+            "device": str(me.device),
+            "backend": str(me.backend),
+            "torch_threads": str(me.torch_threads),
         }
-        atomic_write_text(out / "job.json", json.dumps(how))
+        atomic_write_text(out / "job.json", json.dumps(speed))
     job.run(me, settings)
     me.leave()
 
 
 def find(name: str) -> Job[Any]:
-    """Return the job that a module declares. Raises UserError where there is none."""
+    """Return the job that a module declares.
+
+    Parameters
+    ----------
+    name : str
+        The module, or its name within ddlkit.measure.
+
+    Returns
+    -------
+    Job
+
+    Raises
+    ------
+    UserError
+        If there is no such module, or if it declares no job.
+    """
     from ddlkit.jobs.rank import Job
 
-    ours = f"ddlkit.measure.{name}"
-    whole = ours if "." not in name and importlib.util.find_spec(ours) else name
-    if not importlib.util.find_spec(whole):
+    module = name
+    if "." not in name:
+        of_library = f"ddlkit.measure.{name}"
+        if importlib.util.find_spec(of_library):
+            module = of_library
+    if not importlib.util.find_spec(module):
         raise UserError(
             f"unknown job {name!r}: name the module that declares it, e.g. collectives"
         )
-    for value in vars(importlib.import_module(whole)).values():
-        if isinstance(value, Job) and value.module == whole:
+    for value in vars(importlib.import_module(module)).values():
+        # A module may also import the job of another one.
+        if isinstance(value, Job) and value.module == module:
             return value
-    raise UserError(f"unknown job {name!r}: {whole} declares none")
+    raise UserError(f"unknown job {name!r}: {module} declares none")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""A job, declared once, and this process as one of its ranks: it meets the others, and exchanges numbers."""
+"""A job, and this process as one of the ranks that do it.
+
+A job is declared once, as a function that every rank runs. The ranks meet, exchange
+numbers, and part.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +34,38 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 S = TypeVar("S", bound="DataclassInstance")
 Tables = Mapping[str, pd.DataFrame]
+"""New rows by the schema of their table."""
 Part = Callable[["Rank", S], Iterable[Tables]]
+"""What each rank does in a job."""
 
-# What CONFIG.json says to any job; of these OF_RANK become fields of `Rank` as they are.
 OF_RANK = ("link", "link_bits_per_s", "temporary_out")
+"""What the CONFIG.json of any job may hold, and what becomes a field of `Rank`."""
 FRAME = ("out", "join", "imports", *OF_RANK)
-_torchs: Any = dist  # with what is not in the type stubs
-# The later names of two calls: the earlier ones warn where both exist.
+"""What the CONFIG.json of any job may hold. All else are settings of the job."""
+_torchs: Any = dist  # it has more than the type stubs know
+# Earlier versions of torch have other names for these calls, and later ones warn of
+# them.
 gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+# -- a job
+# ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Job(Generic[S]):
     """A program for every rank.
 
-    settings : dataclass of what its CONFIG.json may hold besides FRAME; tables : that it may leave, by schema
-    part : what each rank does. It yields new rows by table, which rank 0 saves, as `run` says
+    Attributes
+    ----------
+    settings : type
+        The dataclass of the job's settings.
+    tables : tuple of str
+        The schemas of the tables that the job may leave.
+    part : callable
+        What each rank does. It takes the rank and the settings, and yields new rows by
+        the schema of their table, which rank 0 saves.
     """
 
     settings: type[S]
@@ -55,21 +74,36 @@ class Job(Generic[S]):
 
     @property
     def module(self) -> str:
-        """Return where it is declared, by which ranks find it."""
+        """Return the module that declares the job, by which ranks find it."""
         return self.part.__module__
 
     def run(self, me: Rank, settings: S) -> None:
-        """Do this rank's part of the job; rank 0 saves its tables into ``me.out``.
+        """Do this rank's part of the job. Rank 0 saves the tables into ``me.out``.
 
-        It saves what there is after each yield, so that whoever ends the job keeps what was measured; but
-        only at the end where ``me.out`` is temporary, and goes with a job that is ended. A part that reads
-        what it yielded before needs an ``out`` that stays.
+        Rank 0 saves after each yield, so that whoever ends the job keeps what was
+        measured. If ``me.out`` is temporary, the tables are saved only at the end,
+        because they would not outlive a job that is ended. A part that reads what it
+        yielded before therefore needs a directory that stays.
+
+        Parameters
+        ----------
+        me : Rank
+            This rank.
+        settings : dataclass
+            The settings of the job.
+
+        Raises
+        ------
+        UserError
+            If the part raises it, or if a table cannot be saved.
         """
         tables: dict[str, pd.DataFrame] = {}
-        for rows in self.part(me, settings):
-            for name, frame in rows.items():
-                before = [tables[name]] if name in tables else []
-                tables[name] = pd.concat([*before, frame], ignore_index=True)
+        for new_rows in self.part(me, settings):
+            for name, frame in new_rows.items():
+                frames = [frame]
+                if name in tables:
+                    frames.insert(0, tables[name])
+                tables[name] = pd.concat(frames, ignore_index=True)
                 if not me.temporary_out:
                     self._save(me, name, tables[name])
         if me.temporary_out:
@@ -81,38 +115,99 @@ class Job(Generic[S]):
             store.save_table(table, me.out, name, schema=name, command=sys.argv)
 
     def read(self, config: Mapping[str, Any]) -> S:
-        """Read the job's own settings. Raises UserError for one that is unknown or missing."""
-        given = {name: value for name, value in config.items() if name not in FRAME}
+        """Read the job's settings.
+
+        Parameters
+        ----------
+        config : mapping
+            The content of CONFIG.json.
+
+        Returns
+        -------
+        dataclass
+            The settings.
+
+        Raises
+        ------
+        UserError
+            If a setting is unknown, missing or not valid.
+        """
+        own = {name: value for name, value in config.items() if name not in FRAME}
         try:
-            return cast(S, _made(self.settings, given))
+            return cast(S, _typed(self.settings, own))
         except TypeError as error:
+            # Python names the constructor, which the user does not know.
             reason = str(error).rpartition("__init__() ")[2]
             raise UserError(f"job settings: {reason}") from error
 
 
 def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
-    """Declare a function as what every rank does in a job; it becomes a `Job`, one in each module."""
+    """Declare a function as what every rank does in a job.
+
+    A module declares at most one job, by which its name becomes the name of the job.
+
+    Parameters
+    ----------
+    settings : type
+        The dataclass of the job's settings.
+    *tables : str
+        The schemas of the tables that the job may leave.
+
+    Returns
+    -------
+    callable
+        A decorator, which turns the function into a `Job`.
+    """
     return lambda part: Job(settings, tables, part)
 
 
-def _made(kind: Any, value: Any) -> Any:
-    """Return what JSON holds as what a field's type says: dataclasses of objects, tuples of lists."""
+def _typed(kind: Any, value: Any) -> Any:
+    """Return a value of JSON as the type of a field says.
+
+    Objects become dataclasses, and lists become tuples.
+    """
     if isinstance(value, list):
         inner = next(iter(get_args(kind)), None)
-        return tuple(_made(inner, item) for item in value)
+        return tuple(_typed(inner, item) for item in value)
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         hints = get_type_hints(kind)
-        return kind(
-            **{name: _made(hints.get(name), inside) for name, inside in value.items()}
-        )
+        fields = {
+            name: _typed(hints.get(name), inner_value)
+            for name, inner_value in value.items()
+        }
+        return kind(**fields)
     return value
+
+
+# -- a rank
+# --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Rank:
-    """This process as one of ``world_size`` ranks; ``out`` is where rank 0 leaves the job's results.
+    """A rank: this process as one of several that do a job.
 
-    temporary_out : whether ``out`` lasts only until whoever started the ranks has read the results
+    Attributes
+    ----------
+    rank, world_size : int
+        The number of this rank, and how many ranks there are.
+    local_rank : int
+        The number of this rank among those of its node.
+    device : torch.device
+        Where the tensors of this rank lie.
+    backend : str
+        ``"gloo"`` or ``"nccl"``.
+    torch_threads : int
+        The number of CPU threads.
+    out : Path
+        Where rank 0 leaves the tables of the job.
+    link : str
+        How tables name the link between the ranks.
+    link_bits_per_s : float
+        The rate of the link in bit/s; 0 if it is not known.
+    temporary_out : bool
+        Whether ``out`` lasts only until the process that started the ranks has read the
+        tables.
     """
 
     rank: int
@@ -135,45 +230,82 @@ class Rank:
         torch_threads: int = 0,
         on_gpu: bool | None = None,
     ) -> Rank:
-        """Meet the other ranks that torchrun's or Slurm's variables name. Raises UserError.
+        """Meet the other ranks, as the environment of torchrun or Slurm describes them.
 
-        backend : "gloo", "nccl", or None for NCCL where every rank of this node has a GPU, else gloo
-        timeout_s : for the meeting and each collective; torch_threads : 0 shares the cores of the node
-        on_gpu : whether tensors lie on a GPU, by default with NCCL only: gloo then copies through the host
+        Parameters
+        ----------
+        backend : str, optional
+            ``"gloo"`` or ``"nccl"``. The default is NCCL if every rank of this node has
+            a GPU, and gloo otherwise.
+        timeout_s : float, optional
+            Seconds that the meeting and each collective may take.
+        torch_threads : int, optional
+            The number of CPU threads. By default the ranks of a node share its cores.
+        on_gpu : bool, optional
+            Whether tensors lie on a GPU. By default only NCCL's do. gloo copies tensors
+            of a GPU through the host.
+
+        Returns
+        -------
+        Rank
+
+        Raises
+        ------
+        UserError
+            If the environment is incomplete, if the node has too few GPUs, or if the
+            ranks do not meet.
         """
-        rank, world_size = (
-            _number("RANK", "SLURM_PROCID"),
-            _number("WORLD_SIZE", "SLURM_NTASKS"),
+        rank = _number("RANK", "SLURM_PROCID")
+        world_size = _number("WORLD_SIZE", "SLURM_NTASKS")
+        local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", default=rank)
+        on_node = _number(
+            "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", default=world_size
         )
-        local_rank = _number("LOCAL_RANK", "SLURM_LOCALID", str(rank))
-        neighbours = _number(
-            "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", str(world_size)
-        )
-        backend, device = _choose(backend, on_gpu, local_rank, neighbours)
-        torch.set_num_threads(torch_threads or max(1, machine.cores() // neighbours))
+        backend, device = _choose(backend, on_gpu, local_rank, on_node)
+        torch.set_num_threads(torch_threads or max(1, machine.cores() // on_node))
         _meet(rank, world_size, backend, device, datetime.timedelta(seconds=timeout_s))
         return cls(
             rank, world_size, local_rank, device, backend, torch.get_num_threads()
         )
 
     def leave(self) -> None:
-        """Part from the others once all have come this far."""
+        """Part from the other ranks once all have come this far."""
         dist.barrier()
         dist.destroy_process_group()
 
     def say(self, message: str) -> None:
-        """Print a line of progress on standard error, from rank 0 only; `launch` shows it to the user."""
+        """Print a line of progress, which `ddlkit.jobs.launch` shows to the user.
+
+        Parameters
+        ----------
+        message : str
+            The line. Only rank 0 prints it.
+        """
         if self.rank == 0:
             print(f"{PROGRESS}{message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def joined(timeout_s: float) -> Iterator[Rank]:
-    """Be one of the ranks that torchrun's or Slurm's variables count; where that is one or none, alone.
+    """Be one of the ranks that torchrun or Slurm started, or the only rank.
 
-    timeout_s : as of `Rank.join`. Raises UserError like that
+    Parameters
+    ----------
+    timeout_s : float
+        As of `Rank.join`.
+
+    Yields
+    ------
+    Rank
+        This rank. At the end of the block it waits for all other ranks.
+
+    Raises
+    ------
+    UserError
+        As `Rank.join`.
     """
-    if (os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or "1") != "1":
+    count = os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or "1"
+    if count != "1":
         me = Rank.join(timeout_s=timeout_s)
     else:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -184,33 +316,38 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         me = Rank(0, 1, local_rank, device, "gloo", torch.get_num_threads())
     try:
         yield me
-        dist.barrier()  # until all have come this far
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _number(name: str, slurm: str, default: str = "") -> int:
-    text = os.environ.get(name) or os.environ.get(slurm) or default
-    if not text.isdecimal():
-        missing = f"{name} is {text or 'not set'} in this rank's environment"
+def _number(torchruns: str, slurms: str, default: int | None = None) -> int:
+    """Return a number from the environment, by torchrun's or Slurm's name of it."""
+    text = os.environ.get(torchruns) or os.environ.get(slurms)
+    if not text and default is not None:
+        return default
+    if not text or not text.isdecimal():
+        found = f"{torchruns} is {text or 'not set'} in this rank's environment"
         raise UserError(
-            f"{missing}: start ranks with torchrun, srun or ddlkit.jobs.launch"
+            f"{found}: start ranks with torchrun, srun or ddlkit.jobs.launch"
         )
     return int(text)
 
 
 def _choose(
-    wanted: str | None, on_gpu: bool | None, local_rank: int, neighbours: int
+    wanted: str | None, on_gpu: bool | None, local_rank: int, on_node: int
 ) -> tuple[str, torch.device]:
-    """Return the backend, and where this rank's tensors lie."""
+    """Return the backend and the device of a rank, one of ``on_node`` on this node."""
     gpus = torch.cuda.device_count()
     if wanted not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {wanted!r}: use gloo or nccl")
-    if wanted == "nccl" and gpus < neighbours:
-        there = f"{neighbours} ranks on this node, {gpus} GPUs"
-        raise UserError(f"nccl needs a GPU for each rank: {there}; use gloo")
-    backend = wanted or ("nccl" if 0 < neighbours <= gpus else "gloo")
-    if not (backend == "nccl" if on_gpu is None else on_gpu):
+    if wanted == "nccl" and gpus < on_node:
+        counts = f"{on_node} ranks on this node, {gpus} GPUs"
+        raise UserError(f"nccl needs a GPU for each rank: {counts}; use gloo")
+    backend = wanted or ("nccl" if 0 < on_node <= gpus else "gloo")
+    if on_gpu is None:
+        on_gpu = backend == "nccl"
+    if not on_gpu:
         return backend, torch.device("cpu")
     if not gpus:
         raise UserError("tensors are to lie on a GPU, but torch sees none")
@@ -224,47 +361,66 @@ def _meet(
     device: torch.device,
     timeout: datetime.timedelta,
 ) -> None:
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    """Make the process group of all ranks."""
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
     if not (address and port):
         needed = "export address and a free port of rank 0's node"
         raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
-    how: dict[str, Any] = {"rank": rank, "world_size": ranks, "timeout": timeout}
+    options: dict[str, Any] = {"rank": rank, "world_size": ranks, "timeout": timeout}
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if backend == "nccl":
-            how["device_id"] = device
+            options["device_id"] = device
         else:
             backend = _one_thread_gloo(device)
-        if PARENT in os.environ:  # else torchrun or Slurm has a store
-            at: dict[str, Any] = {
-                "world_size": ranks,
-                "is_master": not rank,
-                "timeout": timeout,
-            }
-            if not rank:  # listens at that address alone, as torch's own would not
-                at["master_listen_fd"] = socket.create_server(
-                    (address, int(port))
-                ).detach()
-            how["store"] = _torchs.TCPStore(address, int(port), **at)
-        dist.init_process_group(backend, **how)
+        if PARENT in os.environ:
+            # The launcher of this library started the ranks. torchrun and Slurm have a
+            # store of their own.
+            options["store"] = _store(rank, ranks, address, int(port), timeout)
+        dist.init_process_group(backend, **options)
         dist.barrier()
     except (RuntimeError, OSError) as error:
-        met = f"ranks did not meet at {address} port {port}: {one_line(str(error))}"
-        raise UserError(f"{met}; choose another port if that is taken") from error
+        reason = one_line(str(error))
+        raise UserError(
+            f"ranks did not meet at {address} port {port}: {reason}; "
+            "choose another port if that is taken"
+        ) from error
+
+
+def _store(
+    rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta
+) -> Any:
+    """Return the store by which ranks find each other, and which rank 0 serves."""
+    options: dict[str, Any] = {
+        "world_size": ranks,
+        "is_master": rank == 0,
+        "timeout": timeout,
+    }
+    if rank == 0:
+        # torch's own socket would listen at all addresses of the machine.
+        server = socket.create_server((address, port))
+        options["master_listen_fd"] = server.detach()
+    return _torchs.TCPStore(address, port, **options)
 
 
 def _one_thread_gloo(device: torch.device) -> str:
-    """Make gloo with one thread known to torch, so that collectives follow one another; return its name."""
+    """Register gloo with one thread as a backend of torch, and return its name.
+
+    Its collectives follow one another, as NCCL's do. With torch's own gloo, which has
+    two threads, two collectives share the link.
+    """
     gloo = _torchs.ProcessGroupGloo
     name = f"ddlkit_gloo_{device.type}"
 
     def make(wanted: Any, _: object) -> Any:
         options = gloo._Options()
-        options._threads, options._timeout = 1, wanted.timeout
-        interfaces = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
-        chosen = [gloo.create_device(interface=interface) for interface in interfaces]
-        options._devices = chosen or [gloo.create_default_device()]
+        options._threads = 1
+        options._timeout = wanted.timeout
+        interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+        devices = [gloo.create_device(interface=each) for each in interfaces if each]
+        options._devices = devices or [gloo.create_default_device()]
         return gloo(wanted.store, wanted.group_rank, wanted.group_size, options)
 
     if not hasattr(dist.Backend, name.upper()):
@@ -273,11 +429,24 @@ def _one_thread_gloo(device: torch.device) -> str:
     return name
 
 
-# -- exchange of numbers: as float64 tensors, nothing is pickled; all ranks must call alike --------
+# -- exchange of numbers
+# -------------------------------------------------------------------  Numbers travel as
+# float64 tensors, so that nothing is pickled. All ranks must call these functions in
+# the same order.
 
 
 def everyones(values: Sequence[float] | Floats) -> Floats:
-    """Return ``values`` (any shape) of every rank, stacked: (world_size, ...)."""
+    """Return the values of every rank.
+
+    Parameters
+    ----------
+    values : array_like
+        This rank's values. All ranks have arrays of the same shape.
+
+    Returns
+    -------
+    ndarray, shape (world_size, ...)
+    """
     home = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     mine = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(home)
     flat = mine.new_empty(dist.get_world_size() * mine.numel())
@@ -286,15 +455,50 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
 
 
 def slowest(values: Sequence[float] | Floats) -> Floats:
-    """Return the elementwise maximum of ``values`` (any shape) over all ranks."""
+    """Return the elementwise maximum of values over all ranks.
+
+    Parameters
+    ----------
+    values : array_like
+        This rank's values.
+
+    Returns
+    -------
+    ndarray
+        An array of the shape of ``values``.
+    """
     return np.max(everyones(values), axis=0)
 
 
 def usage_of_all(used: Usage) -> Usage:
-    """Return how the machine fared, by what every rank says of itself: the same on all."""
+    """Return the usage of the machine from what every rank saw.
+
+    Parameters
+    ----------
+    used : Usage
+        The usage as this rank saw it.
+
+    Returns
+    -------
+    Usage
+        The same value on all ranks.
+    """
     return Usage.of_ranks(everyones(astuple(used)))
 
 
 def agree_all(flag: bool) -> bool:
-    """Return whether every rank says yes, the same on all: a measurement that others take part in ends so."""
+    """Return whether a flag is set on every rank.
+
+    All ranks thus end a measurement together, because nobody may miss a collective.
+
+    Parameters
+    ----------
+    flag : bool
+        This rank's flag.
+
+    Returns
+    -------
+    bool
+        The same value on all ranks.
+    """
     return not slowest([not flag]).any()

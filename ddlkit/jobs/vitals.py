@@ -1,9 +1,17 @@
-"""How the machine fares while it is measured: clocks, temperature, power and load, sampled beside it.
+"""The state of the machine while it is measured: load, clocks, temperature and power.
 
-An iteration is ``processor_limited`` where, for the rank that fared worst, cores were busy for BUSY_LIMIT of
-the time from its first message to its last; or an emulated link was late with LATE_LIMIT of packets; or the
-host took more than STOLEN_LIMIT of the cores. It is ``disturbed`` where the host took as much, or others
-more than OTHERS_LIMIT: then it is measured again after a pause, up to TRIES times. No torch.
+An iteration is ``processor_limited`` if, for the rank that fared worst, one of these
+holds:
+
+* The cores were busy for `BUSY_LIMIT` of the time from the rank's first message to its
+  last.
+* An emulated link was late with more than `LATE_LIMIT` of the packets.
+* The host of a virtual machine took more than ``STOLEN_LIMIT`` of the cores.
+
+A measurement is ``disturbed`` if the host took as much, or if other programs took more
+than ``OTHERS_LIMIT``. It is then repeated after a pause, up to `TRIES` times.
+
+There is no torch here, because importing torch would disturb what is measured.
 """
 
 from __future__ import annotations
@@ -25,20 +33,27 @@ from ddlkit.core.units import GIB
 from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
 from ddlkit.store import machine
 
-LATE_LIMIT = 0.05  # share of packets
-BUSY_LIMIT = (
-    0.9  # share of all cores' time; of an emulated link's process, of one core's
-)
+LATE_LIMIT = 0.05
+"""A share of packets."""
+BUSY_LIMIT = 0.9
+"""A share of the time of all cores; of one core, for an emulated link's process."""
 TRIES = 3
-RETRY_S = 2.0  # between two tries, in which who disturbs may end
-LINK = "DDLKIT_LINK"  # in a rank's environment: the file in which its emulated link says what has crossed
+RETRY_S = 2.0
+"""Seconds between two tries, in which others may end what disturbs."""
+LINK = "DDLKIT_LINK"
+"""In a rank's environment: the file in which its emulated link counts packets."""
 
 PERIOD_S = 2.0
-BUSY = 0.1  # an idle GPU's utilisation is 0; somebody who measures or trains is far above this
-COMPANY_BYTES = GIB  # a driver that starts takes less, who measures or trains more
-LOOK_PERIOD_S, PATIENCE_S = 0.4, 10.0
+"""Seconds between two samples."""
+BUSY = 0.1
+"""The utilisation of a GPU in use. An idle GPU has 0, training has far more."""
+COMPANY_BYTES = GIB
+"""Memory on a GPU that is used. A driver that starts takes less, training more."""
+LOOK_PERIOD_S = 0.4
+PATIENCE_S = 10.0
+"""Seconds between two looks at a GPU, and seconds for which it must be busy."""
 
-# By nvidia-smi's word: ours, and the factor to its unit.
+# By nvidia-smi's name of a quantity: the name in tables, and the factor to its unit.
 _SAMPLED = {
     "clocks.sm": ("sm_clock_hz", 1e6),
     "clocks.mem": ("memory_clock_hz", 1e6),
@@ -48,17 +63,30 @@ _SAMPLED = {
     "memory.used": ("memory_used_bytes", 2.0**20),
 }
 Vitals = list[tuple[str, str, float]]
-"""(device, quantity, value)"""
+"""Samples, each with its device, its quantity and its value."""
 
 
-# -- cores, and an emulated link ---------------------------------------------------------------
+# -- cores, and an emulated link
+# -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Shares of cores' time, busy and ``stolen`` by other virtual machines; late : of a link's packets.
+    """How the cores and an emulated link were used between two readings.
 
-    user : in anybody's program, which the network's work for a program is not; own : in programs of ours
+    Attributes
+    ----------
+    busy : float
+        The share of the time of all cores in which they did anything.
+    stolen : float
+        The share in which other virtual machines of the host had them.
+    late : float
+        The share of packets that an emulated link carried later than they were due.
+    user : float
+        The share that any program spent in user code. What the kernel does for a
+        program's messages is not in it.
+    own : float
+        The share that programs of this library spent in user code.
     """
 
     busy: float
@@ -69,9 +97,21 @@ class Usage:
 
     @classmethod
     def of_ranks(cls, everyone: NDArray[np.float64]) -> Usage:
-        """Return that of a machine by (ranks, 5) fields: of the rank that fared worst, ``own`` of all."""
+        """Return the usage of a machine from what each of its ranks saw.
+
+        Parameters
+        ----------
+        everyone : ndarray, shape (ranks, 5)
+            The fields of each rank's usage.
+
+        Returns
+        -------
+        Usage
+            The largest value over the ranks, and the sum of ``own``.
+        """
         busy, stolen, late, user = everyone[:, :4].max(axis=0).tolist()
-        return cls(busy, stolen, late, user, float(everyone[:, 4].sum()))
+        own = float(everyone[:, 4].sum())
+        return cls(busy, stolen, late, user, own)
 
     @property
     def others(self) -> float:
@@ -80,7 +120,7 @@ class Usage:
 
     @property
     def limited(self) -> bool:
-        """Return whether the processor, not the link, may have set the pace: ``processor_limited``."""
+        """Return whether the processor, not the link, may have set the pace."""
         return (
             self.busy >= BUSY_LIMIT
             or self.late > LATE_LIMIT
@@ -89,41 +129,80 @@ class Usage:
 
     @property
     def disturbed(self) -> bool:
-        """Return whether the host took more than STOLEN_LIMIT, or other programs more than OTHERS_LIMIT."""
+        """Return whether the host or other programs took more than their limits."""
         return self.stolen > STOLEN_LIMIT or self.others > OTHERS_LIMIT
 
 
-processor_times = psutil.cpu_times  # what `processor_usage` compares; takes some 20 us
+processor_times = psutil.cpu_times
+"""Returns a reading for `processor_usage`. It takes some 20 microseconds."""
 
 
 def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
-    """Return what happened between two readings, ``own_s`` of it in our program; guests are in user time."""
+    """Return the usage of all cores between two readings.
+
+    Parameters
+    ----------
+    before, after : psutil.scputimes
+        Readings of `processor_times`.
+    own_s : float, optional
+        Seconds that this library's programs spent in user code in between.
+
+    Returns
+    -------
+    Usage
+        All shares are 0 if no time has passed.
+    """
+    # The kernel counts the time of guests as user time already.
     names = [name for name in before._fields if not name.startswith("guest")]
-    spent = {name: getattr(after, name) - getattr(before, name) for name in names}
-    if (total_s := sum(spent.values())) <= 0:
+    spent_s = {name: getattr(after, name) - getattr(before, name) for name in names}
+    total_s = sum(spent_s.values())
+    if total_s <= 0:
         return Usage(0.0, 0.0)
-    idle_s = sum(spent.get(name, 0.0) for name in ("idle", "iowait"))
-    user_s = sum(spent.get(name, 0.0) for name in ("user", "nice"))
-    stolen = max(0.0, spent.get("steal", 0.0)) / total_s
-    return Usage(1.0 - idle_s / total_s, stolen, 0.0, user_s / total_s, own_s / total_s)
+    # Which fields there are depends on the operating system.
+    idle_s = sum(spent_s.get(name, 0.0) for name in ("idle", "iowait"))
+    user_s = sum(spent_s.get(name, 0.0) for name in ("user", "nice"))
+    stolen_s = max(0.0, spent_s.get("steal", 0.0))
+    return Usage(
+        busy=1.0 - idle_s / total_s,
+        stolen=stolen_s / total_s,
+        user=user_s / total_s,
+        own=own_s / total_s,
+    )
 
 
 def own_user_s() -> float:
-    """Return seconds that this process, in all its threads, has spent in user code."""
+    """Return the seconds that all threads of this process have spent in user code."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_utime
 
 
 class Retries:
-    """How often a job may still measure again what others disturbed: not for ever, if they never rest.
+    """How often a job may still repeat what others disturbed.
 
-    The same on all ranks, if these agree on the usage.
+    The number is limited, because others may disturb for ever. All ranks decide alike
+    if they agree on the usage.
+
+    Parameters
+    ----------
+    most : int, optional
+        How often the job may repeat.
     """
 
     def __init__(self, most: int = 8) -> None:
         self._left = most
 
     def again(self, used: Usage) -> bool:
-        """Return whether to measure again, after a pause: it was disturbed, and may be."""
+        """Return whether to repeat a measurement, after a pause.
+
+        Parameters
+        ----------
+        used : Usage
+            The usage during the measurement.
+
+        Returns
+        -------
+        bool
+            True if the measurement was disturbed and the job may repeat.
+        """
         if not used.disturbed or not self._left:
             return False
         self._left -= 1
@@ -132,41 +211,62 @@ class Retries:
 
 
 class Watch:
-    """How the cores, and the emulated link where there is one, fare from now on. Rank 0 watches the link."""
+    """A watch over the cores and the emulated link, from its creation on.
+
+    Parameters
+    ----------
+    rank : int, optional
+        The rank of this process. Only rank 0 watches the link.
+    """
 
     def __init__(self, rank: int = 0) -> None:
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
-        self._crossed, self._begun, self._own_s = (
-            self._read(),
-            processor_times(),
-            own_user_s(),
-        )
+        self._crossed = self._read()
+        self._begun = processor_times()
+        self._own_s = own_user_s()
 
     def usage(self) -> Usage:
-        """Return the usage until now; all packets are late where the link's process had no time to spare."""
+        """Return the usage since the watch was created, as this rank sees it."""
         packets, late, seconds, processor_s = self._read() - self._crossed
         own_s = own_user_s() - self._own_s + float(processor_s)
         used = processor_usage(self._begun, processor_times(), own_s)
         if not packets:
             return used
-        return replace(
-            used, late=1.0 if processor_s >= BUSY_LIMIT * seconds else late / packets
-        )
+        late_share = late / packets
+        if processor_s >= BUSY_LIMIT * seconds:
+            # The link's process had no time to spare, so packets waited unread. It
+            # cannot say how many were late, and all of them count.
+            late_share = 1.0
+        return replace(used, late=late_share)
 
     def _read(self) -> NDArray[np.float64]:
-        return np.fromfile(self._link) if self._link else np.zeros(4)
+        """Return the link's packets, late packets, seconds and processor seconds."""
+        if self._link:
+            return np.fromfile(self._link)
+        return np.zeros(4)
 
 
-# -- samples -------------------------------------------------------------------------------------
+# -- samples
+# -------------------------------------------------------------------------------
 
 
 class Sampler:
-    """A sampler in a thread from entry to exit, once in ``period_s``; ``gpu``: nvidia-smi is asked, too."""
+    """A thread that samples vitals within a ``with`` block.
+
+    Parameters
+    ----------
+    gpu : bool
+        Whether nvidia-smi is asked, too.
+    period_s : float, optional
+        Seconds between two samples.
+    """
 
     def __init__(self, *, gpu: bool, period_s: float = PERIOD_S) -> None:
-        self._gpu, self._period_s = gpu, period_s
+        self._gpu = gpu
+        self._period_s = period_s
         self._rows: list[tuple[float, str, str, float]] = []
-        self._done, self._start_s = threading.Event(), time.monotonic()
+        self._start_s = time.monotonic()
+        self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Sampler:
@@ -178,66 +278,92 @@ class Sampler:
         self._thread.join()
 
     def frame(self) -> pd.DataFrame:
-        """Return table ``vitals`` of what was sampled so far; no rows before the first sample."""
-        return pd.DataFrame(
-            list(self._rows), columns=["time_s", "device", "quantity", "value"]
-        )
+        """Return the samples so far as table ``vitals``, which may have no rows."""
+        columns = ["time_s", "device", "quantity", "value"]
+        return pd.DataFrame(list(self._rows), columns=columns)
 
     def _sample(self) -> None:
-        psutil.cpu_percent()  # the next call gives the load since this one
+        psutil.cpu_percent()  # each call gives the load since the call before
         while not self._done.wait(self._period_s):
             available = float(psutil.virtual_memory().available)
             vitals = gpu_vitals() if self._gpu else []
-            vitals += [("cpu", "load", psutil.cpu_percent() / 100)]
-            vitals += [("cpu", "available_bytes", available)]
+            vitals.append(("cpu", "load", psutil.cpu_percent() / 100))
+            vitals.append(("cpu", "available_bytes", available))
             now_s = time.monotonic() - self._start_s
             self._rows.extend((now_s, *sample) for sample in vitals)
 
 
 def gpu_vitals() -> Vitals:
-    """Return the vitals of every GPU that CUDA may see; nothing where nvidia-smi is not there."""
+    """Return a sample of every GPU that CUDA may see.
+
+    Returns
+    -------
+    list of (str, str, float)
+        Device, quantity and value. The list is empty without nvidia-smi.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     only = ["-i", visible] if visible else []
     return parse_vitals(machine.ask_gpus(("index", *_SAMPLED), *only))
 
 
 def parse_vitals(text: str) -> Vitals:
-    """Read what nvidia-smi prints of GPUs, by its own numbers."""
+    """Read what nvidia-smi prints of GPUs.
+
+    Parameters
+    ----------
+    text : str
+        A line per GPU: its index and the quantities, separated by commas.
+
+    Returns
+    -------
+    list of (str, str, float)
+        Device, quantity and value. Devices have the numbers that nvidia-smi gives them.
+        A quantity without a number is left out.
+    """
     vitals = []
     for index, *cells in machine.cells(text):
         for cell, (quantity, factor) in zip(cells, _SAMPLED.values(), strict=False):
-            with contextlib.suppress(ValueError):  # "[N/A]" and its like
+            # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
+            with contextlib.suppress(ValueError):
                 vitals.append((f"gpu{index}", quantity, float(cell) * factor))
     return vitals
 
 
 def gpu_in_use() -> str:
-    """Return which GPU somebody else has used for PATIENCE_S; "" if none. To be called while we do not."""
-    give_up = time.monotonic() + PATIENCE_S
-    used = _gpus_at_work()
-    while used and time.monotonic() < give_up:
+    """Return which GPU others use, to be called while this process uses none.
+
+    A GPU may look busy right after the end of a program. Therefore it counts as used
+    only if it looks busy for `PATIENCE_S`.
+
+    Returns
+    -------
+    str
+        A sentence about one GPU, or an empty string if none is used.
+    """
+    give_up_s = time.monotonic() + PATIENCE_S
+    lowest = _gpus_at_work()
+    while lowest and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
-        again = _gpus_at_work()
-        used = {
-            gpu: min(load, again[gpu]) for gpu, load in used.items() if gpu in again
+        now = _gpus_at_work()
+        lowest = {
+            gpu: min(load, now[gpu]) for gpu, load in lowest.items() if gpu in now
         }
-    for gpu, load in used.items():
-        return f"{gpu} is in use by others: utilisation {load:.0%} or more for {PATIENCE_S:g} s"
-    return ""
+    if not lowest:
+        return ""
+    gpu, load = next(iter(lowest.items()))
+    duration = f"{load:.0%} or more for {PATIENCE_S:g} s"
+    return f"{gpu} is in use by others: utilisation {duration}"
 
 
 def _gpus_at_work() -> dict[str, float]:
-    """Return the utilisation of each GPU that is busy and on which somebody has memory."""
+    """Return the utilisation of each GPU that is busy and whose memory is used."""
     vitals: dict[str, dict[str, float]] = {}
     for gpu, quantity, value in gpu_vitals():
         vitals.setdefault(gpu, {})[quantity] = value
-    full = {
-        gpu: x
-        for gpu, x in vitals.items()
-        if x.get("memory_used_bytes", 0.0) > COMPANY_BYTES
-    }
-    return {
-        gpu: x["utilisation"]
-        for gpu, x in full.items()
-        if x.get("utilisation", 0.0) >= BUSY
-    }
+    at_work = {}
+    for gpu, values in vitals.items():
+        utilisation = values.get("utilisation", 0.0)
+        memory_bytes = values.get("memory_used_bytes", 0.0)
+        if memory_bytes > COMPANY_BYTES and utilisation >= BUSY:
+            at_work[gpu] = utilisation
+    return at_work

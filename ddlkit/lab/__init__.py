@@ -1,4 +1,9 @@
-"""The shaped-network lab: what is asked of it, which the link's name says, and `core.link` reads back."""
+"""The lab: real collectives between Linux network namespaces, over limited links.
+
+This module says which lab is asked for. The name of the link holds the rate of a lab
+and what emulated links do besides, as in "emulated:500mbit-delay2ms-loss0.001".
+`read_link` of `ddlkit.core` reads that name.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +15,34 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.units import parse_seconds
 
 ENGINES = ("tbf", "emulated")
+"""What limits rates: the kernel's token buckets, or a process of this library."""
 MAX_RANKS = 64
-MOST_DELAY_S, MOST_LOSS = 10.0, 0.5
+MOST_DELAY_S = 10.0
+MOST_LOSS = 0.5
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What an emulated link does besides its rate; raises UserError for what cannot be.
+    """What an emulated link does besides limiting the rate.
 
-    delay_s : on each of the two links that a packet passes: a round trip takes four of them
-    loss : share of all 1,500-byte frames that are lost on their way
+    Attributes
+    ----------
+    delay_s : float
+        The delay of each of the two links that a packet passes, in seconds. A round
+        trip takes four of them.
+    loss : float
+        The share of all frames of 1,500 bytes that are lost on their way.
+
+    Raises
+    ------
+    UserError
+        If the delay is not between 0 and `MOST_DELAY_S`, or the loss not between 0 and
+        `MOST_LOSS`.
+
+    Examples
+    --------
+    >>> Conditions(delay_s=0.002, loss=0.001).name
+    'delay2ms-loss0.001'
     """
 
     delay_s: float = 0.0
@@ -35,15 +58,40 @@ class Conditions:
 
     @property
     def name(self) -> str:
-        """Return it as in the names of links and files, after the rate: "delay2ms-loss0.001"."""
-        # To the nanosecond, without an exponent, whose sign would read as a dash between names.
-        delay = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
-        return f"delay{delay}ms" + (f"-loss{self.loss:g}" if self.loss else "")
+        """Return the conditions as the names of links and files have them."""
+        # To the nanosecond, and without an exponent, whose sign would look like the
+        # dash between two parts of a name.
+        delay_ms = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
+        name = f"delay{delay_ms}ms"
+        if self.loss:
+            name += f"-loss{self.loss:g}"
+        return name
 
 
 def parse_share(text: str) -> float:
-    """Read a share, ``"0.1%"`` or ``"0.001"``. Raises UserError."""
-    try:  # by the digits as written: 0.1 / 100 would differ from 0.001
+    """Read a share.
+
+    Parameters
+    ----------
+    text : str
+        A number, or a number with a percent sign.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    UserError
+        If the text is neither.
+
+    Examples
+    --------
+    >>> parse_share("0.1%"), parse_share("0.001")
+    (0.001, 0.001)
+    """
+    try:
+        # By the digits as they are written: 0.1 / 100 would differ from 0.001.
         return float(text.strip().replace("%", "e-2"))
     except ValueError:
         raise UserError(
@@ -52,14 +100,57 @@ def parse_share(text: str) -> float:
 
 
 def parse(given: Mapping[str, str]) -> Conditions:
-    """Read conditions as a command or a file describes them: {"delay": "2ms", "loss": "0.1%"}."""
-    delay, loss = given.get("delay", "0s"), given.get("loss", "0")
-    return Conditions(parse_seconds(delay), parse_share(loss))
+    """Read conditions as a command or a file describes them.
+
+    Parameters
+    ----------
+    given : mapping of str to str
+        The texts of ``"delay"`` and ``"loss"``, by default without delay and loss.
+
+    Returns
+    -------
+    Conditions
+
+    Raises
+    ------
+    UserError
+        If a text cannot be read, or if the value is not possible.
+
+    Examples
+    --------
+    >>> parse({"delay": "2ms", "loss": "0.1%"})
+    Conditions(delay_s=0.002, loss=0.001)
+    """
+    delay_s = parse_seconds(given.get("delay", "0s"))
+    loss = parse_share(given.get("loss", "0"))
+    return Conditions(delay_s, loss)
 
 
 @dataclass(frozen=True)
 class LabShape:
-    """A lab that is not up yet: ``workers`` links, both ways; conditions : None for tbf. Raises UserError."""
+    """A lab that is not up yet.
+
+    Attributes
+    ----------
+    workers : int
+        How many ranks there are. Each has a link of its own.
+    rate_bits_per_s : float
+        The rate of each link, both ways, in bit/s.
+    conditions : Conditions, optional
+        What emulated links do besides. Without conditions the kernel's token buckets
+        limit the rate.
+
+    Raises
+    ------
+    UserError
+        If there are fewer than 1 or more than `MAX_RANKS` ranks, or if the rate is not
+        between 1 Mbit/s and 100 Gbit/s.
+
+    Examples
+    --------
+    >>> LabShape(16, 1e9).link, LabShape(4, 5e8, Conditions(delay_s=0.002)).name
+    ('lab:1gbit', 'p4-emulated-500mbit-delay2ms')
+    """
 
     workers: int
     rate_bits_per_s: float
@@ -70,13 +161,25 @@ class LabShape:
             raise UserError(
                 f"a lab of {self.workers} ranks is not possible: 1 to {MAX_RANKS} are"
             )
-        if not 1e6 <= (rate := self.rate_bits_per_s) <= 1e11:
-            complaint = f"lab rate {rate:g} bit/s is not between 1mbit and 100gbit"
-            raise UserError(f"{complaint}: write it with its unit, for example 1gbit")
+        if not 1e6 <= self.rate_bits_per_s <= 1e11:
+            raise UserError(
+                f"lab rate {self.rate_bits_per_s:g} bit/s is not between 1mbit and "
+                "100gbit: write it with its unit, for example 1gbit"
+            )
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
-        """Make the shape that `dataclasses.asdict` and JSON have made a dictionary of."""
+        """Return a shape that was written as JSON.
+
+        Parameters
+        ----------
+        described : dict
+            The result of `dataclasses.asdict`.
+
+        Returns
+        -------
+        LabShape
+        """
         conditions = described["conditions"]
         return cls(
             workers=described["workers"],
@@ -86,16 +189,17 @@ class LabShape:
 
     @property
     def link(self) -> str:
-        """Return the link as it appears in tables: "lab:1gbit", "emulated:1gbit-delay2ms"."""
-        unit, size = ("gbit", 1e9) if self.rate_bits_per_s >= 1e9 else ("mbit", 1e6)
-        rate = f"{self.rate_bits_per_s / size:.6g}{unit}"
-        return (
-            f"emulated:{rate}-{self.conditions.name}"
-            if self.conditions
-            else f"lab:{rate}"
-        )
+        """Return the name of the link in tables, such as "emulated:1gbit-delay2ms"."""
+        if self.rate_bits_per_s >= 1e9:
+            rate = f"{self.rate_bits_per_s / 1e9:.6g}gbit"
+        else:
+            rate = f"{self.rate_bits_per_s / 1e6:.6g}mbit"
+        if self.conditions:
+            return f"emulated:{rate}-{self.conditions.name}"
+        return f"lab:{rate}"
 
     @property
     def name(self) -> str:
-        """Return it as in file names: "p16-1gbit", "p4-emulated-500mbit-delay2ms"."""
-        return f"p{self.workers}-{self.link.removeprefix('lab:').replace(':', '-')}"
+        """Return the name of the lab in file names, such as "p16-1gbit"."""
+        link = self.link.removeprefix("lab:").replace(":", "-")
+        return f"p{self.workers}-{link}"

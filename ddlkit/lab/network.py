@@ -1,8 +1,11 @@
 """A rate-limited network between ranks on one machine: namespaces, and what joins them.
 
-Each rank has a namespace of its own, and what joins them another; the host's network never sees any of it.
-Needs Linux, root and iproute2. Engine "tbf" is veth pairs and a bridge, each end shaped by the kernel's token
-bucket; "emulated" is a process of ours, through which every packet passes (`ddlkit.lab.tunnel`).
+Each rank has a network namespace of its own, and what joins them has another one. The
+network of the host never sees any of it. A lab needs Linux, root and iproute2.
+
+Engine "tbf" joins the ranks by pairs of virtual interfaces (veth) and a bridge. The
+kernel's token bucket limits what leaves each end. Engine "emulated" joins them by a
+process of this library, through which every packet passes (`ddlkit.lab.tunnel`).
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Any
 
 from ddlkit import jobs
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import burst_bytes
+from ddlkit.core.lab_links import burst_bytes
 from ddlkit.jobs.launch import Place
 from ddlkit.jobs.vitals import LINK
 from ddlkit.lab import LabShape as LabShape  # others know it by this name
@@ -35,39 +38,60 @@ from ddlkit.lab import tunnel
 from ddlkit.lab.tunnel import INTERFACE
 from ddlkit.store.files import atomic_write_text
 
-NAMESPACES = Path("/run/netns")  # of iproute2
+NAMESPACES = Path("/run/netns")
+"""Where iproute2 keeps namespaces."""
 STATE = Path("/run/ddlkit/labs")
-"""One JSON file per lab: its shape, whether a process owns it, and the owner and the link that it needs."""
+"""Where each lab has a JSON file: its shape, whether a process owns the lab, and the
+processes that the lab needs, which are its owner, if any, and its emulated link."""
 
-MAX_PACKET_BYTES = (
-    65536  # Linux hands TCP data down in packets of this size, to be cut on the wire
-)
-QUEUE_BYTES = (
-    256 * 1024**2
-)  # far above what TCP keeps in flight, so that nothing is dropped
+MAX_PACKET_BYTES = 65536
+"""The packets in which Linux hands TCP data down. They are cut into frames later."""
+QUEUE_BYTES = 256 * 1024**2
+"""Far more than TCP keeps in flight, so that nothing is dropped."""
 UP = "addrgenmode none up"
 PREFIX = "10.77.0."
-# A window that is open from the start and stays so: Linux's default, cubic, mistakes the shaper's
-# queue for congestion, and one 12 MB message in fifty then takes up to twice as long as the others.
 TCP = "congctl reno initcwnd 1000 initrwnd 1000"
+"""Options of a route, by which TCP's window is open from the start and stays open.
+
+Linux's default, cubic, mistakes the queue of the shaper for congestion. One message of
+12 MB in fifty then takes up to twice as long as the others."""
 DEADLINE_S = 30.0
+"""Seconds within which iproute2, a new link and a killed process must answer."""
 TRAPPED = (signal.SIGTERM, signal.SIGHUP)
 NEEDS_ROOT = "the lab needs root, for network namespaces and traffic shaping"
 NEEDS_IPROUTE2 = "the lab needs {} (iproute2), not found on the PATH"
-NEEDS_TUN = "the emulated link needs /dev/net/tun, which is not here; the tbf lab works without it"
+NEEDS_TUN = (
+    "the emulated link needs /dev/net/tun, which is not here; "
+    "the tbf lab works without it"
+)
+
+Process = Sequence[Any]
+"""A process: its id, and when it started, because ids are used again."""
 
 
 class Lab(Place):
-    """Namespaces joined by links, each shaped as ``shape`` says: a context manager, and a place for ranks.
+    """Namespaces joined by limited links: a place for ranks, and a context manager.
 
-    label : of the namespaces, "ddl0-rank0"; by default the first ``ddlN`` that is free
-    persistent : outlives this process, and is removed by ``attach(label).down()``
+    Parameters
+    ----------
+    shape : LabShape
+        The ranks and the links.
+    label : str, optional
+        The first part of the namespaces' names, such as "ddl0" of "ddl0-rank0". The
+        default is the first ``ddlN`` that is free.
+    persistent : bool, optional
+        Whether the lab outlives this process. ``attach(label).down()`` removes such a
+        lab.
+
+    Raises
+    ------
+    UserError
+        If the label is not a few small letters and digits.
     """
 
-    address, port = (
-        f"{PREFIX}1",
-        29500,
-    )  # free in any namespace that runs one job at a time
+    address = f"{PREFIX}1"
+    # Any port is free in a namespace that runs one job at a time.
+    port = 29500
 
     def __init__(
         self, shape: LabShape, label: str = "", *, persistent: bool = False
@@ -76,51 +100,95 @@ class Lab(Place):
             raise UserError(
                 f"lab label {label!r} must be a few small letters and digits, as ddl0"
             )
-        self.shape, self.label, self.persistent = shape, label, persistent
-        self.ranks, self.name = shape.workers, shape.link
-        self.link_bits_per_s = shape.rate_bits_per_s  # each way, framing included
-        self._holder = 0  # the process whose ``down`` counts, while it is up
-        self._trapped = ExitStack()  # signals, which unwind the stack while it is up
-        self._link: subprocess.Popen[str] | None = None  # if our child
+        self.shape = shape
+        self.label = label
+        self.persistent = persistent
+        self.ranks = shape.workers
+        self.name = shape.link
+        self.link_bits_per_s = shape.rate_bits_per_s
+        # The process that has the lab up, in which alone `down` does anything.
+        self._holder = 0
+        # Signals that unwind the stack while the lab is up.
+        self._trapped = ExitStack()
+        # The process of an emulated link, if it is a child of this process.
+        self._link: subprocess.Popen[str] | None = None
 
     @property
     def namespaces(self) -> list[str]:
-        """Return the names of the ranks' namespaces, and last of the one that joins them."""
-        return [
-            *(f"{self.label}-rank{rank}" for rank in range(self.ranks)),
-            f"{self.label}-switch",
-        ]
+        """Return the namespaces of the ranks, and last the one that joins them."""
+        ranks = [f"{self.label}-rank{rank}" for rank in range(self.ranks)]
+        return [*ranks, f"{self.label}-switch"]
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return what a rank of a job of ``ranks`` must find in its environment."""
-        link = (
-            {LINK: str(STATE / f"{self.label}.link")} if self.shape.conditions else {}
-        )
-        return {
-            **super().environment(rank, ranks),
-            "GLOO_SOCKET_IFNAME": INTERFACE,
-            **link,
-        }
+        """Return what a rank must find in its environment.
+
+        Parameters
+        ----------
+        rank, ranks : int
+            The number of the rank, and how many ranks the job has.
+        port : int, optional
+            Not used: ranks of a lab meet at the lab's own port.
+
+        Returns
+        -------
+        dict of str to str
+        """
+        environment = super().environment(rank, ranks)
+        environment["GLOO_SOCKET_IFNAME"] = INTERFACE
+        if self.shape.conditions:
+            environment[LINK] = str(self._link_file)
+        return environment
+
+    @property
+    def _link_file(self) -> Path:
+        """Return the file in which an emulated link counts packets."""
+        return STATE / f"{self.label}.link"
 
     def namespace(self, rank: int) -> Path:
-        """Return the file of the namespace of ``rank``."""
+        """Return the file of the namespace of a rank.
+
+        Parameters
+        ----------
+        rank : int
+            The number of the rank.
+
+        Returns
+        -------
+        Path
+        """
         return NAMESPACES / self.namespaces[rank]
 
     def lost(self) -> str:
-        """Return why ranks no longer reach one another, in one line; empty as long as they can."""
-        gone = f"the process of the emulated link of lab {self.label} is gone: take the lab down"
-        return "" if all(map(_runs, _states()[self.label]["needs"])) else gone
+        """Return why ranks cannot reach one another any more, or "" while they can."""
+        needed = _states()[self.label]["needs"]
+        if all(_runs(process) for process in needed):
+            return ""
+        return (
+            f"the process of the emulated link of lab {self.label} is gone: "
+            "take the lab down"
+        )
 
     def up(self) -> Lab:
-        """Build the network; whatever goes wrong, nothing is left. Removes dead labs first."""
+        """Build the network, after removing labs whose owner is dead.
+
+        Returns
+        -------
+        Lab
+            This lab.
+
+        Raises
+        ------
+        UserError
+            If the lab cannot be built. Nothing of it is left then.
+        """
         try:
             with _registry():
                 _remove_dead()
                 self._take_label()
                 self._build()
-                if (
-                    self.persistent
-                ):  # only now: while it is built, it dies with who builds it
+                if self.persistent:
+                    # Only now: a lab that is being built dies with the process that
+                    # builds it.
                     self._save(owned=False)
             if not self.persistent:
                 self._trapped.enter_context(jobs.unwinding(*TRAPPED))
@@ -130,18 +198,27 @@ class Lab(Place):
         return self
 
     def down(self) -> None:
-        """End every process in the lab and remove it, if up. Raises UserError if another process owns it."""
-        if self._holder != os.getpid():  # never up, already down, or a forked copy
+        """End every process in the lab, and remove the lab if it is up.
+
+        Raises
+        ------
+        UserError
+            If another process owns the lab and still runs.
+        """
+        if self._holder != os.getpid():
+            # The lab was never up or is down already, or this is a forked copy of the
+            # process that has the lab up.
             return
         with _registry():
             state = _states().get(self.label)
-            pid, *_ = owner = (
-                state["needs"][0] if state and state["owned"] else (0, None)
-            )
-            if pid != os.getpid() and _runs(owner):
-                raise UserError(
-                    f"lab {self.label} belongs to running process {pid}: end it first"
-                )
+            if state and state["owned"]:
+                owner = state["needs"][0]
+                pid = owner[0]
+                if pid != os.getpid() and _runs(owner):
+                    raise UserError(
+                        f"lab {self.label} belongs to running process {pid}: "
+                        "end it first"
+                    )
             _remove(self.label)
             if self._link:
                 self._link.wait()
@@ -156,10 +233,14 @@ class Lab(Place):
         self.down()
 
     def _take_label(self) -> None:
-        """Write the state file before anything exists, so that every leftover has an owner."""
-        taken = {*_states(), *(name.split("-")[0] for name in _listed())}
+        """Write the state file before anything else exists.
+
+        Whatever is left over then has an owner.
+        """
+        taken = {*_states()} | {name.split("-")[0] for name in _listed()}
         if not self.label:
-            self.label = next(name for n in count() if (name := f"ddl{n}") not in taken)
+            free = (f"ddl{n}" for n in count() if f"ddl{n}" not in taken)
+            self.label = next(free)
         elif self.label in taken:
             raise UserError(
                 f"a lab or namespace named {self.label} exists: choose another label"
@@ -169,66 +250,73 @@ class Lab(Place):
 
     def _save(self, *, owned: bool) -> None:
         """Write the state file."""
-        pids = [os.getpid()] * owned + ([self._link.pid] if self._link else [])
-        needs = [(pid, _started(pid)) for pid in pids]
-        state = {"shape": asdict(self.shape), "owned": owned, "needs": needs}
+        pids = []
+        if owned:
+            pids.append(os.getpid())
+        if self._link:
+            pids.append(self._link.pid)
+        state = {
+            "shape": asdict(self.shape),
+            "owned": owned,
+            "needs": [(pid, _started(pid)) for pid in pids],
+        }
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
     def _build(self) -> None:
-        """Make namespaces, the links between them, and addresses."""
+        """Make the namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
         if self.shape.conditions:
             self._start_link()
-            packet, queued = MAX_PACKET_BYTES, 10_000  # as many as the link has to read
+            packet_bytes = MAX_PACKET_BYTES
+            queued = 10_000  # as many packets as the link's process has to read
         else:
             self._join()
-            # A packet larger than a burst is cut up in software, which 16 ranks have no time for.
+            # The kernel cuts a packet that is larger than a burst in software, for
+            # which 16 ranks have no time.
             burst = round(0.9 * burst_bytes(self.link_bits_per_s))
-            packet, queued = min(MAX_PACKET_BYTES, burst), 1000  # Linux's default
+            packet_bytes = min(MAX_PACKET_BYTES, burst)
+            queued = 1000  # Linux's default
         for rank, name in enumerate(self.namespaces[:-1]):
+            limits = f"gso_max_size {packet_bytes} txqueuelen {queued}"
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
-                f"link set {INTERFACE} gso_max_size {packet} txqueuelen {queued} {UP}",
+                f"link set {INTERFACE} {limits} {UP}",
                 f"route add {PREFIX}0/24 dev {INTERFACE} {TCP}",
             ]
             _ip(addressing, name)
 
     def _start_link(self) -> None:
-        """Start the process of an emulated link, in the switch's namespace; it makes the ranks' devices."""
+        """Start the process of an emulated link, which makes the ranks' devices."""
         if not Path(tunnel.DEVICE).exists():
             raise UserError(NEEDS_TUN)
         config = {
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
-            "crossed": str(STATE / f"{self.label}.link"),
+            "crossed": str(self._link_file),
             "prefix": PREFIX,
             "rate_bits_per_s": self.link_bits_per_s,
             "conditions": asdict(self.shape)["conditions"],
             "owned": not self.persistent,
         }
-        argv = [
-            "ip",
-            "netns",
-            "exec",
-            self.namespaces[-1],
-            sys.executable,
-            "-m",
-            tunnel.__name__,
-        ]
+        inside = ["ip", "netns", "exec", self.namespaces[-1]]
+        program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
         self._link = subprocess.Popen(
-            [*argv, json.dumps(config)],
+            [*inside, *program],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=jobs.child_environment(),
             cwd="/",
-            start_new_session=True,  # Ctrl-C in the terminal, and its end, reach only us
+            # Neither Ctrl-C in the terminal nor the terminal's end reaches the link.
+            start_new_session=True,
         )
         assert self._link.stdout
         with self._link.stdout as output:
-            speaks = select.select([output], (), (), DEADLINE_S)[0]
-            line = output.readline().strip() if speaks else "it said nothing"
+            line = "it printed nothing"
+            answered, _, _ = select.select([output], (), (), DEADLINE_S)
+            if answered:
+                line = output.readline().strip()
             if line != tunnel.READY:
                 self._link.kill()
                 raise UserError(
@@ -237,7 +325,7 @@ class Lab(Place):
         self._save(owned=True)
 
     def _join(self) -> None:
-        """Make a bridge and its links to the ranks, each end of which sends shaped."""
+        """Make a bridge and its links to the ranks, whose ends are all limited."""
         *ranks, switch = self.namespaces
         links = [
             "link set lo up",
@@ -245,37 +333,67 @@ class Lab(Place):
             f"link set bridge {UP}",
         ]
         for rank, name in enumerate(ranks):
-            links += [
-                f"link add port{rank} type veth peer name {INTERFACE} netns {name}"
-            ]
-            links += [f"link set port{rank} master bridge {UP}"]
+            port = f"port{rank}"
+            links.append(
+                f"link add {port} type veth peer name {INTERFACE} netns {name}"
+            )
+            links.append(f"link set {port} master bridge {UP}")
         _ip(links, switch)
         for rank, name in enumerate(ranks):
-            _ip([_shape(f"port{rank}", self.link_bits_per_s)], switch, tool="tc")
-            _ip([_shape(INTERFACE, self.link_bits_per_s)], name, tool="tc")
+            of_port = _rate_limit(f"port{rank}", self.link_bits_per_s)
+            of_rank = _rate_limit(INTERFACE, self.link_bits_per_s)
+            _ip([of_port], switch, tool="tc")
+            _ip([of_rank], name, tool="tc")
+
+
+# -- labs on this machine
+# ------------------------------------------------------------------
 
 
 def attach(label: str) -> Lab:
-    """Return the lab of that label that is up, to run in or to take down. Raises UserError if none is."""
+    """Return a lab that is up, to run in or to take down.
+
+    Parameters
+    ----------
+    label : str
+        The label of the lab.
+
+    Returns
+    -------
+    Lab
+
+    Raises
+    ------
+    UserError
+        If no lab of that label is up, or if its state is damaged.
+    """
     states = _states()
-    if not (state := states.get(label)):
-        raise UserError(
-            f"there is no lab {label!r}; labs that are up: {', '.join(states) or 'none'}"
-        )
+    if label not in states:
+        labels = ", ".join(states) or "none"
+        raise UserError(f"there is no lab {label!r}; labs that are up: {labels}")
+    state = states[label]
     if not state["shape"]:
         raise UserError(
             f"the state of lab {label} is damaged: remove it by ddlkit lab clean"
         )
-    lab = Lab(LabShape.from_dict(state["shape"]), label, persistent=not state["owned"])
+    shape = LabShape.from_dict(state["shape"])
+    lab = Lab(shape, label, persistent=not state["owned"])
     lab._holder = os.getpid()
     return lab
 
 
 def status() -> list[dict[str, Any]]:
-    """List the labs on this machine: label, ranks, link, owner, alive."""
+    """List the labs on this machine.
+
+    Returns
+    -------
+    list of dict
+        The label, the number of ranks, the link and the owner of each lab, and whether
+        the lab is alive. A lab is dead if a process is gone that it needs.
+    """
     rows = []
     for label, state in _states().items():
-        row = {
+        row: dict[str, Any] = {
             "label": label,
             "ranks": 0,
             "link": "an unknown link",
@@ -283,33 +401,50 @@ def status() -> list[dict[str, Any]]:
         }
         if state["shape"]:
             shape = LabShape.from_dict(state["shape"])
-            owner = (
-                f"process {state['needs'][0][0]}" if state["owned"] else "persistent"
-            )
-            row |= {"ranks": shape.workers, "link": shape.link, "owner": owner}
-        rows.append({**row, "alive": all(map(_runs, state["needs"]))})
+            row["ranks"] = shape.workers
+            row["link"] = shape.link
+            row["owner"] = "persistent"
+            if state["owned"]:
+                owner = state["needs"][0]
+                row["owner"] = f"process {owner[0]}"
+        row["alive"] = all(_runs(process) for process in state["needs"])
+        rows.append(row)
     return rows
 
 
 def clean() -> list[str]:
-    """Remove every lab whose owner has died, with the processes in it; returns their labels."""
+    """Remove every dead lab, with the processes in it.
+
+    Returns
+    -------
+    list of str
+        The labels of the removed labs.
+
+    Raises
+    ------
+    UserError
+        Without root, and if a lab cannot be removed.
+    """
     with _registry():
         return _remove_dead()
 
 
 def lacking() -> str:
-    """Return what a lab needs that is not here, in one line; empty if all is. Nothing is tried."""
+    """Return what a lab needs and this machine lacks, or "". Nothing is tried."""
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
         return NEEDS_ROOT
-    return "" if shutil.which("ip") else NEEDS_IPROUTE2.format("ip")
+    if not shutil.which("ip"):
+        return NEEDS_IPROUTE2.format("ip")
+    return ""
 
 
 @functools.lru_cache(maxsize=1)
 def available() -> str:
-    """Return why no lab is possible here, in one line; empty if one is (a small one is tried)."""
-    if reason := lacking():
+    """Return why no lab is possible here, or "". A small lab is tried once."""
+    reason = lacking()
+    if reason:
         return reason
     try:
         with Lab(LabShape(1, 1e9)):
@@ -318,56 +453,64 @@ def available() -> str:
         return f"the lab does not work here: {error}"
 
 
+# -- iproute2
+# ------------------------------------------------------------------------------
+
+
 def _run(argv: list[str], script: str = "") -> str:
-    """Return the output of an iproute2 call. In a session of its own, so that Ctrl-C does not reach it."""
-    how: dict[str, Any] = {
-        "capture_output": True,
-        "text": True,
-        "start_new_session": True,
-    }
+    """Return the output of a command of iproute2 that reads ``script``."""
+    command = " ".join(argv)
     try:
-        done = subprocess.run(argv, input=script, timeout=DEADLINE_S, **how)
+        done = subprocess.run(
+            argv,
+            input=script,
+            timeout=DEADLINE_S,
+            capture_output=True,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal does not reach it
+        )
     except FileNotFoundError:
         raise UserError(NEEDS_IPROUTE2.format(argv[0])) from None
     except subprocess.TimeoutExpired:
         late = f"did not end within {DEADLINE_S:g} s and was killed: try again"
-        raise UserError(f"lab network: {' '.join(argv)}: {late}") from None
+        raise UserError(f"lab network: {command}: {late}") from None
     if done.returncode:
-        complaint = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
-        raise UserError(f"lab network: {' '.join(argv)}: {complaint}")
+        complaint = done.stderr.strip() or f"exit {done.returncode}"
+        raise UserError(f"lab network: {command}: {complaint.splitlines()[0]}")
     return done.stdout
 
 
 def _ip(commands: Sequence[str], namespace: str = "", *, tool: str = "ip") -> None:
-    """Run commands of ``tool``, one by one, in that namespace."""
+    """Run commands of ``ip`` or ``tc``, one by one, in a namespace."""
     inside = ["-n", namespace] if namespace else []
-    _run(
-        [tool, *inside, "-batch", "-"], "".join(f"{command}\n" for command in commands)
-    )
+    script = "".join(f"{command}\n" for command in commands)
+    _run([tool, *inside, "-batch", "-"], script)
 
 
-def _shape(device: str, rate_bits_per_s: float) -> str:
-    """Return what limits what leaves by a device."""
-    rate, burst = round(rate_bits_per_s), burst_bytes(rate_bits_per_s)
-    return f"qdisc add dev {device} root tbf rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
+def _rate_limit(device: str, rate_bits_per_s: float) -> str:
+    """Return the command of ``tc`` that limits what leaves by a device."""
+    rate = round(rate_bits_per_s)
+    burst = burst_bytes(rate_bits_per_s)
+    limits = f"rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
+    return f"qdisc add dev {device} root tbf {limits}"
 
 
 def _listed() -> list[str]:
-    """List the names of all network namespaces of this machine."""
-    return [
-        line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line
-    ]
+    """Return the names of all network namespaces of this machine."""
+    lines = _run(["ip", "netns", "list"]).splitlines()
+    return [line.split()[0] for line in lines if line]
 
 
 def _remove(label: str) -> None:
-    """Remove whatever there is of a lab, with the processes in it."""
-    ours = re.compile(rf"{label}-(rank\d+|switch)")
-    present = [name for name in _listed() if ours.fullmatch(name)]
-    give_up = time.monotonic() + DEADLINE_S
-    while pids := [
-        int(p) for ns in present for p in _run(["ip", "netns", "pids", ns]).split()
-    ]:
-        if time.monotonic() > give_up:
+    """Remove whatever exists of a lab, with the processes in it."""
+    of_lab = re.compile(rf"{label}-(rank\d+|switch)")
+    present = [name for name in _listed() if of_lab.fullmatch(name)]
+    give_up_s = time.monotonic() + DEADLINE_S
+    while True:
+        pids = _inside(present)
+        if not pids:
+            break
+        if time.monotonic() > give_up_s:
             raise UserError(
                 f"lab network: process {pids[0]} in lab {label} does not end"
             )
@@ -375,17 +518,31 @@ def _remove(label: str) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
-    _ip([f"netns del {name}" for name in present])  # links and queues go with them
-    for ending in ("link", "json"):
-        (STATE / f"{label}.{ending}").unlink(missing_ok=True)
+    # The links and queues of a namespace go with it.
+    _ip([f"netns del {name}" for name in present])
+    for suffix in ("link", "json"):
+        (STATE / f"{label}.{suffix}").unlink(missing_ok=True)
 
 
-# -- who owns what ---------------------------------------------------------------------------
+def _inside(namespaces: Sequence[str]) -> list[int]:
+    """Return the ids of all processes in namespaces."""
+    pids: list[int] = []
+    for name in namespaces:
+        output = _run(["ip", "netns", "pids", name])
+        pids += [int(pid) for pid in output.split()]
+    return pids
+
+
+# -- who owns what
+# -------------------------------------------------------------------------
 
 
 @contextmanager
 def _registry() -> Iterator[None]:
-    """Make or remove one lab at a time on this machine; Ctrl-C and SIGTERM wait until it is done."""
+    """Make or remove one lab at a time on this machine.
+
+    Ctrl-C and SIGTERM wait until that is done.
+    """
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)
     STATE.mkdir(parents=True, exist_ok=True)
@@ -396,43 +553,60 @@ def _registry() -> Iterator[None]:
 
 
 def _states() -> dict[str, dict[str, Any]]:
-    """Read the state of each lab, by its label; one that is damaged has no shape, and counts as dead."""
-    states: dict[str, dict[str, Any]] = {}
+    """Return the state of each lab by its label."""
+    states = {}
     for path in sorted(STATE.glob("[a-z]*.json")):
-        with suppress(FileNotFoundError):  # it came down meanwhile
-            try:
-                state = json.loads(path.read_text())
-                LabShape.from_dict(state["shape"])
-                list(map(_runs, state["needs"])), state["owned"]
-            except (ValueError, TypeError, KeyError, UserError):
-                state = {"shape": None, "owned": False, "needs": [(0, None)]}
-            states[path.stem] = state
+        # A lab may come down between the listing and the reading.
+        with suppress(FileNotFoundError):
+            states[path.stem] = _checked_state(path.read_text())
     return states
 
 
+def _checked_state(text: str) -> dict[str, Any]:
+    """Return the state that a file holds. A damaged one has no shape, and is dead."""
+    try:
+        state = json.loads(text)
+        LabShape.from_dict(state["shape"])
+        for process in state["needs"]:
+            _runs(process)
+        return {name: state[name] for name in ("shape", "owned", "needs")}
+    except (ValueError, TypeError, KeyError, UserError):
+        never_ran = (0, None)
+        return {"shape": None, "owned": False, "needs": [never_ran]}
+
+
 def _started(pid: int) -> int | None:
-    """Return clock ticks after boot when a process began, as numbers come again; None where it is dead."""
+    """Return when a process started, in clock ticks after boot, or None if it is dead.
+
+    A later process may have the same id. A zombie counts as dead.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else int(rest[18])
+    # The name of the program, in parentheses, may hold blanks and parentheses.
+    state, *fields = stat.rpartition(")")[2].split()
+    if state in "ZX":
+        return None
+    return int(fields[18])
 
 
-def _runs(process: Sequence[Any]) -> bool:
-    """Return whether a process that was there, (pid, start), still is."""
+def _runs(process: Process) -> bool:
+    """Return whether a process still runs."""
     pid, start = process
     return start is not None and _started(pid) == start
 
 
 def _remove_dead() -> list[str]:
-    """Remove labs whose owner is dead, and persistent ones without their link; returns their labels."""
-    dead = [
-        label
-        for label, row in _states().items()
-        if not all(map(_runs, row["needs"][:1]))
-    ]
+    """Remove labs whose first needed process is gone, and return their labels.
+
+    That process is the owner, or the link of a persistent lab.
+    """
+    dead = []
+    for label, state in _states().items():
+        needed = state["needs"]
+        if needed and not _runs(needed[0]):
+            dead.append(label)
     for label in dead:
         _remove(label)
     return dead

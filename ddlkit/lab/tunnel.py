@@ -1,10 +1,15 @@
-"""The process of an emulated link: every packet between ranks passes it, by one TUN device in each namespace.
+"""The process of an emulated link, through which every packet between ranks passes.
 
-Devices take and give packets of up to 64 KiB, whose check sums are still to be made (TSO), so that few of
-them cross between kernel and Python. A packet stands for the frames that the wire would carry: these follow
-one another through its sender's link, then its receiver's, as on a real path (a switch need not have the last
-one to send the first), at each link's rate, and leave it after its delay. Where chance takes some, each frame
-is a packet of its own, which takes more of the processor: from some 100 Mbit/s on such links may be late.
+The process has a TUN device in the namespace of each rank. Devices take and give
+packets of up to 64 KiB whose check sums are still to be made (TSO), so that few packets
+cross between the kernel and Python. A packet stands for the frames that the wire would
+carry. The frames follow one another through the link of the sender, and then through
+the link of the receiver, at the rate of each link, as on a real path. The first frame
+enters the second link before the last one has left the first link. Each link adds its
+delay.
+
+If packets are lost by chance, each frame is a packet of its own. Then the process needs
+more of the processor, and from some 100 Mbit/s on packets may be late.
 """
 
 from __future__ import annotations
@@ -30,36 +35,60 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddlkit.core.link import FRAMING_BYTES
+from ddlkit.core.lab_links import FRAMING_BYTES
 from ddlkit.jobs import die_with_parent, enter
 from ddlkit.lab import Conditions
 
 DEVICE = "/dev/net/tun"
 READY = "ready"
+"""What the process prints once its devices exist."""
 INTERFACE = "eth0"
 CROSSED = struct.Struct("=4d")
-"""What has crossed: packets, late ones among them, and until the last, seconds and those of the processor."""
-LATE_S = (
-    2e-4  # a packet that is written so much behind its due time, or not taken, is late
-)
-MIN_PACKET_BYTES = 46  # in a frame; a shorter one is padded
-SPIN_S = 3e-5  # to a due time nearer than this, waking up would take as long
-# Least, first and most that TCP keeps in flight: Linux's first, 64 KiB, grows with what came before.
+"""The record of what has crossed: packets, late packets, and seconds and processor
+seconds of the process until the last packet."""
+LATE_S = 2e-4
+"""A packet is late if it is written this much after it was due, or not taken."""
+MIN_PACKET_BYTES = 46
+"""The least that a frame carries. Shorter packets are padded."""
+SPIN_S = 3e-5
+"""The process does not sleep until a due time that is nearer than waking up takes."""
 WINDOW_BYTES = (4096, 16 * 1024**2, 64 * 1024**2)
+"""The least, the first and the most that TCP keeps in flight.
 
-_TUNSETIFF, _TUNSETOFFLOAD, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D0, 0x400454D8
-_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x1, 0x1000, 0x4000
-_CSUM, _TSO4 = 0x1, 0x2
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# Before each packet: flags, kind of segments, bytes of headers, of a segment, where the sum starts and goes.
+Linux's first window, 64 KiB, would grow with the connections before."""
+
+# From the kernel's linux/if_tun.h, and glibc's malloc.h.
+_TUNSETIFF = 0x400454CA
+_TUNSETOFFLOAD = 0x400454D0
+_TUNSETVNETHDRSZ = 0x400454D8
+_IFF_TUN = 0x1
+_IFF_NO_PI = 0x1000
+_IFF_VNET_HDR = 0x4000
+_CSUM = 0x1
+_TSO4 = 0x2
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+# What a device puts before each packet (virtio_net_hdr): flags, kind of segments, bytes
+# of the headers, bytes of a segment, where the check sum starts, and where it goes.
 _HEADER = struct.Struct("<BBHHHH")
 
 
-# -- when packets leave links: without a clock, a socket or a byte -----------------------------
+# -- when packets leave links: without a clock, a socket or a byte
+# -------------------------
 
 
 class Size(NamedTuple):
-    """A packet on the wire: ``frames`` of ``frame_bytes`` each, the last one shorter; ``bytes`` of all."""
+    """The size of a packet on the wire.
+
+    Attributes
+    ----------
+    frames : int
+        How many frames the packet becomes.
+    frame_bytes : int
+        The bytes of each frame. The last one may be shorter.
+    bytes : int
+        The bytes of all frames.
+    """
 
     frames: int
     frame_bytes: int
@@ -67,18 +96,53 @@ class Size(NamedTuple):
 
 
 def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
-    """Cut a packet into frames: segments with a header each, if it has any, and framing around each."""
+    """Cut a packet into frames.
+
+    Parameters
+    ----------
+    ip_bytes : int
+        The bytes of the packet.
+    header_bytes : int, optional
+        The bytes of its headers, which each segment has.
+    segment_bytes : int, optional
+        The payload of a segment. Without segments the packet is one frame.
+
+    Returns
+    -------
+    Size
+        The frames, with the framing around each of them.
+
+    Examples
+    --------
+    >>> size_of(2948, header_bytes=52, segment_bytes=1448)
+    Size(frames=2, frame_bytes=1538, bytes=3076)
+    """
     payload = ip_bytes - header_bytes
     if payload <= segment_bytes or not segment_bytes:
-        whole = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
-        return Size(1, whole, whole)
-    frames, around = -(-payload // segment_bytes), header_bytes + FRAMING_BYTES
+        only_frame = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
+        return Size(1, only_frame, only_frame)
+    frames = -(-payload // segment_bytes)  # rounded up
+    around = header_bytes + FRAMING_BYTES
     return Size(frames, segment_bytes + around, payload + frames * around)
 
 
 @dataclass(slots=True, eq=False)
 class Packet:
-    """A packet on its way; first_s : when its first frame arrived; passed : its sender's link."""
+    """A packet on its way.
+
+    Attributes
+    ----------
+    load : object
+        What is carried.
+    size : Size
+        The packet's size on the wire.
+    target : int
+        The rank that it goes to.
+    first_s : float
+        When its first frame has arrived at the link that carries the packet next.
+    passed : bool
+        Whether it has passed the link of its sender.
+    """
 
     load: Any
     size: Size
@@ -88,65 +152,136 @@ class Packet:
 
 
 class Line:
-    """One direction of a link; free_s : when all that was given to it will have left."""
+    """One direction of a link.
+
+    Parameters
+    ----------
+    rate_bits_per_s : float
+        The rate of the link in bit/s.
+
+    Attributes
+    ----------
+    bytes_per_s : float
+        The rate in bytes per second.
+    free_s : float
+        When all packets will have left that were given to the link.
+    """
 
     def __init__(self, rate_bits_per_s: float) -> None:
-        self.bytes_per_s, self.free_s = rate_bits_per_s / 8, 0.0
+        self.bytes_per_s = rate_bits_per_s / 8
+        self.free_s = 0.0
 
     def carry(self, first_s: float, last_s: float, size: Size) -> tuple[float, float]:
-        """Return when the first frame of a packet has left, and when all have, by when these arrive."""
+        """Return when the first frame of a packet and when all frames have left.
+
+        Parameters
+        ----------
+        first_s, last_s : float
+            When the first and the last frame have arrived at the link, in seconds.
+        size : Size
+            The frames.
+
+        Returns
+        -------
+        first_left_s, all_left_s : float
+            Seconds.
+
+        Notes
+        -----
+        Frames leave one after the other. The last one leaves no earlier than it takes
+        after its arrival.
+        """
         begin_s = max(first_s, self.free_s)
         last_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
         all_s = begin_s + size.bytes / self.bytes_per_s
         self.free_s = max(all_s, last_s + last_bytes / self.bytes_per_s)
-        return min(
-            self.free_s, begin_s + size.frame_bytes / self.bytes_per_s
-        ), self.free_s
+        first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
+        return min(self.free_s, first_left_s), self.free_s
 
 
 class Shaper:
-    """Packets on their way between ranks: give it what is sent, and take out what has arrived.
+    """The packets on their way between ranks.
 
-    rates_bits_per_s : of each rank's link; all times are seconds since a start that the caller chooses
-    lost : how many packets chance has taken, once on their way, where they were sent
+    All times are seconds since a start that the caller chooses.
+
+    Parameters
+    ----------
+    rates_bits_per_s : sequence of float
+        The rate of each rank's link in bit/s.
+    conditions : Conditions
+        The delay and the loss of each link.
+
+    Attributes
+    ----------
+    lost : int
+        How many packets were lost by chance, all on the link of their sender.
     """
 
     def __init__(
         self, rates_bits_per_s: Sequence[float], conditions: Conditions
     ) -> None:
-        self._how, self.lost = conditions, 0
-        self._up, self._down = ([Line(rate) for rate in rates_bits_per_s] for _ in "ud")
+        self.lost = 0
+        self._conditions = conditions
+        self._up = [Line(rate) for rate in rates_bits_per_s]
+        self._down = [Line(rate) for rate in rates_bits_per_s]
+        # A generator for each rank, so that its losses do not depend on what others
+        # send.
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
         self._events: list[tuple[float, int, Packet]] = []
+        # Of events at the same time, the one that was noted first comes first.
         self._order = count()
 
     def send(
         self, now_s: float, source: int, target: int, size: Size, load: Any
     ) -> None:
-        """Let a packet leave a rank: no earlier than any before."""
-        if self._how.loss and self._chance[source].random() < self._how.loss:
-            self._up[source].carry(
-                now_s, now_s, size
-            )  # what is lost takes its time, too
+        """Let a packet leave a rank.
+
+        Parameters
+        ----------
+        now_s : float
+            The time, which is no earlier than in any call before.
+        source, target : int
+            The ranks.
+        size : Size
+            The packet's size on the wire.
+        load : object
+            What is carried.
+        """
+        loss = self._conditions.loss
+        if loss and self._chance[source].random() < loss:
+            # A packet that is lost takes its time on the link, too.
+            self._up[source].carry(now_s, now_s, size)
             self.lost += 1
         else:
             self._carry(self._up[source], Packet(load, size, target, now_s), now_s)
 
     def _carry(self, line: Line, packet: Packet, last_s: float) -> None:
-        """Let a link carry a packet, and note when it will be at the end of that."""
-        began_s, left_s = line.carry(packet.first_s, last_s, packet.size)
-        packet.first_s = began_s + self._how.delay_s
-        heapq.heappush(
-            self._events, (left_s + self._how.delay_s, next(self._order), packet)
-        )
+        """Let a link carry a packet, and note when the packet is at the link's end."""
+        first_left_s, all_left_s = line.carry(packet.first_s, last_s, packet.size)
+        delay_s = self._conditions.delay_s
+        packet.first_s = first_left_s + delay_s
+        event = (all_left_s + delay_s, next(self._order), packet)
+        heapq.heappush(self._events, event)
 
     @property
     def next_s(self) -> float:
-        """Return when `take` should be called next; infinite where nothing is under way."""
+        """Return when to call `take` next: infinity if no packet is on its way."""
         return self._events[0][0] if self._events else math.inf
 
     def take(self, now_s: float) -> Iterator[tuple[float, Packet]]:
-        """Yield (when it was due, packet) of all that has arrived by now, in order, one by one."""
+        """Take out all packets that have arrived, in order.
+
+        Parameters
+        ----------
+        now_s : float
+            The time.
+
+        Yields
+        ------
+        due_s : float
+            When the packet was due.
+        packet : Packet
+        """
         events = self._events
         while events and events[0][0] <= now_s:
             at_s, _, packet = heapq.heappop(events)
@@ -157,28 +292,62 @@ class Shaper:
                 self._carry(self._down[packet.target], packet, at_s)
 
 
-# -- packets -----------------------------------------------------------------------------------
+# -- packets
+# -------------------------------------------------------------------------------
 
 
 def measured(packet: bytes) -> Size:
-    """Return what a packet, as a device gives it, is on the wire."""
-    _, kind, _, segment_bytes, start, _ = _HEADER.unpack_from(packet)
-    header_bytes = start + (packet[_HEADER.size + start + 12] >> 4) * 4 if kind else 0
-    return size_of(
-        len(packet) - _HEADER.size, header_bytes, segment_bytes if kind else 0
-    )
+    """Return the size on the wire of a packet that a device gives.
+
+    Parameters
+    ----------
+    packet : bytes
+        The packet, after the header of the device.
+
+    Returns
+    -------
+    Size
+    """
+    _, kind, _, segment_bytes, sum_start, _ = _HEADER.unpack_from(packet)
+    ip_bytes = len(packet) - _HEADER.size
+    if not kind:
+        return size_of(ip_bytes)
+    # The check sum starts with the TCP header, whose byte 12 has the length of that
+    # header in words of 4 bytes.
+    tcp_words = packet[_HEADER.size + sum_start + 12] >> 4
+    return size_of(ip_bytes, sum_start + 4 * tcp_words, segment_bytes)
 
 
-# -- the process -------------------------------------------------------------------------------
+# -- the process
+# ---------------------------------------------------------------------------
 
 
 def open_device(namespace: str, back: str, offload: int) -> int:
-    """Open a device and TCP's windows in ``namespace``, and go ``back`` to another. Raises OSError."""
+    """Open a device in a namespace, and set the windows of TCP there.
+
+    Parameters
+    ----------
+    namespace : str
+        The file of the namespace.
+    back : str
+        The file of the namespace to go to afterwards.
+    offload : int
+        What is left to the device: check sums, and the cutting into segments.
+
+    Returns
+    -------
+    int
+        The file descriptor of the device.
+
+    Raises
+    ------
+    OSError
+        If a namespace does not exist, or if the kernel has no TUN devices.
+    """
     enter(namespace)
+    windows = " ".join(str(n_bytes) for n_bytes in WINDOW_BYTES)
     for buffer in ("rmem", "wmem"):
-        Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(
-            " ".join(map(str, WINDOW_BYTES))
-        )
+        Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), flags))
@@ -189,68 +358,111 @@ def open_device(namespace: str, back: str, offload: int) -> int:
 
 
 class Tunnel:
-    """Devices joined by a shaper; prefix : of addresses: rank r has r + 1 behind it; crossed : as CROSSED."""
+    """The devices of all ranks, joined by a shaper.
+
+    Parameters
+    ----------
+    devices : list of int
+        The file descriptor of each rank's device.
+    shaper : Shaper
+        When packets arrive.
+    prefix : str
+        The first three numbers of all addresses, such as "10.77.0.". The fourth number
+        of rank r is r + 1.
+    crossed : int
+        The file descriptor of a file in which packets are counted, as `CROSSED`.
+    """
 
     def __init__(
         self, devices: list[int], shaper: Shaper, prefix: str, crossed: int
     ) -> None:
-        self.devices, self.shaper, self._crossed = devices, shaper, crossed
+        self.devices = devices
+        self.shaper = shaper
+        self._crossed = crossed
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
-        self._packets = self._late = 0
-        self._begun_s, self._heard_s = time.perf_counter(), 0.0
+        self._packets = 0
+        self._late = 0
+        self._begun_s = time.perf_counter()
+        self._heard_s = 0.0
 
     def serve(self) -> None:
         """Carry packets for ever."""
         while True:
             rest_s = self.shaper.next_s - self.now_s()
-            wait_s = None if math.isinf(rest_s) else rest_s if rest_s >= SPIN_S else 0.0
-            ready = select.select(self.devices, (), (), wait_s)[0]
+            if math.isinf(rest_s):
+                wait_s = None
+            elif rest_s >= SPIN_S:
+                wait_s = rest_s
+            else:
+                wait_s = 0.0
+            ready, _, _ = select.select(self.devices, (), (), wait_s)
             self._heard_s = self.now_s()
             for device in ready:
                 self.read(device)
-                self.write()  # a packet that is due does not wait for those that come
+                # A packet that is due does not wait for those that still have to be
+                # read.
+                self.write()
             self.write()
 
     def now_s(self) -> float:
-        """Return the seconds since it began."""
+        """Return the seconds since this object was made."""
         return time.perf_counter() - self._begun_s
 
     def read(self, device: int) -> None:
-        """Take a packet from a device: it was there when waiting ended, and counts from then."""
+        """Take a packet from a device.
+
+        The packet was there when the waiting for devices ended, and counts from that
+        time.
+
+        Parameters
+        ----------
+        device : int
+            The file descriptor of the device.
+        """
         try:
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             return
-        target = (
-            packet[29] - 1
-            if packet[10] >> 4 == 4 and packet[26:29] == self._prefix
-            else -1
-        )
+        # After the device's 10 bytes follows the IP header. Its first half byte is the
+        # version, and its bytes 16 to 19 are the target's address.
+        if packet[10] >> 4 != 4 or packet[26:29] != self._prefix:
+            return
+        target = packet[29] - 1
         if 0 <= target < len(self.devices):
             source = self.devices.index(device)
             self.shaper.send(self._heard_s, source, target, measured(packet), packet)
 
     def write(self) -> None:
-        """Give what has arrived to its devices."""
+        """Give what has arrived to the devices of its targets."""
         for due_s, packet in self.shaper.take(self.now_s()):
             late_s = self.now_s() - due_s
             try:
                 os.write(self.devices[packet.target], packet.load)
-            except OSError:  # the device is down, or its memory is used up
+            except OSError:
+                # The device is down, or its memory is used up.
                 late_s = math.inf
             self._packets += 1
             self._late += late_s > LATE_S
-            seconds = self.now_s(), time.process_time()
-            os.pwrite(
-                self._crossed, CROSSED.pack(self._packets, self._late, *seconds), 0
+            record = CROSSED.pack(
+                self._packets, self._late, self.now_s(), time.process_time()
             )
+            os.pwrite(self._crossed, record, 0)
 
 
 def main(config: Mapping[str, Any]) -> None:
-    """Make the devices, say so, and be the link.
+    """Make the devices, print that they exist, and be the link.
 
-    config : namespaces (files, the switch's last), crossed (file), prefix, rate_bits_per_s, conditions, and
-        owned: whether to die with who started it
+    Parameters
+    ----------
+    config : mapping
+        ``namespaces`` (files, the switch's last), ``crossed`` (a file), ``prefix``,
+        ``rate_bits_per_s``, ``conditions``, and ``owned``: whether this process dies
+        with the process that started it.
+
+    Raises
+    ------
+    OSError
+        If the devices cannot be made.
     """
     if config["owned"]:
         die_with_parent()
@@ -258,22 +470,33 @@ def main(config: Mapping[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     conditions = Conditions(**config["conditions"])
-    # Where packets stood for many frames, chance would take all of these at once.
-    offload = _CSUM if conditions.loss else _CSUM | _TSO4
+    offload = _CSUM
+    if not conditions.loss:
+        # A packet may stand for many frames only if chance cannot take all of them at
+        # once.
+        offload |= _TSO4
     devices = [open_device(rank, switch, offload) for rank in ranks]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
-    with suppress(PermissionError):  # without, it is late more often, and says so
+    # Without real-time priority the link is late more often, and counts that.
+    with suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    gc.collect()
-    gc.disable()  # nothing here goes round in circles
-    # Freed memory stays ours: to fetch it anew for each large packet takes longer than to read that.
-    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        with suppress(AttributeError):  # another library than glibc
-            ctypes.CDLL(None).mallopt(parameter, 2**30)
+    _keep_memory()
     crossed = os.open(config["crossed"], os.O_WRONLY | os.O_CREAT, 0o644)
     os.pwrite(crossed, bytes(CROSSED.size), 0)
     print(READY, flush=True)
     Tunnel(devices, shaper, config["prefix"], crossed).serve()
+
+
+def _keep_memory() -> None:
+    """Let this process spend no time on memory."""
+    # Nothing here refers to itself, so nothing is left for the collector.
+    gc.collect()
+    gc.disable()
+    # Freed memory stays with the process. To get the memory of a large packet from the
+    # kernel again takes longer than to read the packet.
+    for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        with suppress(AttributeError):  # another library than glibc
+            ctypes.CDLL(None).mallopt(parameter, 2**30)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One module per measurement: what it does on a device or between ranks, and the rows it gives."""
+"""What can be measured on a device or between ranks: a module per measurement."""
 
 from ddlkit.jobs import launch
 

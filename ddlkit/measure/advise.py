@@ -1,6 +1,10 @@
-"""Any model that a user's file gives: its layers, and all else that an advice on its buckets needs.
+"""A user's own model: its layers, and all else that an advice on its buckets needs.
 
-Alone, or in each rank that torchrun, Slurm or our launcher started.
+The model is measured alone, or in each rank that torchrun, Slurm or
+`ddlkit.jobs.launch` started. An advice needs four tables: ``layers`` and ``samples``
+say what an iteration computes, ``collectives`` what messages take, and ``slowdown`` how
+much both slow each other down. The best plans are then tried on real iterations, in
+table ``trials``.
 """
 
 from __future__ import annotations
@@ -8,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from ddlkit import store
 from ddlkit.core.errors import UserError, one_line
@@ -37,20 +42,45 @@ from ddlkit.model.advice import DEFAULT, Advice
 from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 
-MEETING_S = 300.0  # until all ranks have built the model
-REBUILT = 3  # iterations after which DDP reports its rebuilt buckets
-LATE = 0.9  # a first gradient that is ready at this share of backward leaves nothing to overlap
+MEETING_S = 300.0
+"""Seconds until all ranks must have built the model."""
+REBUILT = 3
+"""Iterations after which DDP reports the buckets that it has rebuilt."""
+LATE = 0.9
+"""If the first gradient is ready after this share of backward, little can overlap."""
+
+
+# -- the layers of a model
+# -----------------------------------------------------------------
 
 
 def measure_model(
     given: str, accumulate: int, out: Path, budget: Budget
 ) -> dict[str, Any]:
-    """Measure the layers of what `load` takes, save them, and return what to show, on rank 0.
+    """Measure the layers of a user's model and save them.
 
-    accumulate : calls of the loss in an iteration. All ranks measure at the same time (`joined`). Raises
-    UserError as `loaded_together`.
+    Parameters
+    ----------
+    given : str
+        The model, as `ddlkit.measure.given.load` takes it.
+    accumulate : int
+        How many batches an iteration has.
+    out : Path
+        Where tables ``layers`` and ``samples`` are saved, by rank 0.
+    budget : Budget
+        How long to measure.
+
+    Returns
+    -------
+    dict
+        What to show of the result; empty on all ranks but rank 0.
+
+    Raises
+    ------
+    UserError
+        As `loaded_together` and `ddlkit.jobs.rank.joined`.
     """
-    notes = list[str]()
+    notes: list[str] = []
     with joined(MEETING_S) as me, compute_on(given, me.device, ""):
         training = loaded_together(given, accumulate, me, notes)
         tables, profile = layers_of(training, budget, me)
@@ -61,89 +91,169 @@ def measure_model(
     for note in notes:
         me.say(note)
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
-    name, samples = (
-        f"{profile.network}-b{profile.batch}-r{me.world_size}",
-        tables["samples"],
-    )
+    name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
     for schema, rows in tables.items():
-        origin.save(path := table_path(out, schema, name), rows, schema)
+        origin.save(table_path(out, schema, name), rows, schema)
+
+    samples = tables["samples"]
     median = samples.groupby("quantity")["seconds"].median()
-    pairs = samples.pivot(
-        index="sample", columns="quantity", values="seconds"
-    )  # drift meets both
+    # Iterations with and without hooks were run in turn. Drift of the machine is nearly
+    # equal in both of a pair, so their ratio is formed pair by pair.
+    pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
+    hooked_over_unhooked = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
-        **{"network": profile.network, "device": profile.device},
-        **{"precision": samples["precision"].iloc[0]},
-        **{"ranks": me.world_size, "tensors": len(profile.tensor)},
+        "network": profile.network,
+        "device": profile.device,
+        "precision": samples["precision"].iloc[0],
+        "ranks": me.world_size,
+        "tensors": len(profile.tensor),
         "gradient_bytes": int(profile.gradient_bytes.sum()),
-        **{
-            f"{phase}_s": float(median[phase])
-            for phase in ("forward", "backward", "update")
-        },
-        "hooked_over_unhooked": (
-            pairs["hooked_iteration"] / pairs["unhooked_iteration"]
-        ).median(),
+        "forward_s": float(median["forward"]),
+        "backward_s": float(median["backward"]),
+        "update_s": float(median["update"]),
+        "hooked_over_unhooked": hooked_over_unhooked.median(),
         "order": order,
-        "profile": str(path),
+        "profile": str(table_path(out, "layers", name)),
     }
 
 
 def layers_of(
     training: Training, budget: Budget, me: Rank
 ) -> tuple[Tables, LayerProfile]:
-    """Return tables ``samples`` and ``layers`` of any training, and its profile, by all ranks at once."""
-    profile, samples = profile_training(training, training.precision, budget, me)
-    how = training.precision, me.world_size, me.torch_threads
-    return {"samples": samples, "layers": store.profile_frame(profile, *how)}, profile
+    """Measure the layers of any model in training, on all ranks at once.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training.
+    budget : Budget
+        How long to measure.
+    me : Rank
+        This rank.
+
+    Returns
+    -------
+    tables : mapping of str to DataFrame
+        Tables ``samples`` and ``layers``.
+    profile : LayerProfile
+        The profile that ``layers`` holds.
+    """
+    precision = training.precision
+    profile, samples = profile_training(training, precision, budget, me)
+    layers = store.profile_frame(profile, precision, me.world_size, me.torch_threads)
+    return {"samples": samples, "layers": layers}, profile
 
 
 def loaded_together(
     given: str, accumulate: int, me: Rank, notes: list[str]
 ) -> Training:
-    """Return what a user gives, tried out in every rank; what is compiled, inside DDP.
+    """Return a user's model in training, once every rank has tried it.
 
-    accumulate : calls of its loss in an iteration, of which its name tells. Raises UserError as `load` and
-    `Training.try_out`, and where another rank cannot, or has another model.
+    Parameters
+    ----------
+    given : str
+        The model, as `ddlkit.measure.given.load` takes it.
+    accumulate : int
+        How many batches an iteration has. The network's name says so if there are
+        several.
+    me : Rank
+        This rank.
+    notes : list of str
+        Where remarks on the model are added.
+
+    Returns
+    -------
+    Training
+        The model in training. A compiled model is wrapped in DDP.
+
+    Raises
+    ------
+    UserError
+        If the model cannot be loaded or trained, here or in another rank, and if ranks
+        have different models.
     """
     failure: Exception | None = None
+    mine: list[int]
     try:
         training = load(given, me.device, notes)
         if training.compiled:
+            # The compiler breaks a model's graph where DDP has its buckets, so a
+            # compiled model is profiled inside DDP.
             wrap_alone(training)
         training.try_out()
         training.accumulate = accumulate
-        training.network += f"-k{accumulate}" * (accumulate > 1)
-        trained = training.trained()
-        text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
-        digest = int(
-            hashlib.sha256(text.encode()).hexdigest()[:12], 16
-        )  # which a float64 holds
-        mine = [digest, len(trained), sum(p.numel() for p in trained.values())]
+        if accumulate > 1:
+            training.network += f"-k{accumulate}"
+        mine = _summary(training)
     except Exception as error:
-        failure, mine = error, [-1, 0, 0]
+        # A rank that fails still exchanges, or the others would wait for it until a
+        # timeout.
+        failure = error
+        mine = [-1, 0, 0]
     first, *others = everyones(mine).tolist()
     if failure:
         raise failure
     for rank, other in enumerate(others, 1):
         if other != first:
-            has = "rank {}'s has {:.0f} tensors of {:.0f} elements"
-            both = f"{has.format(0, *first[1:])}, {has.format(rank, *other[1:])}"
+            of_rank_0 = f"rank 0's has {_in_words(first)}"
+            of_other = f"rank {rank}'s has {_in_words(other)}"
             raise UserError(
-                f"{given}: models differ between ranks: {both}; build the same on each"
+                f"{given}: models differ between ranks: {of_rank_0}, {of_other}; "
+                "build the same on each"
             )
     return training
 
 
+def _summary(training: Training) -> list[int]:
+    """Return a digest, the number of tensors and the number of elements of a model."""
+    trained = training.trained()
+    text = repr([(name, p.shape, p.dtype) for name, p in trained.items()])
+    # Ranks exchange float64 numbers, which hold integers of 12 hexadecimal digits
+    # exactly.
+    digest = int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
+    elements = sum(p.numel() for p in trained.values())
+    return [digest, len(trained), elements]
+
+
+def _in_words(summary: Sequence[float]) -> str:
+    _, tensors, elements = summary
+    return f"{tensors:.0f} tensors of {elements:.0f} elements"
+
+
 def wrap_alone(training: Training) -> None:
-    """Wrap as `Training.wrap`, for a process alone: nothing is sent."""
+    """Wrap a model in a DDP of one process, which sends nothing.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training, which is changed.
+    """
     only_me: Any = {"backend": "gloo", "use_local_synchronization": True}
-    ddp = training.wrap(process_group=dist.new_group([dist.get_rank()], **only_me))
+    group = dist.new_group([dist.get_rank()], **only_me)
+    ddp = training.wrap(process_group=group)
     ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
 
 
 def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
-    """Return how the order in which gradients become ready compares to that in which DDP rebuilds buckets."""
-    trained, ready = training.trained(), profile.tensor[::-1]
+    """Compare the order in which gradients become ready with DDP's own.
+
+    DDP notes in which order gradients become ready, and rebuilds its buckets in that
+    order.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training, which may be wrapped and trained.
+    profile : LayerProfile
+        The profile of its layers.
+
+    Returns
+    -------
+    str
+        The result of the comparison, or why there is none, in a few words.
+    """
+    trained = training.trained()
+    ready = profile.tensor[::-1]
     if len(trained) > len(ready):
         return "not rebuilt by DDP, which needs find_unused_parameters"
     try:
@@ -156,61 +266,106 @@ def order_beside_ddp(training: Training, profile: LayerProfile) -> str:
     ddp: Any = training.ddp
     if not ddp.module.called:
         return "not compared: loss() does not call the model itself, as DDP needs"
-    numbers = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
-    rebuilt = [[*trained][int(number)] for number in numbers.replace(",", " ").split()]
-    # A bucket has one type, and those of each close by themselves.
-    ours, theirs = (
-        sorted(names, key=lambda n: str(trained[n].dtype)) for names in (ready, rebuilt)
-    )
-    other = (
-        sum(a != b for a, b in zip(ours, theirs, strict=False))
-        + len(ours)
-        - len(theirs)
-    )
-    return (
-        f"other than DDP's in {other} of {len(ours)} tensors"
-        if other
-        else "as DDP rebuilds"
-    )
+
+    log = ddp._get_ddp_logging_data()
+    indices = log.get("rebuilt_per_bucket_param_indices", "").replace(",", " ").split()
+    names = [*trained]
+    rebuilt = [names[int(index)] for index in indices]
+
+    # A bucket holds tensors of one type, and the buckets of each type are filled on
+    # their own. Therefore orders are compared type by type; `sorted` keeps the order
+    # within.
+    def by_type(name: str) -> str:
+        return str(trained[name].dtype)
+
+    ours = sorted(ready, key=by_type)
+    theirs = sorted(rebuilt, key=by_type)
+    differing = len(ours) - len(theirs)
+    for our, their in zip(ours, theirs, strict=False):
+        differing += our != their
+    if differing:
+        return f"other than DDP's in {differing} of {len(ours)} tensors"
+    return "as DDP rebuilds"
 
 
 def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
-    """Yield what a user should know of the profile beside its numbers."""
+    """Yield what a user should know of a profile besides its numbers.
+
+    Parameters
+    ----------
+    training : Training
+        The model in training.
+    profile : LayerProfile
+        Its profile.
+
+    Yields
+    ------
+    str
+        A remark.
+    """
     if training.backwards:
         yield (
-            f"loss() runs backward itself, times: {training.backwards}; a gradient counts as ready when it "
-            "becomes so for the last time, and forward is all before the last backward"
+            f"loss() runs backward itself, times: {training.backwards}; a gradient "
+            "counts as ready when it becomes ready for the last time, and forward is "
+            "all that precedes the last backward"
         )
     if training.compiled:
-        yield "compiled: profiled inside DDP in one process; forward is one time, of the first tensor"
-    if missing := [name for name in training.trained() if name not in profile.tensor]:
-        yield f"{len(missing)} tensors get no gradient and have no row: {', '.join(missing[:3])}"
-    if (share := profile.backward_s[-1] / profile.backward_s.sum()) > LATE:
+        yield (
+            "compiled: profiled inside DDP in one process; forward is one time, "
+            "which the first tensor has"
+        )
+    missing = [name for name in training.trained() if name not in profile.tensor]
+    if missing:
+        examples = ", ".join(missing[:3])
+        yield f"{len(missing)} tensors get no gradient and have no row: {examples}"
+    share = profile.backward_s[-1] / profile.backward_s.sum()
+    if share > LATE:
         yield f"gradients are ready after {share:.0%} of backward: nothing can overlap"
 
 
-# -- advice ---------------------------------------------------------------------------------------
+# -- advice
+# --------------------------------------------------------------------------------
 
-LISTS = "bucket_cap_mb_list" in DDP_OPTIONS  # torch 2.11 and later
+LISTS = "bucket_cap_mb_list" in DDP_OPTIONS
+"""Whether this torch (2.11 and later) lets a user choose each bucket."""
 SIZES = (4 * KIB, 64 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB)
-FOR_LAYERS, FOR_MESSAGES, FOR_SLOWDOWN = (
-    0.2,
-    0.4,
-    0.3,
-)  # shares of the time to measure in
-LEAST = 40.0  # iterations in the last of these, below which it says nothing
-WHOLES = 20.0  # messages of all gradients in the last two, if each size is sent as rarely as may be
-ROUNDS, FEWEST, TRIED = 10, 6, 2
-EACH, MOST = (
-    Budget(0, 3, 3, math.inf, 0.0),
-    20,
-)  # iterations of a plan in a round, three at least
+"""Bytes of the messages that are measured, besides one of all gradients."""
+FOR_LAYERS = 0.2
+FOR_MESSAGES = 0.4
+FOR_SLOWDOWN = 0.3
+"""Shares of the time to measure in, of each table."""
+LEAST = 40.0
+"""Iterations that must fit into the time for ``slowdown``."""
+WHOLES = 20.0
+"""Messages of all gradients that must fit into the time for the other two tables."""
+ROUNDS = 10
+FEWEST = 6
+"""Rounds of a trial, and those that are run even if time is up."""
+TRIED = 2
+"""Plans that are tried besides the default."""
+EACH = Budget(0, 3, 3, math.inf, 0.0)
+"""The fewest iterations of a plan in a round."""
+MOST = 20
+"""The most iterations of a plan in a round."""
 MEASURED = ("layers", "collectives", "slowdown")
+"""What is measured before a trial, in this order."""
 
 
 @dataclass(frozen=True)
 class AdviseSettings:
-    """Whose training, as `load` takes it, and seconds to measure in, and to confirm in."""
+    """The settings of the job.
+
+    Attributes
+    ----------
+    model : str
+        The model, as `ddlkit.measure.given.load` takes it.
+    accumulate : int
+        How many batches an iteration has.
+    measure_s : float
+        Seconds in which layers and messages are measured.
+    confirm_s : float
+        Seconds in which plans are tried.
+    """
 
     model: str
     accumulate: int = 1
@@ -220,11 +375,27 @@ class AdviseSettings:
 
 @job(AdviseSettings, "layers", "samples", "collectives", "slowdown", "trials")
 def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
-    """Measure what is not there yet, layers first; then train in turn by the default and the best plans.
+    """Measure what is not there yet, then try the default and the best plans in turn.
 
-    Raises UserError where there is too little time, and for training whose buckets cannot be chosen.
+    Parameters
+    ----------
+    me : Rank
+        This rank. Tables that an earlier call left in its ``out`` are used.
+    settings : AdviseSettings
+        The model and how long to measure.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Tables by their schema.
+
+    Raises
+    ------
+    UserError
+        If there is too little time, and for training whose buckets cannot be chosen.
     """
-    notes, begun_s = list[str](), time.monotonic()
+    notes: list[str] = []
+    begun_s = time.monotonic()
     with compute_on(settings.model, me.device, ""):
         training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse(training, settings)
@@ -232,156 +403,230 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
-        whole = training.gradient_bytes
-        sizes = [size for size in SIZES if size < whole] + [
-            whole_size(whole, me.world_size)
-        ]
-        for what, there in zip(
-            MEASURED, everyones(_there(me, training))[0], strict=True
-        ):
-            if there:
+        present = everyones(_measured_before(me, training))[0]
+        for schema, is_there in zip(MEASURED, present, strict=True):
+            if is_there:
                 continue
-            spare_s = (
-                settings.confirm_s + settings.measure_s - (time.monotonic() - begun_s)
-            )
-            me.say(f"{what}; about {format_seconds(max(1.0, spare_s))} left")
-            if what == "layers":
-                budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
-                tables, profile = layers_of(training, budget, me)
-                notes += [*remarks(training, profile)]
-                notes.append(f"order: {order_beside_ddp(training, profile)}")
-                yield tables
-            elif what == "collectives":
-                each = Budget(1, 4, 100, FOR_MESSAGES * settings.measure_s / len(sizes))
-                how = CollectivesSettings(("all_reduce",), sizes, each, 4)
-                yield from collectives_job.part(me, how)
-            else:
-                beside = sorted(
-                    {min(SIZES[1], whole), whole // 8 // 4 * 4 or whole, whole}
-                )
-                yield from slowed(
-                    me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3
-                )
+            passed_s = time.monotonic() - begun_s
+            spare_s = settings.confirm_s + settings.measure_s - passed_s
+            left = format_seconds(max(1.0, spare_s))
+            me.say(f"measuring {schema}; about {left} left")
+            yield from _measure(schema, me, training, settings, notes)
         for note in notes:
             me.say(note)
         yield from trial(me, training, _plans(me, training), settings.confirm_s)
 
 
-def _there(me: Rank, training: Training) -> list[float]:
-    """Return which tables a run before left on rank 0: none, if they are of another model."""
-    paths = [me.out / f"{name}.csv" for name in MEASURED]
+def _measure(
+    schema: str,
+    me: Rank,
+    training: Training,
+    settings: AdviseSettings,
+    notes: list[str],
+) -> Iterator[Tables]:
+    """Yield the tables of one of `MEASURED`."""
+    whole = training.gradient_bytes
+    if schema == "layers":
+        budget = Budget(1, 4, 200, FOR_LAYERS * settings.measure_s)
+        tables, profile = layers_of(training, budget, me)
+        notes += remarks(training, profile)
+        notes.append(f"order: {order_beside_ddp(training, profile)}")
+        yield tables
+    elif schema == "collectives":
+        sizes = [size for size in SIZES if size < whole]
+        sizes.append(whole_size(whole, me.world_size))
+        each = Budget(1, 4, 100, FOR_MESSAGES * settings.measure_s / len(sizes))
+        messages = CollectivesSettings(
+            ("all_reduce",), sizes, each, messages_per_sample=4
+        )
+        yield from collectives_job.part(me, messages)
+    else:
+        # An eighth of all gradients, in whole elements of 4 bytes.
+        eighth = whole // 8 // 4 * 4 or whole
+        beside = sorted({min(SIZES[1], whole), eighth, whole})
+        yield from slowed(me, training, beside, FOR_SLOWDOWN * settings.measure_s, 3)
+
+
+def _measured_before(me: Rank, training: Training) -> list[float]:
+    """Return which tables of this model (1.0 or 0.0) an earlier call left on rank 0."""
+    paths = [me.out / f"{schema}.csv" for schema in MEASURED]
     if me.rank or not store.has_table(paths[0]):
         return [0.0] * len(paths)
     profile = store.read_profile(paths[0])
-    sizes = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
-    same = sizes == {name: p.numel() for name, p in training.trained().items()}
-    same &= profile.network == training.network
-    return [float(same and store.has_table(path)) for path in paths]
+    profiled = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
+    trained = {name: p.numel() for name, p in training.trained().items()}
+    if profiled != trained or profile.network != training.network:
+        return [0.0] * len(paths)
+    return [float(store.has_table(path)) for path in paths]
 
 
 def _refuse(training: Training, settings: AdviseSettings) -> None:
-    """Raise UserError for training of which DDP would not make the buckets, or too little time."""
-    if (times := training.backwards) > 1:
+    """Raise UserError if DDP would make other buckets or if there is too little time."""
+    times = training.backwards
+    if times > 1:
         advice = "let it run one batch, and give --accumulate"
         raise UserError(
             f"{settings.model}: loss() runs backward {times} times: {advice}"
         )
-    ready = set[str]()
+    ready: set[str] = set()
     with training.watched(lambda _: None, ready.add):
         training.iterate()
-    if missing := training.trained().keys() - ready:
-        what = f"{len(missing)} tensors get no gradient, as {min(missing)}"
+    missing = training.trained().keys() - ready
+    if missing:
+        example = f"{len(missing)} tensors get no gradient, as {min(missing)}"
         advice = "freeze them: with find_unused_parameters DDP makes buckets of its own"
-        raise UserError(f"{settings.model}: {what}: {advice}")
+        raise UserError(f"{settings.model}: {example}: {advice}")
+
     whole = torch.zeros(training.gradient_bytes // 4, device=training.device)
-    synchronize = clock.synchronizer(training.device)
-    iteration_s, message_s = (
-        float(np.median(slowest(clock.measure(action, EACH, synchronize=synchronize))))
-        for action in (training.iterate, lambda: dist.all_reduce(whole))
+    iteration_s = _median_s(training, training.iterate)
+    message_s = _median_s(training, lambda: dist.all_reduce(whole))
+    needed_s = max(
+        LEAST * iteration_s / FOR_SLOWDOWN,
+        WHOLES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
     )
-    needed_s = LEAST * iteration_s / FOR_SLOWDOWN
-    needed_s = max(needed_s, WHOLES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN))
     if needed_s > settings.measure_s:
-        minutes = math.ceil(needed_s / 6) / 10
-        took = "an iteration takes {}, a message of all gradients {}"
-        said = took.format(*map(format_seconds, (iteration_s, message_s)))
+        iteration = f"an iteration takes {format_seconds(iteration_s)}"
+        message = f"a message of all gradients {format_seconds(message_s)}"
+        minutes = settings.measure_s / 60
+        needed_minutes = math.ceil(needed_s / 6) / 10  # rounded up to a tenth
         raise UserError(
-            f"--minutes {settings.measure_s / 60:g}: {said}: give {minutes:g} or more"
+            f"--minutes {minutes:g}: {iteration}, {message}: "
+            f"give {needed_minutes:g} or more"
         )
 
 
+def _median_s(training: Training, action: Callable[[], object]) -> float:
+    """Return the median of three times of an action, of the slowest rank."""
+    synchronize = clock.synchronizer(training.device)
+    seconds = clock.measure(action, EACH, synchronize=synchronize)
+    return float(np.median(slowest(seconds)))
+
+
 def read_advice(out: Path, of: str = "") -> Advice:
-    """Return the advice by the tables that a job left in a directory; of : behind each name."""
-    names = ("collectives", "slowdown", "samples")
-    rows, slowdown, samples = (
-        store.load_table(out / f"{name}{of}.csv", name) for name in names
+    """Return the advice that follows from the tables in a directory.
+
+    Parameters
+    ----------
+    out : Path
+        The directory in which `advise_job` left its tables.
+    of : str, optional
+        What follows the schema in the names of the tables.
+
+    Returns
+    -------
+    Advice
+
+    Raises
+    ------
+    UserError
+        If a table is missing or damaged.
+    """
+    rows = store.load_table(out / f"collectives{of}.csv", "collectives")
+    slowdown = store.load_table(out / f"slowdown{of}.csv", "slowdown")
+    samples = store.load_table(out / f"samples{of}.csv", "samples")
+    link = str(rows["link"].iloc[0])
+    ranks = int(rows["ranks"].iloc[0])
+    messages = replace(
+        Calibration.of(rows).between(link, ranks), contention=Contention.of(slowdown)
     )
-    at = str(rows["link"].iloc[0]), int(rows["ranks"].iloc[0])
-    known = replace(
-        Calibration.of(rows).between(*at), contention=Contention.of(slowdown)
-    )
-    # Accumulated batches are in the profile: an iteration is what was measured.
+    # The profile is of whole iterations, with all batches that they accumulate. So the
+    # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{of}.csv").workload()
-    return Advice.of(work, known, scatter_of(samples), LISTS)
+    return Advice.of(work, messages, scatter_of(samples), LISTS)
 
 
 def _plans(me: Rank, training: Training) -> dict[str, list[int]]:
-    """Return bytes of buckets by plan, named on rank 0, who finds them; none for the default."""
-    names, told = [*map(str, range(TRIED))], np.zeros((TRIED, len(training.trained())))
-    if me.rank == 0:
-        others = [
-            option for option in read_advice(me.out).ranked if option.name != DEFAULT
-        ]
-        for place, option in enumerate(others[: TRIED * LISTS]):
-            sizes = option.iteration.group_bytes
-            names[place], told[place, : len(sizes)] = option.name, sizes
-    rows = zip(names, everyones(told)[0], strict=True)
-    return {DEFAULT: []} | {
-        name: [int(n) for n in row if n] for name, row in rows if row.any()
-    }
+    """Return the bytes of each bucket by plan; none for the default.
+
+    Only rank 0 has the tables from which plans follow. On all other ranks the plans
+    have numbers for names.
+    """
+    names = [str(number) for number in range(TRIED)]
+    sizes = np.zeros((TRIED, len(training.trained())))
+    if me.rank == 0 and LISTS:
+        ranked = read_advice(me.out).ranked
+        best = [option for option in ranked if option.name != DEFAULT][:TRIED]
+        for number, option in enumerate(best):
+            group_bytes = option.iteration.group_bytes
+            names[number] = option.name
+            sizes[number, : len(group_bytes)] = group_bytes
+    plans: dict[str, list[int]] = {DEFAULT: []}
+    for name, row in zip(names, everyones(sizes)[0], strict=True):
+        if row.any():
+            plans[name] = [int(n_bytes) for n_bytes in row if n_bytes]
+    return plans
 
 
 def trial(
     me: Rank, training: Training, plans: Mapping[str, Sequence[int]], max_s: float
 ) -> Iterator[Tables]:
-    """Yield table ``trials``, round by round: real iterations under each plan in turn, of the slowest rank.
+    """Train under each plan in turn, round by round.
 
-    plans : bytes of buckets, none for the default; one of which DDP makes others is left out, and said so.
-    Ends after ROUNDS, or ``max_s`` but for FEWEST; a disturbed round is made again.
+    There are at most `ROUNDS` rounds. After ``max_s`` only the first `FEWEST` start. A
+    disturbed round is repeated. A plan of which DDP makes other buckets is left out.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    training : Training
+        The model in training.
+    plans : mapping of str to sequence of int
+        The bytes of each bucket by plan; none for DDP's default.
+    max_s : float
+        Seconds in which to train.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Table ``trials``: seconds of each iteration, of the slowest rank.
     """
-    wrapped, begun_s = {}, time.monotonic()
-    for name, sizes in plans.items():
-        ddp, made, _ = imposed(training, sizes)
-        if sizes and made != [*sizes]:
-            asked = f"asked for {len(sizes)} buckets, DDP made {len(made)}"
-            me.say(f"plan {name} is not tried: {asked}")
-        else:
-            wrapped[name] = ddp
+    begun_s = time.monotonic()
+    wrapped = _wrapped(me, training, plans)
     synchronize = clock.synchronizer(me.device)
-    once = clock.measure(training.iterate, EACH, synchronize=synchronize)
-    one_s = float(np.median(slowest(once)))
-    count = int(
-        np.clip(max_s / (ROUNDS * len(wrapped) * one_s) - 1, EACH.min_repeats, MOST)
-    )
+    one_s = _median_s(training, training.iterate)
+    # In each round every plan has one more iteration, which warms up.
+    fitting = max_s / (ROUNDS * len(wrapped) * one_s) - 1
+    count = int(np.clip(fitting, EACH.min_repeats, MOST))
     each = replace(EACH, warmup=1, min_repeats=count, max_repeats=count)
-    retries, repeat = Retries(), 0
+    labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
+    retries = Retries()
+    repeat = 0
     while repeat < ROUNDS:
-        if repeat >= FEWEST and not peers.agree_all(time.monotonic() - begun_s < max_s):
-            return me.say(f"{repeat} rounds of {ROUNDS} fitted: the interval is wider")
-        watch, seconds = Watch(me.rank), dict[str, Floats]()
-        for name in [*wrapped][
-            :: -1 if repeat % 2 else 1
-        ]:  # so drift within a round cancels
+        in_time = time.monotonic() - begun_s < max_s
+        if repeat >= FEWEST and not peers.agree_all(in_time):
+            me.say(f"only {repeat} of {ROUNDS} rounds fitted, so the interval is wider")
+            return
+        watch = Watch(me.rank)
+        # Every other round is in reverse order, so that drift within rounds cancels.
+        names = [*wrapped]
+        if repeat % 2:
+            names.reverse()
+        seconds: dict[str, Floats] = {}
+        for name in names:
             training.use(wrapped[name])
             dist.barrier()
-            seconds[name] = slowest(
-                clock.measure(training.iterate, each, synchronize=synchronize)
-            )
+            mine = clock.measure(training.iterate, each, synchronize=synchronize)
+            seconds[name] = slowest(mine)
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
-        me.say(
-            f"round {repeat + 1} of {ROUNDS}, {count} iterations each of {len(wrapped)} plans"
-        )
-        of = {"network": training.network, "ranks": me.world_size, "link": me.link}
-        yield {"trials": clock.rows_by("policy", seconds, of | {"repeat": repeat})}
+        iterations = f"{count} iterations of each of {len(wrapped)} plans"
+        me.say(f"round {repeat + 1} of {ROUNDS}: {iterations}")
+        rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
+        yield {"trials": rows}
         repeat += 1
+
+
+def _wrapped(
+    me: Rank, training: Training, plans: Mapping[str, Sequence[int]]
+) -> dict[str, DistributedDataParallel]:
+    """Return DDP with the buckets of each plan, but for plans that it does not make."""
+    wrapped = {}
+    for name, sizes in plans.items():
+        ddp, buckets, _ = imposed(training, sizes)
+        if sizes and buckets != [*sizes]:
+            counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
+            me.say(f"plan {name} is not tried: {counts}")
+        else:
+            wrapped[name] = ddp
+    return wrapped

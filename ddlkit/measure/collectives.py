@@ -1,11 +1,14 @@
-"""How long collectives take by size (``bytes`` as in `ddlkit.core.collective`), with every value checked."""
+"""How long collectives take by size, with every element of the results checked.
+
+``bytes`` is the size of a collective as `ddlkit.core.collective` defines it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from time import perf_counter
 
 import numpy as np
@@ -27,31 +30,38 @@ from ddlkit.jobs.clock import (
     timed,
 )
 from ddlkit.jobs.rank import Floats, Rank, Tables, job, slowest
-from ddlkit.jobs.vitals import Retries, Watch
+from ddlkit.jobs.vitals import Retries, Usage, Watch
 
-SIZES = tuple(KIB << power for power in range(17))  # 1 KiB .. 64 MiB
+SIZES = tuple(KIB << power for power in range(17))
+"""Bytes of the messages that are measured by default: 1 KiB to 64 MiB."""
 BUDGET = Budget(warmup=1, min_repeats=5, max_repeats=50, max_s=1.0)
 SAMPLE_BYTES = 32 * MIB
-HOLD_CYCLES = 2_000_000  # of a GPU, about 1 ms: until all of a sample is queued
+"""The most bytes of all messages that are posted at once, unless one alone has more."""
+HOLD_CYCLES = 2_000_000
+"""Cycles of a GPU, about 1 ms, in which the host posts all messages of a sample."""
 
 _ELEMENT_BYTES = 4
-_LARGEST = 4096  # sums of up to 4096 such integers are exact in float32
-_SHIFT = 7919  # prime: ranks' shares of one random vector are that far apart
+# Sums of up to 4096 integers of up to this size are exact in float32.
+_LARGEST = 4096
+# The contributions of ranks are one random vector, shifted by this prime from rank to
+# rank.
+_SHIFT = 7919
 
 
 @dataclass(frozen=True)
 class Posting:
-    """How one of COLLECTIVES is posted, and what must come out of it.
+    """How a collective is posted, and which result is right.
 
-    Parameters
+    Attributes
     ----------
     post : callable
-        Takes the buffer for the result, and a rank's input; returns what ``wait`` waits for,
-        without waiting itself.
+        Takes the buffer for the result and a rank's input. Posts the collective without
+        waiting, and returns what ``wait`` waits for.
     result : callable
-        Takes the inputs of all ranks in their order, and this rank; returns its result.
+        Takes the inputs of all ranks in their order, and this rank. Returns its result.
     in_place : bool
-        Whether the buffer holds the rank's input before, as ``post`` takes no other.
+        Whether the buffer holds the rank's input before, because ``post`` takes no
+        other.
     """
 
     post: Callable[[torch.Tensor, torch.Tensor], dist.Work]
@@ -75,7 +85,7 @@ def _sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
     return reduce(torch.add, inputs)
 
 
-def _joined(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
+def _concatenated(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
     return torch.cat([*inputs])
 
 
@@ -85,7 +95,7 @@ def _own_part_of_sum(inputs: Iterator[torch.Tensor], me: Rank) -> torch.Tensor:
 
 POSTINGS = {
     "all_reduce": Posting(_post_all_reduce, _sum, in_place=True),
-    "all_gather": Posting(_post_all_gather, _joined),
+    "all_gather": Posting(_post_all_gather, _concatenated),
     "reduce_scatter": Posting(_post_reduce_scatter, _own_part_of_sum),
 }
 """How each of COLLECTIVES is posted and checked, by the same names."""
@@ -93,12 +103,29 @@ POSTINGS = {
 
 @dataclass(frozen=True)
 class CollectivesSettings:
-    """Which collectives to time at which sizes, and how; raises UserError for what there is not.
+    """The settings of the job.
 
-    sizes : bytes, rounded up to a whole number of elements per rank; budget : for each size
-    messages_per_sample : posted at once, as training does, SAMPLE_BYTES at most; a sample is their mean
-    apart_s : each rank starts so much after the one before it, as in training; times are from the last start
-    tries : how often a size is measured, at most, while the machine's host disturbs it
+    Attributes
+    ----------
+    collectives : sequence of str
+        Names of collectives.
+    sizes : sequence of int
+        Sizes in bytes. Each is rounded up to a whole number of elements on every rank.
+    budget : Budget
+        How long to measure each size of each collective.
+    messages_per_sample : int
+        How many messages are posted at once, as training does; fewer if they exceed
+        `SAMPLE_BYTES`. A sample is the mean time of a message.
+    tries : int
+        How often a size is measured at most, while others disturb the machine.
+    apart_s : float
+        How much later each rank starts than the rank before it, in seconds, as ranks do
+        in training. Times are counted from the last start.
+
+    Raises
+    ------
+    UserError
+        If a collective is unknown, or if there is no size or one below 1 byte.
     """
 
     collectives: Sequence[str] = tuple(COLLECTIVES)
@@ -119,19 +146,39 @@ class CollectivesSettings:
 
 @job(CollectivesSettings, "collectives")
 def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]:
-    """Yield a row per sample, ``seconds`` of the slowest rank; every element that comes is checked."""
-    nccl = me.backend == "nccl"
+    """Time each collective at each size.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : CollectivesSettings
+        The collectives and their sizes.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Table ``collectives`` of one collective: a row per sample, with ``seconds`` of
+        the slowest rank.
+
+    Raises
+    ------
+    UserError
+        If an element of a result is wrong.
+    """
+    on_nccl = me.backend == "nccl"
+    # NCCL chooses an algorithm by size, unless NCCL_ALGO says which. gloo's are rings.
+    algorithm = os.environ.get("NCCL_ALGO", "auto") if on_nccl else "ring"
     place = {
         "backend": me.backend,
-        # gloo's own are rings; NCCL chooses by size unless it is told.
-        "algorithm": os.environ.get("NCCL_ALGO", "auto") if nccl else "ring",
+        "algorithm": algorithm,
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
         "in_flight": 1,
         "apart_s": settings.apart_s,
-        # NCCL's messages are a device's own work, gloo's that of threads.
-        "clock": "device" if nccl else "wall",
+        # NCCL's messages are work of the device, gloo's are work of threads.
+        "clock": "device" if on_nccl else "wall",
     }
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
@@ -140,19 +187,12 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         frames = []
         for seed, size in enumerate(sizes):
             count = messages_at(size, settings.messages_per_sample)
-            for left in reversed(range(settings.tries)):
-                watch = Watch(me.rank)
-                checked = CheckedCollective(me, collective, size, seed, count)
-                seconds = _seconds(me, checked, settings)
-                used = peers.usage_of_all(watch.usage())
-                if not (left and retries.again(used)):
-                    break
+            make = partial(CheckedCollective, me, collective, size, seed, count)
+            seconds, used = _undisturbed(me, make, settings, retries)
             labels = {
                 "collective": collective,
                 "messages_per_sample": count,
                 "bytes": size,
-            }
-            labels |= {
                 **place,
                 "stolen": used.stolen,
                 "late": used.late,
@@ -160,75 +200,162 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             }
             frames.append(sample_rows(labels, seconds))
             median = format_seconds(float(np.median(seconds)))
-            me.say(
-                f"{collective} of {format_bytes(size)} on {me.world_size} ranks: {median}"
-            )
+            what = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
+            me.say(f"{what}: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 
 def whole_size(size: int, world_size: int) -> int:
-    """Round ``size`` in bytes up so that every rank holds the same number of elements."""
+    """Round a size up so that every rank holds the same number of elements.
+
+    Parameters
+    ----------
+    size : int
+        The size in bytes.
+    world_size : int
+        How many ranks there are.
+
+    Returns
+    -------
+    int
+        The smallest multiple of 4 bytes times the number of ranks that is not below it.
+
+    Examples
+    --------
+    >>> whole_size(1000, 2), whole_size(1000, 3)
+    (1000, 1008)
+    """
     unit = _ELEMENT_BYTES * world_size
     return -(-size // unit) * unit
 
 
 def messages_at(size: int, messages_per_sample: int) -> int:
-    """Return how many messages of ``size`` bytes are posted at once: as many as wanted, if they fit."""
+    """Return how many messages are posted at once.
+
+    Parameters
+    ----------
+    size : int
+        The size of a message in bytes.
+    messages_per_sample : int
+        How many are wanted.
+
+    Returns
+    -------
+    int
+        As many as wanted if they fit into `SAMPLE_BYTES`, or fewer, but at least one.
+
+    Examples
+    --------
+    >>> messages_at(2**20, 16), messages_at(2**24, 16), messages_at(2**30, 16)
+    (16, 2, 1)
+    """
     return max(1, min(messages_per_sample, SAMPLE_BYTES // size))
+
+
+def _undisturbed(
+    me: Rank,
+    make: Callable[[], CheckedCollective],
+    settings: CollectivesSettings,
+    retries: Retries,
+) -> tuple[Floats, Usage]:
+    """Return seconds by sample and the usage of the first undisturbed or last try."""
+    tries_left = settings.tries
+    while True:
+        watch = Watch(me.rank)
+        seconds = _seconds(me, make(), settings)
+        used = peers.usage_of_all(watch.usage())
+        tries_left -= 1
+        if not tries_left or not retries.again(used):
+            return seconds, used
 
 
 def _seconds(
     me: Rank, checked: CheckedCollective, settings: CollectivesSettings
 ) -> Floats:
-    """Return seconds of a message by sample, of the slowest rank; the last sample's values are checked."""
+    """Return seconds of a message by sample, of the slowest rank.
+
+    The values of the last sample are checked.
+    """
     synchronize = synchronizer(me.device)
 
-    def together() -> None:
+    def start_together() -> None:
         checked.reset()
         synchronize()
-        dist.barrier()  # NCCL's is a kernel; `measure` waits for its end, too, before it starts a sample
+        # NCCL's barrier is a kernel. `measure` waits for its end, too, before a sample.
+        dist.barrier()
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
-    def held() -> Marks:
+    def run_on_gpu() -> Marks:
+        # The GPU sleeps until the host has posted all messages of the sample, so that
+        # the time between two marks has no time of the host in it.
         torch.cuda._sleep(HOLD_CYCLES)
         return timed(checked.run, me.device)()
 
     seconds = measure(
-        held if me.backend == "nccl" else checked.run,
+        run_on_gpu if me.backend == "nccl" else checked.run,
         settings.budget,
         synchronize=synchronize,
-        setup=together,
+        setup=start_together,
         agree=peers.agree_all,
     )
     checked.check()
+    # The last rank starts last. What an earlier rank waited for that start does not
+    # count.
     ahead_s = (me.world_size - 1 - me.rank) * settings.apart_s
     return slowest(seconds - ahead_s) / len(checked.buffers)
 
 
 class CheckedCollective:
-    """One collective of random integers in float32, whose sums are exact; buffers : (count, n) results."""
+    """A collective of random integers in float32, whose sums are exact.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    collective : str
+        The name of the collective.
+    size : int
+        Its size in bytes, as of `whole_size`.
+    seed : int
+        The seed of the random integers.
+    count : int, optional
+        How many messages are posted at once.
+
+    Attributes
+    ----------
+    mine : Tensor
+        This rank's input.
+    expected : Tensor, shape (n,)
+        The right result.
+    buffers : Tensor, shape (count, n)
+        The results, a row per message.
+    """
 
     def __init__(
         self, me: Rank, collective: str, size: int, seed: int, count: int = 1
     ) -> None:
-        self.collective, self._posting = collective, POSTINGS[collective]
+        self.collective = collective
+        self._posting = POSTINGS[collective]
         parts = COLLECTIVES[collective].input_parts(me.world_size)
         elements = size // _ELEMENT_BYTES // parts
-        random = torch.Generator().manual_seed(seed)
-        vector = torch.randint(
-            -_LARGEST, _LARGEST, (elements,), generator=random
-        ).float()
-        shares = (vector.roll(number * _SHIFT) for number in range(me.world_size))
+        generator = torch.Generator().manual_seed(seed)
+        shape = (elements,)
+        integers = torch.randint(-_LARGEST, _LARGEST, shape, generator=generator)
+        vector = integers.float()
+        inputs = (vector.roll(rank * _SHIFT) for rank in range(me.world_size))
         mine = vector.roll(me.rank * _SHIFT)
-        expected = self._posting.result(shares, me)
-        in_place = self._posting.in_place
-        start = mine if in_place else torch.full_like(expected, float("nan"))
-        everything = (tensor.to(me.device) for tensor in (mine, start, expected))
-        self.mine, self._start, self.expected = everything
+        expected = self._posting.result(inputs, me)
+        # A buffer that nothing is written to must not look right.
+        start = torch.full_like(expected, float("nan"))
+        if self._posting.in_place:
+            start = mine
+        self.mine = mine.to(me.device)
+        self._start = start.to(me.device)
+        self.expected = expected.to(me.device)
         self.buffers = self.expected.new_empty((count, expected.numel()))
 
     def reset(self) -> None:
-        """Put the buffers back to where they were before the collective."""
+        """Restore what the buffers held before the collective."""
         self.buffers.copy_(self._start)
 
     def run(self) -> None:
@@ -238,19 +365,45 @@ class CheckedCollective:
             work.wait()
 
     def check(self) -> None:
-        """Raise UserError unless every element is exactly right."""
+        """Check every element of the results.
+
+        Raises
+        ------
+        UserError
+            If an element is not exactly right.
+        """
         wrong = int((self.buffers != self.expected).sum())
         if wrong:
             size = format_bytes(max(self.expected.nbytes, self.mine.nbytes))
-            what = f"{self.collective} of {size}: {wrong} of {self.buffers.numel()} elements"
+            elements = f"{wrong} of {self.buffers.numel()} elements"
             raise UserError(
-                f"{what} came out wrong: mend the network or the library first"
+                f"{self.collective} of {size}: {elements} came out wrong: "
+                "mend the network or the library first"
             )
 
 
 def lacking(
     rows: pd.DataFrame, collective: str, sizes: Sequence[int], workers: int
 ) -> tuple[int, ...]:
-    """Return those of the sizes that rows of a table ``collectives`` do not have of a collective."""
-    there = set(rows["bytes"][rows["collective"] == collective]) if len(rows) else set()
-    return tuple(size for size in sizes if whole_size(size, workers) not in there)
+    """Return the sizes that a table lacks of a collective.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of a table ``collectives``, or an empty frame.
+    collective : str
+        The name of the collective.
+    sizes : sequence of int
+        The wanted sizes in bytes.
+    workers : int
+        How many ranks there are.
+
+    Returns
+    -------
+    tuple of int
+        The sizes of which the table has no row.
+    """
+    present: set[int] = set()
+    if len(rows):
+        present = set(rows["bytes"][rows["collective"] == collective])
+    return tuple(size for size in sizes if whole_size(size, workers) not in present)

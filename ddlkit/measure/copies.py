@@ -20,23 +20,55 @@ SIZES = tuple(4 * KIB << power for power in range(0, 19, 2))
 """Bytes of the copies that are measured by default: 4 KiB to 1 GiB."""
 _AT_ONCE_BYTES = 64 * MIB
 _MOST_IN_A_ROW = 32
-_MEMORY_SHARE = 8  # a pool takes at most that part of the host's free memory
+# A pool takes at most an eighth of the host's free memory.
+_MEMORY_SHARE = 8
 
 Pool = Tensor
-"""(bytes,) uint8: copies go from places in one pool to places in another, in turn."""
+"""Bytes (uint8). Copies go from the slots of one pool to those of another, in turn."""
 
 
 def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.DataFrame:
-    """Return table ``copies``: seconds of one copy by kind and size, of several in a row, past all caches."""
+    """Measure copies by kind and size.
+
+    Source and target move through pools as large as the largest size, so that copies of
+    large pools find nothing in a cache.
+
+    Parameters
+    ----------
+    device : str
+        ``"cpu"`` for copies within the host's memory, ``"cuda"`` for copies between the
+        host and the GPU and within the GPU.
+    sizes : sequence of int
+        Bytes of the copies.
+    budget : Budget
+        How long to measure each size of each kind.
+
+    Returns
+    -------
+    DataFrame
+        Table ``copies``: seconds of one copy, a row per sample. A sample is the mean of
+        several copies in a row.
+
+    Raises
+    ------
+    Unavailable
+        If an eighth of the host's free memory holds none of the sizes.
+    Partial
+        If it holds some of them. The exception has the table of these.
+    """
     most = psutil.virtual_memory().available // _MEMORY_SHARE
     fitting = [size for size in sizes if size <= most]
-    large = ", ".join(format_bytes(size) for size in sizes if size > most)
-    reason = f"no copies of {large}: an eighth of the host's free memory is {format_bytes(most)}"
+    too_large = ", ".join(format_bytes(size) for size in sizes if size > most)
+    reason = (
+        f"no copies of {too_large}: an eighth of the host's free memory "
+        f"is {format_bytes(most)}"
+    )
     if not fitting:
         raise Unavailable(reason)
+    largest = max(fitting)
 
-    def frames() -> Iterator[pd.DataFrame]:
-        pools = _pools(place, max(fitting))
+    def frames(place: torch.device) -> Iterator[pd.DataFrame]:
+        pools = _pools(place, largest)
         for (kind, (target, source)), size in itertools.product(pools.items(), fitting):
             count, seconds = _copy_s(target, source, size, budget)
             labels = {
@@ -46,55 +78,61 @@ def measure_copies(device: str, sizes: Sequence[int], budget: Budget) -> pd.Data
                 "copies_per_sample": count,
             }
             yield clock.sample_rows(labels, seconds)
-        if large:
+        if too_large:
             raise Unavailable(reason)
 
-    with compute_on(
-        f"pools of {format_bytes(max(fitting))} to copy between", device
-    ) as place:
-        return all_or_partial("copies", frames())
+    what = f"pools of {format_bytes(largest)} to copy between"
+    with compute_on(what, device) as place:
+        return all_or_partial("copies", frames(place))
 
 
 def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
-    """Return kind of copy -> (target, source) of random bytes."""
+    """Return the target and the source of each kind of copy, with random bytes."""
 
     def random(*, pinned: bool = False) -> Pool:
-        words = torch.empty(-(-n_bytes // 8), dtype=torch.int64, pin_memory=pinned)
+        n_words = -(-n_bytes // 8)
+        words = torch.empty(n_words, dtype=torch.int64, pin_memory=pinned)
         return words.random_().view(torch.uint8)
 
     if device.type == "cpu":
         return {"memcpy": (random(), random())}
-    pageable, pinned = random(), random(pinned=True)
-    near, far = pinned.to(device), pageable.to(device)
+    pageable = random()
+    pinned = random(pinned=True)
+    on_device = pinned.to(device)
+    also_on_device = pageable.to(device)
     return {
-        "h2d_pinned": (near, pinned),
-        "h2d_pageable": (near, pageable),
-        "d2h_pinned": (pinned, far),
-        "d2h_pageable": (pageable, far),
-        "d2d": (near, far),
+        "h2d_pinned": (on_device, pinned),
+        "h2d_pageable": (on_device, pageable),
+        "d2h_pinned": (pinned, also_on_device),
+        "d2h_pageable": (pageable, also_on_device),
+        "d2d": (on_device, also_on_device),
     }
 
 
 def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
-    """Return how many copies in a row make a sample, and (repeats,) seconds of one."""
+    """Return how many copies make a sample, and (repeats,) seconds of one copy."""
     slots = source.numel() // size
-    copies_per_sample = min(slots, _MOST_IN_A_ROW, max(1, _AT_ONCE_BYTES // size))
-    place = itertools.cycle(range(slots))
+    fitting = max(1, _AT_ONCE_BYTES // size)
+    copies_per_sample = min(slots, _MOST_IN_A_ROW, fitting)
+    next_slots = itertools.cycle(range(slots))
     pairs: list[tuple[Pool, Pool]] = []
 
     def move_on() -> None:
         pairs.clear()
-        for at in itertools.islice(place, copies_per_sample):
-            # A target elsewhere than its source: the two pools are walked in opposite directions.
-            into = target[(slots - 1 - at) * size :][:size]
-            pairs.append((into, source[at * size :][:size]))
+        for slot in itertools.islice(next_slots, copies_per_sample):
+            # The pools are walked in opposite directions, so that a target does not lie
+            # at the offset of its source.
+            opposite = slots - 1 - slot
+            into = target[opposite * size : (opposite + 1) * size]
+            out_of = source[slot * size : (slot + 1) * size]
+            pairs.append((into, out_of))
 
     def copy() -> None:
         for into, out_of in pairs:
             into.copy_(out_of, non_blocking=True)
 
-    device = (target if target.is_cuda else source).device
+    device = target.device if target.is_cuda else source.device
     seconds = clock.measure_on(device, copy, budget, setup=move_on)
     return copies_per_sample, seconds / copies_per_sample

@@ -1,4 +1,4 @@
-"""A model in training, whoever made it: a network that is known by name, or what a user's file gives."""
+"""A model in training: a network that is known by name, or what a user's file gives."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -25,21 +26,44 @@ from torch.nn.parallel import DistributedDataParallel
 from ddlkit import jobs
 from ddlkit.core.errors import UserError, one_line, shown
 from ddlkit.measure import networks
+from ddlkit.measure.named import DEFAULT_BATCH
 from ddlkit.measure.session import ran_out_of_memory
 
 DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
-SYNC_BUFFERS = "forward_sync_buffers"  # its later name, where both exist
-SYNC_BUFFERS = SYNC_BUFFERS if SYNC_BUFFERS in DDP_OPTIONS else "broadcast_buffers"
-_OURS = str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib"
+"""The arguments of DistributedDataParallel, which depend on torch's version."""
+SYNC_BUFFERS = "broadcast_buffers"
+"""The name of the argument by which DDP sends a model's buffers."""
+if "forward_sync_buffers" in DDP_OPTIONS:
+    # Later versions of torch have this name, and warn of the other one.
+    SYNC_BUFFERS = "forward_sync_buffers"
+_OURS = (str(jobs.PACKAGES / "ddlkit") + os.sep, "<frozen importlib")
+
+
+def _nothing() -> None: ...
 
 
 @dataclass
 class Training:
     """A model in training on data of its own.
 
-    loss : does one forward pass and returns the scalar, or runs backward itself, ``backwards`` times
-    accumulate : calls of ``loss`` in an iteration, of which the last communicates
-    ddp : that calls of the model go through, once `wrap` was asked for it; of several, as `use` says
+    Attributes
+    ----------
+    network : str
+        The name of the network.
+    model : Module
+        The model.
+    loss : callable
+        Does one forward pass, and returns the loss or runs backward itself.
+    optimizer : Optimizer
+        The optimizer.
+    batch : int
+        The batch size.
+    accumulate : int
+        How many batches an iteration has. Only the last one communicates.
+    backwards : int
+        How many times the loss runs backward itself.
+    ddp : DistributedDataParallel, optional
+        What calls of the model go through, as of `wrap` and `use`.
     """
 
     network: str
@@ -54,68 +78,98 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Return where its first parameter lies."""
+        """Return the device of the first parameter."""
         return next(self.model.parameters()).device
 
     @property
     def compiled(self) -> bool:
-        """Return whether torch.compile made any of it."""
+        """Return whether torch.compile made the loss or any part of the model."""
+        # torch.compile leaves these attributes on functions and on modules.
         signs = ("_torchdynamo_orig_callable", "_compiled_call_impl")
-        parts = (self.loss, *self.model.modules())
-        return any(
-            getattr(part, sign, None) is not None for part in parts for sign in signs
-        )
+        for part in (self.loss, *self.model.modules()):
+            if any(getattr(part, sign, None) is not None for sign in signs):
+                return True
+        return False
 
     @property
     def precision(self) -> str:
-        """Return the types of its gradients, as in "fp32" or "bf16+fp32"."""
+        """Return the types of the gradients, such as "fp32" or "bf16+fp32"."""
         types = {str(p.dtype).removeprefix("torch.") for p in self.trained().values()}
-        return "+".join(sorted(types)).replace("bfloat", "bf").replace("float", "fp")
+        joined = "+".join(sorted(types))
+        return joined.replace("bfloat", "bf").replace("float", "fp")
 
     @property
     def gradient_bytes(self) -> int:
-        """Return the size of all gradients together."""
+        """Return the size of all gradients together, in bytes."""
         return sum(p.nbytes for p in self.trained().values())
 
     def gradient_sum(self) -> float:
-        """Return the sum of all gradients that are there."""
-        there = [p.grad for p in self.trained().values() if p.grad is not None]
-        return float(sum(gradient.double().sum() for gradient in there))
+        """Return the sum of all elements of the gradients that exist."""
+        gradients = [p.grad for p in self.trained().values() if p.grad is not None]
+        return float(sum(gradient.double().sum() for gradient in gradients))
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return parameters that need gradients by name, each once, in order of definition."""
+        """Return the parameters that need gradients.
+
+        Returns
+        -------
+        dict of str to Parameter
+            Each parameter once, by its name, in the order of definition.
+        """
+        # torch.compile puts "_orig_mod." into the names of what it wraps.
         named = self.model.named_parameters()
         return {
             name.replace("_orig_mod.", ""): p for name, p in named if p.requires_grad
         }
 
     def try_out(self) -> None:
-        """Do a first iteration, and see who runs backward. Raises UserError for a loss that is no scalar."""
+        """Run a first forward and backward pass, and see who runs backward.
+
+        Raises
+        ------
+        UserError
+            If the loss neither runs backward nor returns a scalar that needs a
+            gradient.
+        """
         with backward_calls() as calls:
             value = self.loss()
-        self.backwards = calls[0]
+        self.backwards = calls.count
         if not self.backwards:
-            if getattr(value, "numel", int)() != 1 or not value.requires_grad:
+            is_scalar = isinstance(value, Tensor) and value.numel() == 1
+            if not is_scalar or not value.requires_grad:
                 what = getattr(value, "shape", type(value).__name__)
                 needed = "it must give a scalar that depends on trained parameters"
                 raise UserError(f"{self.network}: loss() gives {what}: {needed}")
             value.backward()
         self.optimizer.zero_grad()
 
-    def iterate(self, mark: Callable[[], object] = lambda: None) -> None:
-        """Do an iteration; ``mark`` is called at its start, around the last backward pass, and at its end.
+    def iterate(self, mark: Callable[[], object] = _nothing) -> None:
+        """Run an iteration: forward and backward of each batch, then the update.
 
-        Raises UserError where the loss runs backward more or less often than it did when it was tried out.
+        Parameters
+        ----------
+        mark : callable, optional
+            Called at the start of the iteration, before and after the last backward
+            pass, and at the end.
+
+        Raises
+        ------
+        UserError
+            If the loss does not run backward as often as when it was tried.
         """
         mark()
         last = self.accumulate * max(1, self.backwards)
         with backward_calls(mark, last) as calls:
             for left in reversed(range(self.accumulate)):
-                with self.ddp.no_sync() if self.ddp and left else nullcontext():
+                exchange: Any = nullcontext()
+                if self.ddp and left:
+                    # Gradients add up without exchange until the last batch.
+                    exchange = self.ddp.no_sync()
+                with exchange:
                     loss = self.loss()
                     if not self.backwards:
                         loss.backward()
-        if calls[0] != last:
+        if calls.count != last:
             raise UserError(
                 f"{self.network}: loss() must run backward as often each time"
             )
@@ -127,86 +181,161 @@ class Training:
     def watched(
         self, on_layer: Callable[[str], None], on_gradient: Callable[[str], None]
     ) -> Iterator[None]:
-        """Call back with the name of a starting layer's first tensor, and of one whose gradient is ready.
+        """Call back when a layer starts and when a gradient is ready, within the block.
 
-        What is accumulated or computed anew comes several times; layers of what is compiled never do: hooks
-        on them would have it compiled anew.
+        Parameters
+        ----------
+        on_layer : callable
+            Gets the name of the first tensor of a layer that starts. It is never called
+            for compiled models, because hooks would make torch compile them anew.
+        on_gradient : callable
+            Gets the name of a tensor whose gradient is ready. It is called several
+            times for a gradient that is accumulated.
         """
         names = {p: name for name, p in self.trained().items()}
+        modules: list[nn.Module] = []
+        if not self.compiled:
+            modules += self.model.modules()
         with ExitStack() as hooks:
-            for module in () if self.compiled else self.model.modules():
-                for p in [p for p in module.parameters(recurse=False) if p in names][
-                    :1
-                ]:
+            for module in modules:
+                own = [p for p in module.parameters(recurse=False) if p in names]
+                if own:
                     before = module.register_forward_pre_hook(
-                        lambda *_, at=names[p]: on_layer(at)
+                        lambda *_, first=names[own[0]]: on_layer(first)
                     )
                     hooks.enter_context(before)
             for p, name in names.items():
                 after = p.register_post_accumulate_grad_hook(
-                    lambda _, at=name: on_gradient(at)
+                    lambda _, name=name: on_gradient(name)
                 )
                 hooks.enter_context(after)
             yield
 
     def wrap(self, **options: Any) -> DistributedDataParallel:
-        """Have each call of the model go through DistributedDataParallel from now on, and return that.
+        """Have all calls of the model go through DistributedDataParallel from now on.
 
-        No buffers are sent, nor first weights, which equal seeds make equal.
+        Buffers are not sent, nor the first weights, which equal seeds make equal.
+
+        Parameters
+        ----------
+        **options
+            Arguments of DistributedDataParallel.
+
+        Returns
+        -------
+        DistributedDataParallel
+            The wrapped model.
         """
         self._plain = self._plain or self.model.forward
         self.model.forward = self._plain
-        gpu = [self.device.index] if self.device.type == "cuda" else None
+        device_ids = None
+        if self.device.type == "cuda":
+            device_ids = [self.device.index]
         ours: dict[str, Any] = {
-            "device_ids": gpu,
+            "device_ids": device_ids,
             "init_sync": False,
             SYNC_BUFFERS: False,
         }
         return self.use(DistributedDataParallel(_Inside(self.model), **ours, **options))
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
-        """Have calls go through this one of several that were made by `wrap`: the others stay idle."""
+        """Choose which of several results of `wrap` calls of the model go through.
+
+        Parameters
+        ----------
+        ddp : DistributedDataParallel
+            A result of `wrap`. All others stay idle.
+
+        Returns
+        -------
+        DistributedDataParallel
+            The argument.
+        """
         self.ddp = ddp
         self.model.forward = ddp.__call__
         return ddp
 
 
 class _Inside(nn.Module):
-    """What a model computes, without its hooks, which have run by then; called : whether it ever was."""
+    """The module that DDP wraps: what a model computes, without the model's hooks.
+
+    The model's own hooks have run when a call reaches DDP. ``called`` says whether a
+    call ever reached this module.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.module, self._forward, self.called = model, model.forward, False
+        self.module = model
+        self.called = False
+        self._forward = model.forward
 
-    def forward(self, *arguments: Any, **named: Any) -> Any:
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
         self.called = True
-        return self._forward(*arguments, **named)
+        return self._forward(*arguments, **keywords)
+
+
+class BackwardCalls:
+    """A replacement of ``torch.autograd.backward`` that counts its calls.
+
+    Parameters
+    ----------
+    mark : callable
+        Called before and after the call that is number ``last``.
+    last : int
+        The number of that call; 0 for none.
+
+    Attributes
+    ----------
+    count : int
+        How many times it has been called.
+    """
+
+    def __init__(self, mark: Callable[[], object], last: int) -> None:
+        torchs: Any = torch.autograd
+        self.count = 0
+        self._mark = mark
+        self._last = last
+        self._backward = torchs.backward
+        self._inside = False
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
+        """Run backward, and count the call unless it is within another one."""
+        if self._inside:
+            # Reentrant checkpointing computes a segment anew during a backward pass,
+            # and runs backward through the segment.
+            self._backward(*arguments, **keywords)
+            return
+        self.count += 1
+        mark = self._mark if self.count == self._last else _nothing
+        mark()
+        self._inside = True
+        try:
+            self._backward(*arguments, **keywords)
+        finally:
+            self._inside = False
+        mark()
 
 
 @contextmanager
 def backward_calls(
-    mark: Callable[[], object] = lambda: None, last: int = 0
-) -> Iterator[list[int]]:
-    """Give the number of times that backward was called, so far; mark before and after the ``last``."""
-    torchs: Any = torch.autograd
-    plain, calls, inside = torchs.backward, [0], [False]
+    mark: Callable[[], object] = _nothing, last: int = 0
+) -> Iterator[BackwardCalls]:
+    """Count the backward passes within the block.
 
-    def call(*arguments: Any, **named: Any) -> None:
-        if inside[
-            0
-        ]:  # reentrant checkpointing computes a segment anew and goes back through it
-            return plain(*arguments, **named)
-        calls[0] += 1
-        around = mark if calls[0] == last else bool
-        around()
-        inside[0] = True
-        try:
-            plain(*arguments, **named)
-        finally:
-            inside[0] = False
-        around()
+    Parameters
+    ----------
+    mark : callable, optional
+        Called before and after backward pass number ``last``.
+    last : int, optional
+        The number of that pass; 0 for none.
 
-    with patch.object(torchs, "backward", call):
+    Yields
+    ------
+    BackwardCalls
+        The count so far.
+    """
+    calls = BackwardCalls(mark, last)
+    with patch.object(torch.autograd, "backward", calls):
         yield calls
 
 
@@ -219,87 +348,168 @@ def known(
     model: nn.Module | None = None,
     rank: int = 0,
 ) -> Training:
-    """Return a network that is known by name, or a model in its place, in training on one batch.
+    """Return a network that is known by name, in training on one random batch.
 
-    rank : whose data are other ones. Raises UserError as `networks.sample_batch`.
+    Parameters
+    ----------
+    network : str
+        The name of the network.
+    batch : int
+        The batch size.
+    device : torch.device
+        The device.
+    precision : str, optional
+        ``"bf16"`` computes forward and backward under autocast.
+    model : Module, optional
+        A model to train in place of a new one.
+    rank : int, optional
+        The rank, because each rank has data of its own.
+
+    Returns
+    -------
+    Training
+
+    Raises
+    ------
+    UserError
+        If the network or the batch is not possible.
     """
-    made = model or networks.build(network).to(device)
+    trained = model or networks.build(network).to(device)
     inputs, labels = networks.sample_batch(network, batch, device)
     inputs = inputs.roll(rank, dims=-1)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
     def loss() -> Tensor:
         with autocast:
-            return nn.functional.cross_entropy(made(inputs), labels)
+            return nn.functional.cross_entropy(trained(inputs), labels)
 
-    return Training(network, made, loss, _sgd(made), batch)
+    return Training(network, trained, loss, _sgd(trained), batch)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """Return SGD at rate 0, the same arithmetic, but the weights stay put: every repeat computes the same."""
+    """Return SGD with momentum at rate 0.
+
+    The arithmetic is that of any rate. But weights do not change, so that every repeat
+    computes the same.
+    """
     return torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
 
 
 def load(given: str, device: torch.device, notes: list[str]) -> Training:
-    """Return what "FILE.py:function" gives for a device, or a network, by "torchvision:NAME[:BATCH]".
+    """Return the model in training that a user names.
 
-    The function is called once, after seeds are set, with device= if it has such a parameter; what should be
-    known of the result is added to ``notes``. No file is written. Raises UserError where it cannot be
-    called, after the user's own traceback, or gives anything but (model, loss) or (model, loss, optimizer).
+    A user's function is called once, after seeds are set, with ``device=`` if the
+    function has such a parameter. No file is written.
+
+    Parameters
+    ----------
+    given : str
+        ``"FILE.py:function"``, or a network as ``"torchvision:NAME[:BATCH]"``.
+    device : torch.device
+        The device.
+    notes : list of str
+        Where remarks on the model are added.
+
+    Returns
+    -------
+    Training
+
+    Raises
+    ------
+    UserError
+        If there is no such function, if the function fails (after the user's
+        traceback), or if its result is neither (model, loss) nor (model, loss,
+        optimizer).
     """
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    if match := re.fullmatch(r"(torchvision:(\w+))(?::(\d{1,9}))?", given):
-        return replace(known(match[1], int(match[3] or 4), device), network=match[2])
+    torchvision = re.fullmatch(r"(torchvision:(\w+))(?::(\d{1,9}))?", given)
+    if torchvision:
+        name, plain_name, batch = torchvision.groups()
+        training = known(name, int(batch or DEFAULT_BATCH), device)
+        return replace(training, network=plain_name)
     file, _, name = given.rpartition(":")
-    spec = importlib.util.spec_from_file_location(f"given_{Path(file).stem}", file)
+    module = _imported(file, given)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{file} has no function {shown(name)}")
+    with theirs(given):
+        takes_device = "device" in inspect.signature(function).parameters
+        made = function(device=device) if takes_device else function()
+    return _in_training(made, given, f"{Path(file).stem}-{name}", notes)
+
+
+def _imported(file: str, given: str) -> ModuleType:
+    """Return a user's file as a module."""
+    name = f"given_{Path(file).stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if not (spec and spec.loader and Path(file).is_file()):
         raise UserError(
             f"model {shown(given)}: give FILE.py:function or torchvision:NAME:BATCH"
         )
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    # For good: what it imports beside itself may come as late as in the loss.
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    # The path stays: modules next to the file may be imported as late as in the loss.
     sys.path.insert(0, str(Path(file).resolve().parent))
     sys.dont_write_bytecode = True
     with theirs(file):
         spec.loader.exec_module(module)
-    if not callable(function := getattr(module, name, None)):
-        raise UserError(f"{file} has no function {shown(name)}")
-    with theirs(given):
-        takes = inspect.signature(function).parameters
-        made = function(**({"device": device} if "device" in takes else {}))
-    model, plain_loss, *optimizers = (
-        made if isinstance(made, tuple) and made[1:] else (made, None)
+    return module
+
+
+def _in_training(made: Any, given: str, network: str, notes: list[str]) -> Training:
+    """Return the result of a user's function as a model in training."""
+    parts = made if isinstance(made, tuple) else (made,)
+    is_valid = (
+        len(parts) in (2, 3) and isinstance(parts[0], nn.Module) and callable(parts[1])
     )
-    optimizer = optimizers[0] if optimizers else None
-    if not (
-        isinstance(model, nn.Module) and callable(plain_loss) and len(optimizers) < 2
-    ):
+    if not is_valid:
         needed = "(model, loss) or (model, loss, optimizer)"
         raise UserError(f"{given} must return {needed}, gave {shown(made)}")
-    notes += [] if optimizer else ["no optimizer is given: SGD with momentum"]
+    model, plain_loss, *optimizers = parts
+    optimizer = optimizers[0] if optimizers else None
+    if not optimizer:
+        notes.append("no optimizer is given: SGD with momentum")
+        optimizer = _sgd(model)
 
-    @functools.wraps(plain_loss)  # with the signs of torch.compile
+    # `wraps` also copies the attributes by which torch.compile can be recognized.
+    @functools.wraps(plain_loss)
     def loss() -> Any:
         with theirs(given):
             return plain_loss()
 
-    return Training(f"{Path(file).stem}-{name}", model, loss, optimizer or _sgd(model))
+    return Training(network, model, loss, optimizer)
 
 
 @contextmanager
 def theirs(what: str) -> Iterator[None]:
-    """Turn what a user's code raises into a UserError, after their traceback, in which no frame is ours."""
+    """Turn what a user's code raises into a UserError, after printing the traceback.
+
+    The traceback has no frames of this library.
+
+    Parameters
+    ----------
+    what : str
+        A description of the code, with which the error message begins.
+
+    Raises
+    ------
+    UserError
+        If the block raises an exception. A UserError and an exception that says that
+        memory ran out are raised as they are.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
         if isinstance(error, UserError) or ran_out_of_memory(error):
             raise
-        told = traceback.TracebackException.from_exception(error)
-        frames = [frame for frame in told.stack if not frame.filename.startswith(_OURS)]
-        told.stack = traceback.StackSummary.from_list(frames)
-        sys.stderr.writelines(told.format())
+        report = traceback.TracebackException.from_exception(error)
+        frames = [
+            frame for frame in report.stack if not frame.filename.startswith(_OURS)
+        ]
+        report.stack = traceback.StackSummary.from_list(frames)
+        sys.stderr.writelines(report.format())
         raise UserError(
             f"{what}: {type(error).__name__}: {one_line(str(error))}"
         ) from None

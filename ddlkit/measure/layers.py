@@ -1,12 +1,19 @@
-"""What each parameter tensor of a network costs in one training iteration, measured without slowing it.
+"""What each parameter tensor of a network costs in one training iteration.
 
-Iterations with and without hooks are run in turn; hooks take marks, for which nobody waits:
+Hooks on layers and gradients slow an iteration down. Therefore iterations with and
+without hooks are run in turn: those without hooks give the times of the phases, and
+those with hooks say how a phase is shared among the tensors. A hook only takes a mark,
+for which nobody waits.
 
-* forward: the time from a layer's start to the next layer's start belongs to the layer's first tensor
-  (activations, pooling and the loss to the layer before them), and so do its FLOPs (2 per multiply-add).
-* backward: the time from one gradient to the next belongs to the latter; the loss's share to the first. Of
-  gradients that one operation makes together (a recurrent layer's) the first carries the time.
-* update: the optimizer's (SGD with momentum), and clearing the gradients.
+* Forward: the time from the start of a layer to the start of the next one belongs to
+  the
+  first tensor of the layer, and so do its FLOPs (2 per multiply-add). Activations,
+  pooling and the loss have no tensors and count to the layer before them.
+* Backward: the time from one gradient to the next belongs to the latter, and the
+  backward
+  pass of the loss to the first. If one operation makes several gradients together, as
+  in a recurrent layer, the first of them carries the time.
+* Update: the optimizer's step (SGD with momentum) and the clearing of the gradients.
 """
 
 from __future__ import annotations
@@ -16,8 +23,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -36,147 +42,281 @@ from ddlkit.measure.given import Training, known
 from ddlkit.measure.session import ran_out_of_memory, say
 from ddlkit.model.predictor import HOST_BOUND, issue_share
 
-GRAPH = Budget(
-    warmup=1, min_repeats=3, max_repeats=10, max_s=0.2
-)  # a floor needs no more
-_END, _LAYER, _GRADIENT = "end", "layer", "gradient"
+# The time of a graph is only a lower bound of an iteration, so few repeats are enough.
+GRAPH = Budget(warmup=1, min_repeats=3, max_repeats=10, max_s=0.2)
+PRECISION = "fp32"
+_PHASE = "a phase begins or ends"
+_LAYER = "a layer starts"
+_GRADIENT = "a gradient is ready"
 
 
-class _Seen:
-    """An iteration with hooks: its marks, and what each is: a phase's end, a layer's start, or a gradient."""
+# -- one iteration with hooks
+# --------------------------------------------------------------
 
-    def __init__(self, training: Training, marks: Any) -> None:
-        self._marks, self._what = marks, list[tuple[str, str]]()
-        with training.watched(
-            partial(self._note, _LAYER), partial(self._note, _GRADIENT)
-        ):
-            training.iterate(partial(self._note, _END, ""))
 
-    def _note(self, what: str, name: str) -> None:
-        self._what.append((what, name))
+class _Line(Protocol):
+    """Marks along an iteration, such as `ddlkit.jobs.clock.Marks`."""
+
+    def mark(self) -> None: ...
+
+    def seconds(self) -> Floats: ...
+
+
+class _FlopMarks:
+    """Marks that count FLOPs instead of seconds; without a counter all counts are 0."""
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self._counts: list[int] = []
+
+    def mark(self) -> None:
+        count = 0
+        if self._counter:
+            count = self._counter.get_total_flops()
+        self._counts.append(count)
+
+    def seconds(self) -> Floats:
+        return np.array(self._counts)
+
+
+class _Shares(NamedTuple):
+    """How an iteration with hooks is shared among its tensors, in seconds or FLOPs.
+
+    ``layers`` has the last forward pass by the first tensor of each layer. ``ready``
+    has, in their order, when gradients become ready, counted from the start of the last
+    backward pass. ``whole`` is the entire iteration.
+    """
+
+    layers: dict[str, float]
+    ready: dict[str, float]
+    whole: float
+
+
+class _HookedIteration:
+    """An iteration with hooks, its marks, and the event that each mark stands for."""
+
+    def __init__(self, training: Training, marks: _Line) -> None:
+        self._marks = marks
+        self._events: list[tuple[str, str]] = []
+        on_layer = partial(self._note, _LAYER)
+        on_gradient = partial(self._note, _GRADIENT)
+        with training.watched(on_layer, on_gradient):
+            training.iterate(partial(self._note, _PHASE, ""))
+
+    def _note(self, event: str, tensor: str) -> None:
+        self._events.append((event, tensor))
         self._marks.mark()
 
-    def read(self) -> tuple[dict[str, float], dict[str, float], float]:
-        """Return seconds of each layer; until each gradient is ready, in that order; of the iteration.
-
-        A layer's are those of the last forward pass, until the next starts; those of one without a gradient
-        belong to the one before. A gradient is ready for the last time, counted from when the last backward
-        pass begins; in 0 s if before that.
-        """
+    def read(self) -> _Shares:
+        """Return how the iteration is shared among its tensors."""
         at = self._marks.seconds()
-        ends = [k for k, (what, _) in enumerate(self._what) if what == _END]
-        last = {
-            name: k for k, (what, name) in enumerate(self._what) if what == _GRADIENT
-        }
-        order = sorted(last, key=last.__getitem__)
-        ready = {name: max(0.0, float(at[last[name]] - at[ends[1]])) for name in order}
-        begin = max(k for k in range(ends[1]) if self._what[k][0] != _LAYER)
-        starts = [k for k in range(begin + 1, ends[1]) if self._what[k][1] in last]
-        names = [self._what[k][1] for k in starts] or order[-1:]
-        layers = dict.fromkeys(names, 0.0)
-        for name, span in zip(
-            names, np.diff(at[[begin, *starts[1:], ends[1]]]), strict=True
-        ):
-            layers[name] += float(span)
-        return layers, ready, float(at[-1])
+        phases = [k for k, (event, _) in enumerate(self._events) if event == _PHASE]
+        # An iteration marks its start, the start and end of the last backward, and its
+        # end.
+        backward_begin = phases[1]
+
+        # Batches may be accumulated, or segments computed anew. What counts is when a
+        # gradient is ready for the last time, since only then it can be sent.
+        last_mark: dict[str, int] = {}
+        for k, (event, tensor) in enumerate(self._events):
+            if event == _GRADIENT:
+                last_mark[tensor] = k
+        order = sorted(last_mark, key=last_mark.__getitem__)
+        ready: dict[str, float] = {}
+        for tensor in order:
+            since_begin = float(at[last_mark[tensor]] - at[backward_begin])
+            # A gradient may be ready before the last backward pass begins.
+            ready[tensor] = max(0.0, since_begin)
+
+        # The last forward pass begins after all that is not the start of a layer.
+        forward_begin = max(
+            k for k in range(backward_begin) if self._events[k][0] != _LAYER
+        )
+        starts = [
+            k
+            for k in range(forward_begin + 1, backward_begin)
+            if self._events[k][1] in last_mark
+        ]
+        tensors = [self._events[k][1] for k in starts]
+        if not tensors:
+            # No layer is seen in what is compiled: the first tensor has all of forward.
+            tensors = order[-1:]
+        # What precedes the first layer belongs to that layer.
+        boundaries = at[[forward_begin, *starts[1:], backward_begin]]
+        layers = dict.fromkeys(tensors, 0.0)
+        for tensor, share in zip(tensors, np.diff(boundaries), strict=True):
+            layers[tensor] += float(share)
+        return _Shares(layers, ready, float(at[-1]))
 
 
 class _Order:
-    """What happens in an iteration, in which order, seen in one that also allocates the optimizer's state.
+    """The order of an iteration's events, with s layers and n tensors.
 
-    starts : (s) first tensor of each layer, as they start, or one for all; flops : (s,) forward FLOP of each
-    ready : (n) tensors, as their gradients become ready for the last time
+    It is seen in a first iteration, which also allocates the state of the optimizer.
+
+    Attributes
+    ----------
+    starts : list of str, length s
+        The first tensor of each layer in the order in which layers start; of what is
+        compiled, one tensor for all.
+    ready : list of str, length n
+        The tensors in the order in which their gradients become ready for the last
+        time.
+    flops : ndarray, shape (s,)
+        FLOPs of the forward pass of each layer.
     """
 
     def __init__(self, training: Training, me: Rank | None) -> None:
-        counts = list[float]()
-        with nullcontext() if training.compiled else networks.flop_counter() as counter:
-            count = counter.get_total_flops if counter else int
-            mark, line = lambda: counts.append(count()), lambda: np.array(counts)
-            seen = _Seen(training, SimpleNamespace(mark=mark, seconds=line))
+        # The operations within compiled code cannot be counted one by one.
+        counting = nullcontext() if training.compiled else networks.flop_counter()
+        with counting as counter:
+            seen = _HookedIteration(training, _FlopMarks(counter))
         flops, ready, _ = seen.read()
-        self.starts, self.ready = list(flops), list(ready)
+        self.starts = list(flops)
+        self.ready = list(ready)
         if me:
-            every = [*training.trained()]
-            self.starts, self.ready = (
-                _as_rank_0(self.starts, every),
-                _as_rank_0(self.ready, every),
-            )
-        self.flops = np.array([flops.get(name, 0.0) for name in self.starts])
+            # Ranks exchange spans, so all of them must have the same order.
+            names = [*training.trained()]
+            self.starts = _as_rank_0(self.starts, names)
+            self.ready = _as_rank_0(self.ready, names)
+        self.flops = np.array([flops.get(tensor, 0.0) for tensor in self.starts])
 
-    def spans(self, seen: _Seen) -> Floats:
-        """Return (s + n + 1,) seconds of each layer, from each gradient to the next, and of the iteration."""
-        layers, ready, whole_s = seen.read()
-        forward = [layers.get(name, 0.0) for name in self.starts]
-        line = np.maximum.accumulate([ready.get(name, 0.0) for name in self.ready])
-        return np.array([*forward, *np.diff(line, prepend=0.0), whole_s])
+    def spans(self, seen: _HookedIteration) -> Floats:
+        """Return an iteration in spans, in seconds, shape (s + n + 1,).
 
-    def by_tensor(self, by_start: Floats) -> Floats:
-        """Return (n,) in forward order from (s,): all of a layer goes to its first tensor."""
-        shares = np.zeros(len(self.ready))
-        np.add.at(
-            shares, [-1 - self.ready.index(tensor) for tensor in self.starts], by_start
-        )
-        return shares
+        They are each layer's forward, the time from each gradient to the next, and the
+        whole iteration.
+        """
+        shares = seen.read()
+        layers = [shares.layers.get(tensor, 0.0) for tensor in self.starts]
+        ready = [shares.ready.get(tensor, 0.0) for tensor in self.ready]
+        # In this iteration two gradients may have been ready in the other order.
+        ready_in_order = np.maximum.accumulate(ready)
+        gradients = np.diff(ready_in_order, prepend=0.0)
+        return np.array([*layers, *gradients, shares.whole])
+
+    def by_tensor(self, by_layer: Floats) -> Floats:
+        """Return (n,) values in forward order. A layer's is with its first tensor."""
+        by_tensor = np.zeros(len(self.ready))
+        # Forward order is the reverse of the order in which gradients become ready.
+        last = len(self.ready) - 1
+        positions = [last - self.ready.index(tensor) for tensor in self.starts]
+        np.add.at(by_tensor, positions, by_layer)
+        return by_tensor
 
 
-def _as_rank_0(names: list[str], every: list[str]) -> list[str]:
-    """Return the names of rank 0, in its order, each one of ``every``, which ranks have alike."""
-    places = {name: place for place, name in enumerate(names)}
-    first = peers.everyones([float(places.get(name, -1)) for name in every])[0]
-    return [every[k] for k in np.argsort(first) if first[k] >= 0]
+def _as_rank_0(names: list[str], all_names: list[str]) -> list[str]:
+    """Return the names of rank 0 in its order. ``all_names`` are equal on all ranks."""
+    positions = {name: position for position, name in enumerate(names)}
+    mine = [float(positions.get(name, -1)) for name in all_names]
+    of_rank_0 = peers.everyones(mine)[0]
+    return [all_names[k] for k in np.argsort(of_rank_0) if of_rank_0[k] >= 0]
+
+
+# -- profiles
+# ------------------------------------------------------------------------------
 
 
 @contextmanager
 def compute_on(
     what: str,
     device: str | torch.device,
-    precision: str = "fp32",
+    precision: str = PRECISION,
     threads: int | None = None,
 ) -> Iterator[torch.device]:
-    """Compute ``what`` with this many CPU threads and precision ("": torch's own); afterwards as before."""
+    """Compute on a device with a precision, and restore torch's settings afterwards.
+
+    Parameters
+    ----------
+    what : str
+        A description of the computation, for error messages.
+    device : str or torch.device
+        The device.
+    precision : str, optional
+        Only ``"tf32"`` lets CUDA use TF32. An empty string leaves torch's own setting.
+    threads : int, optional
+        The number of CPU threads, by default as many as torch uses already.
+
+    Yields
+    ------
+    torch.device
+        The device.
+
+    Raises
+    ------
+    UserError
+        If TF32 is asked for on the CPU, and if memory runs out within the block.
+    """
     place = torch.device(device)
     if precision == "tf32" and place.type != "cuda":
         raise UserError(
             "precision 'tf32' needs a CUDA device: use fp32 or bf16 on the CPU"
         )
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    with ExitStack() as before:
-        before.callback(torch.set_num_threads, torch.get_num_threads())
+    with ExitStack() as restore:
+        restore.callback(torch.set_num_threads, torch.get_num_threads())
         for switch in switches:
-            before.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
-            switch.allow_tf32 = precision == "tf32" if precision else switch.allow_tf32
+            restore.callback(setattr, switch, "allow_tf32", switch.allow_tf32)
+            if precision:
+                # CUDA's convolutions use TF32 by default.
+                switch.allow_tf32 = precision == "tf32"
         torch.set_num_threads(threads or torch.get_num_threads())
         try:
             yield place
-        except (
-            MemoryError,
-            RuntimeError,
-        ) as error:  # torch's CUDA out-of-memory is a RuntimeError
+        except (MemoryError, RuntimeError) as error:
+            # torch raises a RuntimeError when a GPU's memory runs out.
             if not ran_out_of_memory(error):
                 raise
             raise UserError(f"out of memory: {what}; choose a smaller batch") from None
-
-
-def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
-    """Return (..., k) spans of the time line on which each point is that of the last rank to reach it."""
-    ends = np.cumsum(spans, axis=-1)
-    return np.diff(slowest(ends.ravel()).reshape(ends.shape), prepend=0.0, axis=-1)
 
 
 def profile_layers(
     network: str,
     batch: int,
     device: str = "cpu",
-    precision: str = "fp32",
+    precision: str = PRECISION,
     budget: Budget | None = None,
     threads: int | None = None,
     me: Rank | None = None,
 ) -> tuple[LayerProfile, pd.DataFrame]:
-    """Return `profile_training` of a network known by name; on a GPU also the times of `_graph`."""
-    with compute_on(
-        f"{network} at batch {batch} on {device}", device, precision, threads
-    ) as place:
+    """Return the profile of a network that is known by name.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network.
+    batch : int
+        The batch size.
+    device : str, optional
+        ``"cpu"`` or ``"cuda"``.
+    precision : str, optional
+        ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    budget : Budget, optional
+        How long to measure.
+    threads : int, optional
+        The number of CPU threads, by default as many as torch uses already.
+    me : Rank, optional
+        This rank, if all ranks of a job profile at the same time.
+
+    Returns
+    -------
+    profile : LayerProfile
+        Times in seconds by tensor, in forward order.
+    samples : DataFrame
+        Table ``samples``. On a GPU it also has the quantity ``"graph_iteration"``: the
+        iteration as one CUDA graph, which the host does not have to issue.
+
+    Raises
+    ------
+    UserError
+        If the network or its batch is not possible, or if memory runs out.
+
+    See Also
+    --------
+    profile_training : The profile of any model in training.
+    """
+    what = f"{network} at batch {batch} on {device}"
+    with compute_on(what, device, precision, threads) as place:
         training = known(network, batch, place, precision)
         return profile_training(training, precision, budget, me, as_graph=True)
 
@@ -188,41 +328,96 @@ def profile_training(
     me: Rank | None = None,
     as_graph: bool = False,
 ) -> tuple[LayerProfile, pd.DataFrame]:
-    """Return the profile of one training iteration, tensor by tensor, and its samples as a table.
+    """Return the profile of one training iteration, tensor by tensor.
 
-    me : where all ranks of a job profile at the same time: each step then waits for the slowest of them
+    Parameters
+    ----------
+    training : Training
+        The model in training.
+    precision : str
+        The name of the precision in the table.
+    budget : Budget, optional
+        How long to measure.
+    me : Rank, optional
+        This rank, if all ranks of a job profile at the same time. Each step of an
+        iteration then ends when the slowest rank has ended it.
+    as_graph : bool, optional
+        Whether the iteration is also timed as one CUDA graph.
 
-    Times are medians, forward and backward each rescaled to that of the iterations without hooks; forward is
-    all until the last backward begins. On a GPU "issue" is when the host had asked for all of an unhooked
-    iteration; "graph_iteration" as of `_graph`.
+    Returns
+    -------
+    profile : LayerProfile
+        Times in seconds by tensor, in forward order.
+    samples : DataFrame
+        Table ``samples``: a row per repeat of each quantity. On a GPU the quantity
+        ``"issue"`` is the time in which the host issued an iteration without hooks.
+
+    Notes
+    -----
+    Times are medians over the repeats. Those of the tensors are scaled such that
+    forward and backward add up to the iterations without hooks. With several batches or
+    backward passes in an iteration, forward is all that precedes the last backward
+    pass.
     """
-    slowest = peers.slowest if me else np.asarray
+    slowest: Callable[[Floats], Floats] = peers.slowest if me else np.asarray
     order = _Order(training, me)
-    retries, disturbed = Retries(2), True
-    while disturbed:
-        watch = Watch(me.rank if me else 0)
-        plain, seen, issue = _measure(training, budget or Budget(), me)
-        used = peers.usage_of_all(watch.usage()) if me else watch.usage()
-        disturbed = retries.again(used)
-    on_gpu = {"issue": issue} if training.device.type == "cuda" else {}
-    on_gpu |= _graph(training) if on_gpu and as_graph and not me else {}
-    watched = np.array([order.spans(iteration) for iteration in seen])
-    phases = _slowest_line(np.diff(plain), slowest)
-    spans = _slowest_line(watched[:, :-1], slowest)
+    measured = _undisturbed(training, budget or Budget(), me)
+    hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
+    phases = _slowest_line(np.diff(measured.marks_s), slowest)
+    spans = _slowest_line(hooked[:, :-1], slowest)
     quantities = {
-        "hooked_iteration": slowest(watched[:, -1]),
+        "hooked_iteration": slowest(hooked[:, -1]),
         "unhooked_iteration": phases.sum(axis=1),
-        **dict(zip(("forward", "backward", "update"), phases.T, strict=True)),
-        **{name: slowest(seconds) for name, seconds in on_gpu.items()},
+        "forward": phases[:, 0],
+        "backward": phases[:, 1],
+        "update": phases[:, 2],
     }
+    if training.device.type == "cuda":
+        on_gpu = {"issue": measured.issue_s}
+        if as_graph and not me:
+            on_gpu |= _graph(training)
+        for name, seconds in on_gpu.items():
+            quantities[name] = slowest(seconds)
     labels = {
         "network": training.network,
         "device": training.device.type,
         "batch": training.batch,
+        "precision": precision,
+        "ranks": _rank_count(me),
     }
-    labels |= {"precision": precision, "ranks": me.world_size if me else 1}
-    return _profile(training, order, phases, spans), clock.rows_by(
-        "quantity", quantities, labels
+    samples = clock.rows_by("quantity", quantities, labels)
+    return _profile(training, order, phases, spans), samples
+
+
+def _rank_count(me: Rank | None) -> int:
+    """Return how many ranks profile at the same time."""
+    return me.world_size if me else 1
+
+
+def _profile(
+    training: Training, order: _Order, phases: Floats, spans: Floats
+) -> LayerProfile:
+    """Return the profile from (r, 3) phases without and (r, s + n) spans with hooks."""
+    forward_s, backward_s, update_s = np.median(phases, axis=0)
+    span_medians = np.median(spans, axis=0)
+    layers = span_medians[: len(order.starts)]
+    gradients = span_medians[len(order.starts) :]
+    layers_s = layers * (forward_s / layers.sum())
+    gradients_s = gradients * (backward_s / gradients.sum())
+    parameters = training.trained()
+    tensors = tuple(reversed(order.ready))
+    return LayerProfile(
+        network=training.network,
+        device=training.device.type,
+        batch=training.batch,
+        tensor=tensors,
+        layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
+        parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
+        gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
+        forward_s=order.by_tensor(layers_s),
+        backward_s=gradients_s[::-1],
+        flops=order.by_tensor(order.flops),
+        update_s=float(update_s),
     )
 
 
@@ -235,92 +430,142 @@ def layer_tables(
     threads: int | None,
     me: Rank | None = None,
 ) -> Tables:
-    """Return tables ``layers`` and ``samples`` of `profile_layers`."""
+    """Return the tables ``layers`` and ``samples`` of a network that is known by name.
+
+    Parameters
+    ----------
+    network, batch, device, precision, budget, threads, me
+        As of `profile_layers`.
+
+    Returns
+    -------
+    mapping of str to DataFrame
+        The tables by their schema.
+
+    Raises
+    ------
+    UserError
+        As `profile_layers`.
+    """
     profile, samples = profile_layers(
         network, batch, device, precision, budget, threads, me
     )
-    if (share := issue_share(samples)) > HOST_BOUND:
-        say(
-            f"{network}, batch {batch}, {precision}: asking for it is {share:.0%} of an iteration"
-        )
-    how = precision, me.world_size if me else 1, threads or torch.get_num_threads()
-    return {"layers": store.profile_frame(profile, *how), "samples": samples}
-
-
-def _profile(
-    training: Training, order: _Order, phases: Floats, spans: Floats
-) -> LayerProfile:
-    """Return medians of (repeats, 3) phases without hooks, shared out by those of (repeats, s + n) spans."""
-    forward_s, backward_s, update_s = np.median(phases, axis=0)
-    forward, backward = np.split(np.median(spans, axis=0), [len(order.starts)])
-    named = training.trained()
-    tensors = tuple(reversed(order.ready))
-    return LayerProfile(
-        network=training.network,
-        device=training.device.type,
-        batch=training.batch,
-        tensor=tensors,
-        layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
-        parameters=np.array([named[tensor].numel() for tensor in tensors]),
-        gradient_bytes=np.array([named[tensor].nbytes for tensor in tensors]),
-        forward_s=order.by_tensor(forward * (forward_s / forward.sum())),
-        backward_s=(backward * (backward_s / backward.sum()))[::-1],
-        flops=order.by_tensor(order.flops),
-        update_s=float(update_s),
+    share = issue_share(samples)
+    if share > HOST_BOUND:
+        name = f"{network}, batch {batch}, {precision}"
+        say(f"{name}: the host needs {share:.0%} of an iteration to issue it")
+    frame = store.profile_frame(
+        profile, precision, _rank_count(me), threads or torch.get_num_threads()
     )
+    return {"layers": frame, "samples": samples}
 
 
-def _measure(
-    training: Training, budget: Budget, me: Rank | None
-) -> tuple[Floats, list[_Seen], Floats]:
-    """Return (repeats, 4) marks without hooks, (repeats) with hooks, (repeats,) seconds of issuing."""
-    device, issue_s = training.device, list[float]()
-    plain, watched = list[Marks](), list[_Seen]()
+# -- how iterations are timed
+# --------------------------------------------------------------
+
+
+class _Measured(NamedTuple):
+    """What was timed in r repeats.
+
+    ``marks_s`` (r, 4) are the marks of iterations without hooks, ``hooked`` the
+    iterations with hooks, and ``issue_s`` (r,) the seconds in which the host issued
+    those without.
+    """
+
+    marks_s: Floats
+    hooked: list[_HookedIteration]
+    issue_s: Floats
+
+
+def _undisturbed(training: Training, budget: Budget, me: Rank | None) -> _Measured:
+    """Return what is measured, after at most two disturbed attempts."""
+    retries = Retries(2)
+    while True:
+        watch = Watch(me.rank if me else 0)
+        measured = _measure(training, budget, me)
+        used = watch.usage()
+        if me:
+            used = peers.usage_of_all(used)
+        if not retries.again(used):
+            return measured
+
+
+def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
+    device = training.device
+    plain: list[Marks] = []
+    hooked: list[_HookedIteration] = []
+    issue_s: list[float] = []
 
     def run_plain() -> None:
-        plain.append(Marks(device))
+        marks = Marks(device)
+        plain.append(marks)
         start_s = perf_counter()
-        training.iterate(plain[-1].mark)
+        training.iterate(marks.mark)
         issue_s.append(perf_counter() - start_s)
 
-    def run_watched() -> None:
-        watched.append(_Seen(training, Marks(device)))
+    def run_hooked() -> None:
+        hooked.append(_HookedIteration(training, Marks(device)))
 
-    actions = {"plain": run_plain, "watched": run_watched}
     samples = clock.measure_interleaved(
-        actions,
+        {"plain": run_plain, "hooked": run_hooked},
         budget,
         synchronize=clock.synchronizer(device),
         agree=peers.agree_all if me else bool,
     )
+    # The lists also have the repeats that warm up, which come first.
     repeats = len(samples["plain"])
-    marks = np.array([run.seconds() for run in plain[-repeats:]])
-    return marks, watched[-repeats:], np.array(issue_s[-repeats:])
+    marks_s = np.array([marks.seconds() for marks in plain[-repeats:]])
+    return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
+
+
+def _slowest_line(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:
+    """Return spans (..., k) of which each ends when the last rank has ended it."""
+    ends = np.cumsum(spans, axis=-1)
+    last_ends = slowest(ends.ravel()).reshape(ends.shape)
+    return np.diff(last_ends, prepend=0.0, axis=-1)
 
 
 def _graph(training: Training) -> dict[str, Floats]:
-    """Return seconds of iterations as one CUDA graph, which no host has to ask for; where one can be made.
+    """Return the seconds of iterations as one CUDA graph, or nothing without a graph.
 
-    None can of a network that waits for the GPU within, or where its own memory is not there.
+    A network that waits for the GPU within its iteration has none, and a graph needs
+    memory of its own.
     """
     try:
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # where libraries make themselves at home first
+        with torch.cuda.stream(stream):
+            # Libraries such as cuBLAS set up their workspaces in a first iteration,
+            # which must not happen during the capture.
             training.iterate()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=stream):
             training.iterate()
         seconds = clock.measure_on(training.device, graph.replay, GRAPH)
     except RuntimeError as error:
-        say(f"no graph of an iteration: {str(error).strip().splitlines()[0]}")
+        # CUDA explains over several lines.
+        reason = str(error).strip().splitlines()[0]
+        say(f"the iteration is not timed as a CUDA graph: {reason}")
         return {}
     return {"graph_iteration": seconds}
 
 
+# -- the job
+# -------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LayersSettings:
-    """What CONFIG.json of the job may hold: batch by network, and how long for each."""
+    """The settings of the job.
+
+    Attributes
+    ----------
+    networks : mapping of str to int
+        The batch size of each network by its name.
+    budget : Budget
+        How long to measure each network.
+    """
 
     networks: Mapping[str, int]
     budget: Budget = Budget()
@@ -328,7 +573,27 @@ class LayersSettings:
 
 @job(LayersSettings, "layers", "samples")
 def layers_job(me: Rank, settings: LayersSettings) -> Iterator[Tables]:
-    """Profile one network after the other, each on all ranks at the same time, as they train."""
-    how = str(me.device), "fp32", settings.budget, me.torch_threads, me
+    """Profile one network after the other, each on all ranks at the same time.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : LayersSettings
+        The networks.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Tables ``layers`` and ``samples`` of a network.
+    """
     for network, batch in settings.networks.items():
-        yield layer_tables(network, batch, *how)
+        yield layer_tables(
+            network,
+            batch,
+            str(me.device),
+            PRECISION,
+            settings.budget,
+            me.torch_threads,
+            me,
+        )

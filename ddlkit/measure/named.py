@@ -1,4 +1,7 @@
-"""Networks and batch sizes as a user writes them; without torch, so that commands can check them at once."""
+"""Networks and batch sizes as a user writes them.
+
+There is no torch here, so that commands can check their arguments at once.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,28 @@ MOST_BATCH = 10**9
 
 
 def network_of(value: Any) -> tuple[str, int]:
-    """Return name and batch size of a network, the batch size being optional.
+    """Read the name and the batch size of a network.
 
+    Parameters
+    ----------
+    value : str
+        ``"NAME"`` or ``"NAME:BATCH"``.
+
+    Returns
+    -------
+    name : str
+        The name, which may be unknown.
+    batch : int
+        The batch size, by default `DEFAULT_BATCH`.
+
+    Raises
+    ------
+    ValueError
+        If there is no name, or if the batch size is not a number from 1 to
+        `MOST_BATCH`. The message continues a sentence whose subject is the value.
+
+    Examples
+    --------
     >>> network_of("resnet50:8"), network_of("resnet50")
     (('resnet50', 8), ('resnet50', 4))
     """

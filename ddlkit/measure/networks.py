@@ -1,6 +1,8 @@
-"""The networks that can be measured by name, with random weights and random data; nothing is downloaded.
+"""The networks that can be measured by name.
 
-These are networks of torchvision. Other packages may register networks of their own by `register`.
+They have random weights and are fed random data, so nothing is downloaded. These are
+networks of torchvision. Other packages may register networks of their own by
+`register`.
 """
 
 from __future__ import annotations
@@ -23,15 +25,26 @@ from ddlkit.core.errors import UserError
 from ddlkit.jobs import launch
 
 Batch = tuple[Tensor, Tensor]
-INSTALL_IT = """install it with: pip install 'ddlkit[networks]', or, to keep this torch: \
-pip install --no-deps torchvision"""
+"""Inputs and labels."""
+INSTALL_IT = (
+    "install it with: pip install 'ddlkit[networks]', or, to keep this torch: "
+    "pip install --no-deps torchvision"
+)
 
 
 @dataclass(frozen=True)
 class Network:
-    """How to make a network, and a batch of ``n`` inputs with a label for each row that it puts out.
+    """How a network and its data are made.
 
-    package : what must be installed, beyond torch
+    Attributes
+    ----------
+    build : callable
+        Returns the network with random weights.
+    sample : callable
+        Takes a batch size n and a generator. Returns n inputs, and a label for each row
+        of the network's output.
+    package : str
+        The package that must be installed besides torch, if any.
     """
 
     build: Callable[[], nn.Module]
@@ -40,29 +53,57 @@ class Network:
 
 
 def import_torchvision() -> ModuleType:
-    """Return torchvision, also where its CUDA wheel stands beside a CPU torch. Raises UserError."""
+    """Import torchvision, even if its build is for CUDA and that of torch for the CPU.
+
+    Returns
+    -------
+    module
+        torchvision.
+
+    Raises
+    ------
+    UserError
+        If torchvision is not installed.
+    """
     try:
         return importlib.import_module("torchvision")
     except ImportError as error:
         raise UserError(
             f"torchvision cannot be imported ({error}); {INSTALL_IT}"
         ) from None
-    except (
-        RuntimeError
-    ) as error:  # describing operators without a kernel, which no network needs
+    except RuntimeError as error:
+        # On import torchvision describes its operators to torch, and fails for one
+        # whose kernel did not load. No network here needs such operators, so an empty
+        # module takes the place of these descriptions.
         if "operator torchvision::nms does not exist" not in str(error):
             raise
-        absent = "torchvision._meta_registrations"
-        sys.modules[absent] = ModuleType(absent)
+        descriptions = "torchvision._meta_registrations"
+        sys.modules[descriptions] = ModuleType(descriptions)
         return importlib.import_module("torchvision")
 
 
 def images(
     channels: int, side: int, classes: int
 ) -> Callable[[int, torch.Generator], Batch]:
+    """Return a function that draws square images with labels.
+
+    Parameters
+    ----------
+    channels, side : int
+        The shape of an image is (channels, side, side).
+    classes : int
+        How many different labels there are.
+
+    Returns
+    -------
+    callable
+        As `Network.sample`.
+    """
+
     def sample(batch: int, generator: torch.Generator) -> Batch:
-        images = torch.randn(batch, channels, side, side, generator=generator)
-        return images, torch.randint(classes, (batch,), generator=generator)
+        pixels = torch.randn(batch, channels, side, side, generator=generator)
+        labels = torch.randint(classes, (batch,), generator=generator)
+        return pixels, labels
 
     return sample
 
@@ -71,6 +112,22 @@ IMAGENET = images(channels=3, side=224, classes=1000)
 
 
 def torchvision_network(name: str, **options: Any) -> Network:
+    """Return a network of torchvision.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network in torchvision.
+    **options
+        Arguments of its constructor.
+
+    Returns
+    -------
+    Network
+        The network, on images of the shape of ImageNet's. Building it raises
+        `UserError` if torchvision is missing or has no such network.
+    """
+
     def build() -> nn.Module:
         models = import_torchvision().models
         if name not in models.list_models():
@@ -81,67 +138,134 @@ def torchvision_network(name: str, **options: Any) -> Network:
     return Network(build, IMAGENET, package="torchvision")
 
 
+_PLAIN = (
+    "alexnet",
+    "vit_b_16",
+    "squeezenet1_1",
+    "mobilenet_v3_small",
+    "resnet18",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+)
 NETWORKS: dict[str, Network] = {
-    # Without the auxiliary heads: they help training to converge and are no part of what it leaves.
+    # The auxiliary heads help training to converge. They are no part of the trained
+    # network.
     "googlenet": torchvision_network("googlenet", aux_logits=False, init_weights=False),
-    # Layers come with random weights; drawing VGG's 138 million once more takes two seconds.
-    **{
-        name: torchvision_network(name, init_weights=False)
-        for name in ("vgg16", "vgg19")
-    },
-    **{
-        name: torchvision_network(name)
-        for name in (
-            "alexnet",
-            "vit_b_16",
-            "squeezenet1_1",
-            "mobilenet_v3_small",
-            "resnet18",
-            "resnet50",
-            "resnet101",
-            "resnet152",
-        )
-    },
+    # Layers come with random weights. To draw VGG's 138 million again takes two
+    # seconds.
+    "vgg16": torchvision_network("vgg16", init_weights=False),
+    "vgg19": torchvision_network("vgg19", init_weights=False),
+    **{name: torchvision_network(name) for name in _PLAIN},
 }
 """Every network that is known by name."""
 
 
 def register(module: str, networks: Mapping[str, Network]) -> None:
-    """Add networks, in this process and, as they import ``module`` first, in all ranks it starts."""
+    """Make networks known by name, in this process and in all ranks that it starts.
+
+    Parameters
+    ----------
+    module : str
+        The module that calls this function when it is imported. Ranks import it first.
+    networks : mapping of str to Network
+        The networks by their names.
+    """
     NETWORKS.update(networks)
     if module not in launch.IMPORTED:
         launch.IMPORTED.append(module)
 
 
 def find(name: str) -> Network:
-    """Return the network of that name, or any by torchvision:NAME.
+    """Return a network by its name.
 
-    Raises UserError for an unknown one, with what it may stand for.
+    Parameters
+    ----------
+    name : str
+        One of `NETWORKS`, or ``"torchvision:NAME"`` for any network of torchvision.
+
+    Returns
+    -------
+    Network
+
+    Raises
+    ------
+    UserError
+        If the name is unknown. The message has a similar name, or all of them.
     """
     if name.startswith("torchvision:"):
-        plain = name.partition(":")[2]
-        return NETWORKS.get(plain) or torchvision_network(plain)
+        plain_name = name.partition(":")[2]
+        return NETWORKS.get(plain_name) or torchvision_network(plain_name)
     if name in NETWORKS:
         return NETWORKS[name]
-    near = difflib.get_close_matches(name.lower(), sorted(NETWORKS), n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"use {', '.join(NETWORKS)}"
+    similar = difflib.get_close_matches(name.lower(), sorted(NETWORKS), n=1)
+    if similar:
+        advice = f"did you mean {similar[0]!r}?"
+    else:
+        advice = f"use {', '.join(NETWORKS)}"
     raise UserError(f"unknown network {name!r}: {advice}")
 
 
 def require(name: str) -> None:
-    """Raise UserError, before anything is measured, for an unknown name and for what is not installed."""
+    """Refuse a network that cannot be built, before anything is measured.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network.
+
+    Raises
+    ------
+    UserError
+        If the name is unknown, or if the network needs a package that is not installed.
+    """
     package = find(name).package
     if package and find_spec(package) is None:
         raise UserError(f"{name} needs {package}; {INSTALL_IT}")
 
 
 def build(name: str) -> nn.Module:
-    """Return the network with random weights, on the CPU, in training mode. Raises UserError as `find`."""
+    """Return a network with random weights, on the CPU, in training mode.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network.
+
+    Returns
+    -------
+    Module
+
+    Raises
+    ------
+    UserError
+        As `find`, and if a package is missing.
+    """
     return find(name).build().train()
 
 
 def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> Batch:
-    """Return random inputs and labels for ``batch`` samples, the same at every call. Raises UserError."""
+    """Return random data for a network, the same at every call.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network.
+    batch : int
+        How many samples to draw.
+    device : torch.device or str, optional
+        Where the data lie.
+
+    Returns
+    -------
+    inputs : Tensor, shape (batch, ...)
+    labels : Tensor
+
+    Raises
+    ------
+    UserError
+        If the network is unknown, or if ``batch`` is not positive.
+    """
     network = find(name)
     if batch < 1:
         raise UserError(f"batch {batch} of {name}: must be at least 1")
@@ -149,32 +273,70 @@ def sample_batch(name: str, batch: int, device: torch.device | str = "cpu") -> B
     return inputs.to(device), labels.to(device)
 
 
-# -- FLOP of a forward pass, 2 per multiply-add, alike on every device ---------------------------
+# -- FLOPs of a forward pass, 2 per multiply-add, alike on every device
+# --------------------
 
 Shape = tuple[int, ...]
 
 
 def recurrence_flops(inputs: Shape, weights: Sequence[Shape]) -> int:
-    """Return FLOP of weight matrices that are applied once to every sample of every time step."""
-    return 2 * math.prod(inputs[:2]) * sum(math.prod(w) for w in weights if len(w) == 2)
+    """Return the FLOPs of a recurrent layer.
+
+    Each weight matrix is applied once to every sample of every time step.
+
+    Parameters
+    ----------
+    inputs : tuple of int
+        The shape of the inputs, whose first two axes are samples and time steps.
+    weights : sequence of tuple of int
+        The shapes of the weights. Those of biases, which have one axis, are ignored.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> recurrence_flops((7, 3, 6), [(20, 6), (20, 5), (20,)])
+    9240
+    """
+    elements = sum(math.prod(shape) for shape in weights if len(shape) == 2)
+    return 2 * math.prod(inputs[:2]) * elements
 
 
-# torch has no formula for these kernels, and counts 0: the same work must count alike everywhere.
+def _attention_on_cpu(
+    query: Shape, key: Shape, value: Shape, *_: Any, **__: Any
+) -> Any:
+    return sdpa_flop_count(query, key, value)
+
+
+def _recurrence_of_mkldnn(
+    inputs: Shape, of_inputs: Shape, of_states: Shape, *_: Any, **__: Any
+) -> int:
+    return recurrence_flops(inputs, (of_inputs, of_states))
+
+
+def _recurrence_of_cudnn(
+    inputs: Shape, weights: Sequence[Shape], *_: Any, **__: Any
+) -> int:
+    return recurrence_flops(inputs, weights)
+
+
+# torch has no formula for these kernels and counts 0 for them. The same work must count
+# the same on every device.
 _FORMULAS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
-        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
-    ),
-    torch.ops.aten.mkldnn_rnn_layer: (
-        lambda inputs, w_inputs, w_states, *_, **__: recurrence_flops(
-            inputs, (w_inputs, w_states)
-        )
-    ),
-    torch.ops.aten._cudnn_rnn: lambda inputs, weights, *_, **__: recurrence_flops(
-        inputs, weights
-    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu,
+    torch.ops.aten.mkldnn_rnn_layer: _recurrence_of_mkldnn,
+    torch.ops.aten._cudnn_rnn: _recurrence_of_cudnn,
 }
 
 
 def flop_counter() -> Any:
-    """Return a context in which the FLOP of every operation add up."""
+    """Return a context manager that counts the FLOPs of all operations.
+
+    Returns
+    -------
+    torch.utils.flop_counter.FlopCounterMode
+        Its method ``get_total_flops`` returns the count so far.
+    """
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)

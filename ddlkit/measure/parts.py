@@ -1,12 +1,14 @@
-"""What `ddlkit measure` can measure, a function for each part: each yields the points of a session.
+"""What `ddlkit measure` can measure.
 
-A point is measured on its own and resumed on its own. Lists make a point for each value.
+Each function here makes the points of one part, such as ``layers`` or ``copies``. A
+point is measured on its own and resumed on its own (`ddlkit.measure.session.Point`).
+Where an argument is a list, there is a point for each of its values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -32,20 +34,38 @@ from ddlkit.measure import networks as networks_by_name
 from ddlkit.measure.session import Point, PointList, Tables, Unavailable, table_path
 from ddlkit.store import machine
 
-LAUNCH_S = 10.0  # starting ranks
-IN_LAB_S = 900.0  # in which ranks may always end in a lab
-PATIENCE = 3.0  # ranks that take this many times what was estimated are ended
-BUILD_S = 2.0  # building a network, moving it to the device, counting its FLOP
-WARMTH = 1.2  # times as long as a budget says takes what also warms up
-EXPOSED_S = 2.0  # an iteration in the lab
+LAUNCH_S = 10.0
+"""How long ranks are expected to take to start, in seconds."""
+IN_LAB_S = 900.0
+"""Seconds that ranks in a lab may always take, however little was expected."""
+PATIENCE = 3.0
+"""Ranks are ended after this many times the expected duration."""
+BUILD_S = 2.0
+"""Seconds to build a network, move it to the device and count its FLOPs."""
+WARMTH = 1.2
+"""Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
+EXPOSED_S = 2.0
+"""Seconds that one iteration is expected to take in a lab."""
 SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
+SMALL_BYTES = 64 * KIB
+"""The size of a message whose time is nearly all start-up latency."""
 
 Networks = Sequence[tuple[str, int]]
-"""Names and batch sizes."""
+"""Names of networks, each with its batch size."""
 
 
 class Here(NamedTuple):
-    """Where a session measures: the device, the number that marks its own tables, and the directory."""
+    """Where a session measures.
+
+    Attributes
+    ----------
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    session : int
+        The number of the session, which is part of the names of its own tables.
+    out : Path
+        The directory of the session.
+    """
 
     device: str
     session: int
@@ -57,26 +77,61 @@ class Here(NamedTuple):
         return self.device == "cuda"
 
 
+# -- ranks
+# -------------------------------------------------------------------------------
+
+
 def on_gpus(gpus: int, point: Point) -> Point:
-    """Return the point, or where there are fewer GPUs than it needs, one that says so."""
-    there = torch.cuda.device_count()
+    """Return a point that is unavailable where the machine has too few GPUs.
+
+    Parameters
+    ----------
+    gpus : int
+        How many GPUs the point needs.
+    point : Point
+        The point.
+
+    Returns
+    -------
+    Point
+        The point itself if the machine has enough GPUs. Otherwise a point that is
+        expected to take no time, and whose measurement raises `Unavailable`.
+    """
+    present = torch.cuda.device_count()
+    if present >= gpus:
+        return point
 
     def refuse() -> Tables:
-        raise Unavailable(
-            f"needs {gpus} GPUs, here {'is 1' if there == 1 else f'are {there}'}"
-        )
+        raise Unavailable(f"needs {gpus} GPUs, and this machine has {present}")
 
-    return point if there >= gpus else replace(point, measure=refuse, estimate_s=0.0)
+    return replace(point, measure=refuse, estimate_s=0.0)
 
 
 def rank_counts(here: Here) -> list[int]:
-    """Return two ranks, as in `sharing`, and where there are more GPUs, one on each of them."""
-    return sorted({2, torch.cuda.device_count()} - {0, 1}) if here.on_gpu else [2]
+    """Return the numbers of ranks between which messages are measured by default.
+
+    These are two ranks, as in the paper ``sharing``, and one rank on each GPU where
+    there are more than two GPUs.
+    """
+    if not here.on_gpu:
+        return [2]
+    return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """So many ranks, in a place that is made for each measurement, and how they join there."""
+    """Several ranks in a place that is made anew for each measurement.
+
+    Attributes
+    ----------
+    count : int
+        How many ranks there are.
+    place : callable
+        Returns the place, a `ddlkit.jobs.launch.Place`. A lab is also a context
+        manager.
+    join : mapping
+        Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet.
+    """
 
     count: int
     place: Callable[[], Any]
@@ -91,14 +146,28 @@ class Ranks:
         *,
         on_gpu: bool | None = None,
     ) -> Ranks:
-        """Return ranks that meet to measure a device: what else the machine has is not asked.
+        """Return ranks on this machine's own interfaces.
 
-        on_gpu : whether tensors lie on a GPU, as of `Rank.join`; None leaves it to that
+        The backend follows from the measured device alone, not from what else the
+        machine has: a recording of the CPU on a machine with GPUs uses gloo.
+
+        Parameters
+        ----------
+        count : int
+            How many ranks there are.
+        device : str
+            The measured device, ``"cpu"`` or ``"cuda"``.
+        link : str, optional
+            How tables name the link.
+        on_gpu : bool, optional
+            Whether tensors lie on a GPU. By default NCCL's do, and gloo's do not.
+
+        Returns
+        -------
+        Ranks
         """
-        join: dict[str, Any] = {
-            "backend": "nccl" if device == "cuda" else "gloo",
-            "timeout_s": MEETING_S,
-        }
+        backend = "nccl" if device == "cuda" else "gloo"
+        join: dict[str, Any] = {"backend": backend, "timeout_s": MEETING_S}
         if on_gpu is not None:
             join["on_gpu"] = on_gpu
         return cls(count, partial(Loopback, name=link), join)
@@ -106,28 +175,123 @@ class Ranks:
     def run(
         self, job: Any, settings: Any, estimate_s: float, out: Path | None = None
     ) -> Tables:
-        """Return the tables that a job leaves on them, also in ``out``."""
+        """Run a job in all ranks and return the tables that it leaves.
+
+        Parameters
+        ----------
+        job : ddlkit.jobs.rank.Job
+            What each rank does.
+        settings : dataclass
+            The settings of the job.
+        estimate_s : float
+            How long the job is expected to take, in seconds. Ranks that take `PATIENCE`
+            times as long are ended; in a lab they may always take `IN_LAB_S`.
+        out : Path, optional
+            Where the tables are also written.
+
+        Returns
+        -------
+        mapping of str to DataFrame
+            The tables by their schema.
+
+        Raises
+        ------
+        UserError
+            As `ddlkit.jobs.launch.launch`, and if the lab cannot be made.
+        """
         place = self.place()
-        in_lab = not isinstance(place, Loopback)
-        with place if in_lab else nullcontext():
+        timeout_s = PATIENCE * estimate_s
+        network: AbstractContextManager[Any] = nullcontext()
+        if not isinstance(place, Loopback):
+            timeout_s = max(IN_LAB_S, timeout_s)
+            network = place
+        with network:
             return launch(
                 job,
                 settings,
                 ranks=self.count,
                 place=place,
                 join=self.join,
-                timeout_s=max(IN_LAB_S * in_lab, PATIENCE * estimate_s),
+                timeout_s=timeout_s,
                 out=out,
             )
 
 
 def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, str]:
-    """Return ranks over links of that rate, with a delay emulated ones, and the name of their tables."""
-    shape = lab.LabShape(
-        count, rate, conditions=Conditions(delay_s) if delay_s else None
-    )
+    """Return ranks between which the links of a lab have a limited rate.
+
+    Parameters
+    ----------
+    count : int
+        How many ranks there are.
+    rate : float
+        The rate of each link in bit/s.
+    delay_s : float, optional
+        The delay of each link in seconds. With a delay the links are emulated.
+
+    Returns
+    -------
+    ranks : Ranks
+        The ranks, which meet over gloo.
+    name : str
+        The name of their table of collectives, such as ``"lab-p2-1gbit"``.
+
+    Examples
+    --------
+    >>> ranks_in_lab(2, 1e9)[1], ranks_in_lab(4, 5e8, delay_s=0.002)[1]
+    ('lab-p2-1gbit', 'lab-p4-500mbit-delay2ms')
+    """
+    conditions = Conditions(delay_s) if delay_s else None
+    shape = lab.LabShape(count, rate, conditions=conditions)
     name = f"lab-{shape.name.replace('emulated-', '')}"
     return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
+
+
+def _gpus_needed(here: Here, ranks: int, in_lab: bool) -> int:
+    """Return the GPUs that ranks need: one each, or none in a lab, where gloo sends."""
+    if here.on_gpu and not in_lab:
+        return ranks
+    return 0
+
+
+def place_of(
+    here: Here, count: int, bits: float, delay_s: float = 0.0
+) -> tuple[Ranks, str]:
+    """Return ranks in a lab if there is a rate, or joined as the devices are.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    count : int
+        How many ranks there are.
+    bits : float
+        The rate of a lab's links in bit/s; 0 for no lab.
+    delay_s : float, optional
+        The delay of a lab's links in seconds.
+
+    Returns
+    -------
+    ranks : Ranks
+        The ranks.
+    name : str
+        The name of the place in tables, such as ``"p2-1gbit"`` or ``"p2-loopback"``.
+    """
+    if bits:
+        members, name = ranks_in_lab(count, bits, delay_s)
+        return members, name.removeprefix("lab-")
+    return Ranks.of(count, here.device), f"p{count}-{_own_link(here)}"
+
+
+def _own_link(here: Here) -> str:
+    """Return how tables name the link between devices that are in no lab."""
+    if here.on_gpu:
+        return "nccl"
+    return "loopback"
+
+
+# -- layers
+# ------------------------------------------------------------------------------
 
 
 def layers(
@@ -137,28 +301,68 @@ def layers(
     precisions: Sequence[str] = ("fp32",),
     ranks: Sequence[int] = (),
 ) -> Iterator[Point]:
-    """Alone; or on all cores, by so many ranks at the same time, of which one needs no launch."""
+    """Yield points that measure the layers of networks.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    budget : Budget
+        How long to measure each.
+    precisions : sequence of str, optional
+        ``"fp32"``, ``"tf32"`` or ``"bf16"``.
+    ranks : sequence of int, optional
+        How many ranks measure at the same time, and share all cores. One rank runs in
+        the session's process. Without this argument each network is measured alone,
+        with the number of threads that torch chooses.
+
+    Yields
+    ------
+    Point
+        A point for each number of ranks, precision and network.
+
+    Raises
+    ------
+    UserError
+        If a network is unknown.
+    """
     for name, _ in networks:
         networks_by_name.find(name)
     for count, precision, (name, batch) in product(ranks or [0], precisions, networks):
-        cores = machine.cores() if count else None
-        how = (name, batch, here.device, precision, budget, cores)
-        measure: Callable[[], Any] = partial(layer_times.layer_tables, *how)
+        estimate_s = BUILD_S + WARMTH * budget.max_s
+        measure: Callable[[], Any]
+        if count:
+            threads = machine.cores()
+            suffix = f"r{count}"
+        else:
+            threads = None
+            suffix = precision
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
+            job = layer_times.layers_job
+            measure = partial(launch, job, settings, ranks=count, place=Loopback())
+            estimate_s += LAUNCH_S
+        else:
             measure = partial(
-                launch,
-                layer_times.layers_job,
-                settings,
-                ranks=count,
-                place=Loopback(),
+                layer_times.layer_tables,
+                name,
+                batch,
+                here.device,
+                precision,
+                budget,
+                threads,
             )
-        estimate_s = BUILD_S + LAUNCH_S * (count > 1) + WARMTH * budget.max_s
-        key = f"{name}-b{batch}-" + (f"r{count}" if count else precision)
+        key = f"{name}-b{batch}-{suffix}"
         yield Point("layers", key, measure, estimate_s, ["layers", "samples"])
 
 
-# What collectives can show where there is one device is labelled as a link of its own.
+# -- collectives
+# -------------------------------------------------------------------------
+
+# What collectives can show on a machine with one device is labelled as a link of its
+# own.
 _LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
     "one-rank": lambda device: Ranks.of(1, device, "one-rank"),
@@ -179,53 +383,112 @@ def collectives(
     tries: int = 1,
     apart: float = 0.0,
 ) -> Iterator[Point]:
-    """In labs, by one of _LINKS, or as devices are joined, what is lacking; apart : starts of ranks [s]."""
+    """Yield points that measure collectives by size.
+
+    The ranks are in labs if there are rates. Otherwise they are joined by ``link``, or,
+    by default, as the devices are. A point measures the sizes that its table still
+    lacks.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    budget : Budget
+        How long to measure each size of each collective.
+    link : str, optional
+        One of ``"loopback-p2"``, ``"one-rank"`` and ``"gloo-cuda-p2"``.
+    collectives : sequence of str, optional
+        Names of collectives.
+    sizes : sequence of int, optional
+        Sizes of messages in bytes.
+    ranks : sequence of int, optional
+        Numbers of ranks.
+    rate : sequence of float, optional
+        Rates of a lab's links in bit/s.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
+    messages : int, optional
+        How many messages are posted at once in a lab.
+    tries : int, optional
+        How often a size is measured at most in a lab, while others disturb the machine.
+    apart : float, optional
+        How long each rank waits for the start of the rank before it, in seconds.
+
+    Yields
+    ------
+    Point
+        A point for each place, and thus for each table.
+    """
     estimate_s = LAUNCH_S + len(collectives) * len(sizes) * budget.max_s
-
-    def left(name: str, members: Ranks) -> dict[tuple[int, ...], list[str]]:
-        """Return collectives by the sizes that they still lack."""
-        path = table_path(here.out, "collectives", name)
-        rows = store.load_table(path) if store.has_table(path) else pd.DataFrame()
-        by_sizes: dict[tuple[int, ...], list[str]] = {}
-        for each in collectives:
-            by_sizes.setdefault(
-                messages_alone.lacking(rows, each, sizes, members.count), []
-            ).append(each)
-        return {lacks: names for lacks, names in by_sizes.items() if lacks}
-
-    def measure(name: str, members: Ranks) -> pd.DataFrame:
-        frames = []
-        for lacks, names in left(
-            name, members
-        ).items():  # in one launch, if all lack the same
-            settings = messages_alone.CollectivesSettings(
-                names,
-                lacks,
-                budget,
-                messages_per_sample=messages if rate else 1,
-                tries=tries if rate else 1,
-                apart_s=apart,
-            )
-            tables = members.run(messages_alone.collectives_job, settings, estimate_s)
-            frames.append(tables["collectives"])
-        return pd.concat(frames, ignore_index=True)
-
-    places = {link: _LINKS[link](here.device)} if link else {}
-    joined = () if link or rate else ranks or rank_counts(here)
-    for count in joined:
-        places[f"{'nccl' if here.on_gpu else 'loopback'}-p{count}"] = Ranks.of(
-            count, here.device
-        )
+    in_lab = bool(rate)
+    if not in_lab:
+        messages = 1
+        tries = 1
+    # A mistake in the settings is one of the point, which is then marked as failed.
+    # Therefore they are made when the point is measured.
+    make_settings = partial(
+        messages_alone.CollectivesSettings,
+        budget=budget,
+        messages_per_sample=messages,
+        tries=tries,
+        apart_s=apart,
+    )
+    places: dict[str, Ranks] = {}
+    gpus_of_rank = 0
+    if link:
+        places[link] = _LINKS[link](here.device)
+    elif not in_lab:
+        gpus_of_rank = int(here.on_gpu)
+        for count in ranks or rank_counts(here):
+            places[f"{_own_link(here)}-p{count}"] = Ranks.of(count, here.device)
     for count, bits, delay_s in product(ranks or (2,), rate, delay):
         members, name = ranks_in_lab(count, bits, delay_s)
         places[name] = members
     for name, members in places.items():
-        missing, run = partial(left, name, members), partial(measure, name, members)
-        point = Point("collectives", name, run, estimate_s, left=missing)
-        yield on_gpus(members.count * (here.on_gpu and bool(joined)), point)
+        path = table_path(here.out, "collectives", name)
+        lacking = partial(_lacking, path, collectives, sizes, members.count)
+        run = partial(_measure_lacking, lacking, make_settings, members, estimate_s)
+        point = Point("collectives", name, run, estimate_s, left=lacking)
+        yield on_gpus(members.count * gpus_of_rank, point)
 
 
-SMALL_BYTES = 64 * KIB  # a message that is all start-up
+BySizes = dict[tuple[int, ...], list[str]]
+"""Names of collectives, by the sizes in bytes that their table lacks."""
+
+
+def _lacking(
+    path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
+) -> BySizes:
+    """Return the collectives of which a table lacks sizes."""
+    rows = pd.DataFrame()
+    if store.has_table(path):
+        rows = store.load_table(path)
+    by_sizes: BySizes = {}
+    for collective in collectives:
+        lacked = messages_alone.lacking(rows, collective, sizes, ranks)
+        if lacked:
+            by_sizes.setdefault(lacked, []).append(collective)
+    return by_sizes
+
+
+def _measure_lacking(
+    lacking: Callable[[], BySizes],
+    make_settings: Callable[..., messages_alone.CollectivesSettings],
+    members: Ranks,
+    estimate_s: float,
+) -> pd.DataFrame:
+    """Return rows of all that a table lacks."""
+    frames = []
+    # A launch takes seconds. Collectives that lack the same sizes share one.
+    for sizes, names in lacking().items():
+        settings = make_settings(names, sizes)
+        tables = members.run(messages_alone.collectives_job, settings, estimate_s)
+        frames.append(tables["collectives"])
+    return pd.concat(frames, ignore_index=True)
+
+
+# -- slowdown
+# ----------------------------------------------------------------------------
 
 
 def slowdowns(
@@ -236,63 +499,271 @@ def slowdowns(
     delay: Sequence[float] = (0.0,),
     budget: Budget = SLOWDOWN,
 ) -> Iterator[Point]:
-    """Compute beside messages of DDP's buckets: the smallest, the largest, and one that is all start-up."""
+    """Yield points that measure how much compute and messages slow each other down.
 
-    def measure(members: Ranks, name: str, batch: int) -> Tables:
-        sizes = bucket_sizes(name)
-        few = sorted({min(SMALL_BYTES, sizes[0]), sizes[0], sizes[-1]})
-        settings = slowdown.SlowdownSettings(
-            name, batch, few, budget.max_s, budget.min_repeats
-        )
-        return members.run(slowdown.slowdown_job, settings, estimate_s)
+    The messages have three sizes: the smallest and the largest of DDP's buckets, and
+    one that is nearly all start-up latency.
 
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    ranks : sequence of int, optional
+        Numbers of ranks.
+    rate : sequence of float, optional
+        Rates of a lab's links in bit/s; 0 for no lab.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
+    budget : Budget, optional
+        How many rounds to measure, and for how long.
+
+    Yields
+    ------
+    Point
+        A point for each number of ranks, rate, delay and network.
+    """
     estimate_s = LAUNCH_S + BUILD_S + 3 * budget.max_s
     for count, bits, delay_s, (name, batch) in product(ranks, rate, delay, networks):
-        members, key = place_of(here, count, bits, delay_s)
-        run = partial(measure, members, name, batch)
-        point = Point("slowdown", f"{name}-b{batch}-{key}", run, estimate_s)
-        yield on_gpus(count * (here.on_gpu and not bits), point)
+        members, place = place_of(here, count, bits, delay_s)
+        run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
+        point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
+        yield on_gpus(_gpus_needed(here, count, in_lab=bool(bits)), point)
 
 
-def place_of(
-    here: Here, count: int, bits: float, delay_s: float = 0.0
-) -> tuple[Ranks, str]:
-    """Return ranks as devices are joined, or in a lab where there is a rate, and their name in tables."""
-    if bits:
-        members, name = ranks_in_lab(count, bits, delay_s)
-        return members, name.removeprefix("lab-")
-    return Ranks.of(
-        count, here.device
-    ), f"p{count}-{'nccl' if here.on_gpu else 'loopback'}"
+def _measure_slowdown(
+    members: Ranks, network: str, batch: int, budget: Budget, estimate_s: float
+) -> Tables:
+    buckets = bucket_sizes(network)
+    sizes = {min(SMALL_BYTES, buckets[0]), buckets[0], buckets[-1]}
+    settings = slowdown.SlowdownSettings(
+        network, batch, sorted(sizes), budget.max_s, budget.min_repeats
+    )
+    return members.run(slowdown.slowdown_job, settings, estimate_s)
 
 
 def bucket_sizes(network: str) -> list[int]:
-    """Return bytes of DDP's buckets of a network, from the smallest to the largest."""
+    """Return the sizes of the buckets that DDP makes of a network by default.
+
+    Parameters
+    ----------
+    network : str
+        The name of a network.
+
+    Returns
+    -------
+    list of int
+        Bytes of each bucket, from the smallest to the largest.
+    """
     with torch.device("meta"):
-        sizes = [
-            p.nbytes
-            for p in networks_by_name.build(network).parameters()
-            if p.requires_grad
-        ]
-    work = Workload.from_arrays(0.0, [0.0] * len(sizes), sizes[::-1])
+        model = networks_by_name.build(network)
+    sizes = [p.nbytes for p in model.parameters() if p.requires_grad]
+    # Gradients become ready in the reverse order of definition.
+    ready_sizes = sizes[::-1]
+    work = Workload.from_arrays(0.0, [0.0] * len(sizes), ready_sizes)
     return sorted(make_plan("ddp", work).group_bytes(work).tolist())
+
+
+# -- copies
+# ------------------------------------------------------------------------------
 
 
 def memory_copies(
     here: Here, budget: Budget, sizes: Sequence[int] = copies.SIZES
 ) -> Iterator[Point]:
+    """Yield the point that measures copies of memory.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    budget : Budget
+        How long to measure each size of each kind of copy.
+    sizes : sequence of int, optional
+        Bytes of the copies.
+
+    Yields
+    ------
+    Point
+        The only point.
+    """
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    estimate_s = 3 + (5 if here.on_gpu else 1) * len(sizes) * budget.max_s
+    kinds = 5 if here.on_gpu else 1  # as many as `copies` distinguishes
+    estimate_s = 3 + kinds * len(sizes) * budget.max_s
     yield Point("copies", here.device, measure, estimate_s)
+
+
+# -- training
+# ----------------------------------------------------------------------------
+
+
+class TrainingCase(NamedTuple):
+    """A network that is to be trained on the ranks of one place.
+
+    Attributes
+    ----------
+    network, batch : str, int
+        The name of the network and its batch size.
+    members : Ranks
+        The ranks.
+    place : str
+        The name of the place in tables, as of `place_of`.
+    in_lab : bool
+        Whether the ranks are in a lab.
+    """
+
+    network: str
+    batch: int
+    members: Ranks
+    place: str
+    in_lab: bool
+
+
+def training_cases(
+    here: Here,
+    networks: Networks,
+    ranks: Sequence[int] = (),
+    rate: Sequence[float] = (0.0,),
+    delay: Sequence[float] = (0.0,),
+) -> Iterator[TrainingCase]:
+    """Yield each network in each place where it is to be trained.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    ranks : sequence of int, optional
+        Numbers of ranks, by default those of `rank_counts`.
+    rate : sequence of float, optional
+        Rates of a lab's links in bit/s; 0 for no lab.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
+
+    Yields
+    ------
+    TrainingCase
+        A case for each number of ranks, rate, delay and network.
+    """
+    counts = ranks or rank_counts(here)
+    for count, bits, delay_s, (name, batch) in product(counts, rate, delay, networks):
+        members, place = place_of(here, count, bits, delay_s)
+        yield TrainingCase(name, batch, members, place, in_lab=bool(bits))
 
 
 def training_estimate_s(
     here: Here, plans: int, repeats: int, iterations: int, accumulate: int
 ) -> float:
-    """Return how long training on several ranks is expected to take, in seconds."""
+    """Return how long training under several plans is expected to take.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    plans : int
+        How many plans are trained under.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations a round has.
+    accumulate : int
+        How many batches an iteration has.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
     iteration_s = accumulate * EXPOSED_S / (10 if here.on_gpu else 2)
+    # A round also has iterations without exchange, as many before and as many after.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
+
+
+def training_point(
+    here: Here,
+    case: TrainingCase,
+    key: str,
+    make_settings: Callable[[], training.TrainingSettings],
+    estimate_s: float,
+    predicted: Any = None,
+) -> Point:
+    """Return the point that trains a network in a place.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    case : TrainingCase
+        The network and the place.
+    key : str
+        The name of the point's tables.
+    make_settings : callable
+        Returns the settings when the point is measured. They may depend on tables that
+        other points of the session leave.
+    estimate_s : float
+        How long the point is expected to take, in seconds.
+    predicted : optional
+        As `Point.predicted`.
+
+    Returns
+    -------
+    Point
+    """
+    point = Point(
+        "training",
+        key,
+        partial(_train, case.members, make_settings, estimate_s),
+        estimate_s,
+        training.training_job.tables,
+        predicted=predicted,
+    )
+    return on_gpus(_gpus_needed(here, case.members.count, case.in_lab), point)
+
+
+def _train(
+    members: Ranks,
+    make_settings: Callable[[], training.TrainingSettings],
+    estimate_s: float,
+) -> Tables:
+    return members.run(training.training_job, make_settings(), estimate_s)
+
+
+def training_by_own_rule(
+    here: Here, case: TrainingCase, repeats: int, iterations: int, accumulate: int = 1
+) -> Point:
+    """Return the point that trains as DistributedDataParallel itself sends gradients.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    case : TrainingCase
+        The network and the place.
+    repeats, iterations, accumulate : int
+        As of `training_estimate_s`.
+
+    Returns
+    -------
+    Point
+    """
+    key = f"{case.network}-b{case.batch}-p{case.members.count}"
+    if case.in_lab:
+        key = f"training-{case.network}-{case.place}"
+    own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
+    make_settings = partial(
+        training.TrainingSettings,
+        case.network,
+        case.batch,
+        own_plan,
+        repeats,
+        iterations,
+        accumulate=accumulate,
+    )
+    estimate_s = training_estimate_s(here, 1, repeats, iterations, accumulate)
+    return training_point(here, case, key, make_settings, estimate_s)
 
 
 def trainings(
@@ -305,34 +776,35 @@ def trainings(
     delay: Sequence[float] = (0.0,),
     accumulate: int = 1,
 ) -> Iterator[Point]:
-    """Yield training on several ranks as DistributedDataParallel itself sends gradients."""
-    estimate_s = training_estimate_s(here, 1, repeats, iterations, accumulate)
+    """Yield points that train networks under DistributedDataParallel's own rule.
 
-    def measure(members: Ranks, name: str, batch: int) -> Tables:
-        own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
-        settings = training.TrainingSettings(
-            name, batch, own_plan, repeats, iterations, accumulate=accumulate
-        )
-        return members.run(training.training_job, settings, estimate_s)
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    networks, ranks, rate, delay
+        As of `training_cases`.
+    repeats, iterations, accumulate
+        As of `training_estimate_s`.
 
-    counts = ranks or rank_counts(here)
-    for count, bits, delay_s, (name, batch) in product(counts, rate, delay, networks):
-        members, place = place_of(here, count, bits, delay_s)
-        key = f"{name}-b{batch}-p{count}"
-        if bits:
-            key = f"training-{name}-{place}"
-        run = partial(measure, members, name, batch)
-        tables = training.training_job.tables
-        point = Point("training", key, run, estimate_s, tables)
-        yield on_gpus(count * (here.on_gpu and not bits), point)
+    Yields
+    ------
+    Point
+        A point for each number of ranks, rate, delay and network.
+    """
+    for case in training_cases(here, networks, ranks, rate, delay):
+        yield training_by_own_rule(here, case, repeats, iterations, accumulate)
 
+
+# -- the points of a session
+# -------------------------------------------------------------
 
 PARTS = ("layers", "collectives", "slowdown", "copies", "training")
 """Parts that can be asked for by name; "quick" is all of them."""
+DEFAULT_NETWORKS: Networks = (("resnet50", 4),)
 _ALONE = Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=2.0)
 _MESSAGES = Budget(warmup=1, min_repeats=2, max_repeats=30, max_s=0.3)
 _COPIES = Budget(warmup=1, min_repeats=3, max_repeats=20, max_s=0.3)
-DEFAULT_NETWORKS: Networks = (("resnet50", 4),)
 
 
 def points(
@@ -346,39 +818,60 @@ def points(
     rate_bits_per_s: float = 0.0,
     delay_s: float = 0.0,
 ) -> PointList:
-    """Return the points of one of `PARTS`, or of all where ``part`` is "quick".
+    """Return the points of one of `PARTS`, or of all parts.
 
     Parameters
     ----------
-    out : directory of the session, which points look into to see what is there
-    session : number of the session, by which its own tables are named
-    part : "quick" or one of `PARTS`
-    device : "cpu" or "cuda"; by default CUDA where torch sees a GPU
-    networks : names and batch sizes, for layers, slowdown and training
-    ranks : how many ranks exchange messages; by default 2, or one a GPU
-    rate_bits_per_s : of links between network namespaces (root, Linux); 0 for loopback or NCCL
-    delay_s : of each of these links
+    out : Path
+        The directory of the session, in which points look for what is measured already.
+    session : int
+        The number of the session, by which its own tables are named.
+    part : str
+        One of `PARTS`, or ``"quick"`` for all of them.
+    device : str, optional
+        ``"cpu"`` or ``"cuda"``. By default it is CUDA where torch sees a GPU.
+    networks : sequence of (str, int), optional
+        Names and batch sizes, for layers, slowdown and training.
+    ranks : int, optional
+        How many ranks exchange messages. By default there are two, or one on each GPU.
+    rate_bits_per_s : float, optional
+        The rate of links between network namespaces (Linux, root); 0 for loopback or
+        NCCL.
+    delay_s : float, optional
+        The delay of each of these links in seconds.
+
+    Returns
+    -------
+    PointList
+        The points, without any that open or close a session.
+
+    Raises
+    ------
+    UserError
+        If a network is unknown or needs a package that is not installed.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not device:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
+    # Zero stands for the default, so these lists may be empty.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    made: list[Point] = []
     wanted = PARTS if part == "quick" else (part,)
     if {*wanted} & {"layers", "slowdown", "training"}:
         for name, _ in networks:
             networks_by_name.require(name)
+    body: list[Point] = []
     if "collectives" in wanted:
-        made += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
+        body += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
     if "layers" in wanted:
-        made += layers(here, networks, _ALONE, ranks=[1])
+        body += layers(here, networks, _ALONE, ranks=[1])
     if "copies" in wanted:
-        made += memory_copies(here, _COPIES)
+        body += memory_copies(here, _COPIES)
     between = counts or rank_counts(here)
     if "slowdown" in wanted:
-        made += slowdowns(here, networks, between, rates or [0.0], [delay_s])
+        body += slowdowns(here, networks, between, rates or [0.0], [delay_s])
     if "training" in wanted:
-        made += trainings(
+        body += trainings(
             here,
             networks,
             repeats=2,
@@ -387,4 +880,4 @@ def points(
             rate=rates or [0.0],
             delay=[delay_s],
         )
-    return PointList(made)
+    return PointList(body)

@@ -1,8 +1,12 @@
-"""What compute and all-reduces take from each other: a network beside messages, each alone, and DDP's part.
+"""How much compute and all-reduces slow each other down.
 
-All ranks do the same at once, as in training, and what is compared is timed in turn. So many messages of one
-size are posted that they outlast an iteration, which is done again and again while they are under way. What
-DDP's buckets take is timed where nobody sends them: a hook answers at once.
+A network is trained while messages are under way, and both are also timed alone. All
+ranks do the same at the same time, as in training, and what is compared is timed in
+turn. A run beside messages posts so many messages of one size that they outlast an
+iteration, and repeats the iteration while they are under way.
+
+The time that DDP takes for its buckets, besides sending them, is measured with a
+communication hook that answers at once, so that nobody sends the buckets.
 """
 
 from __future__ import annotations
@@ -31,21 +35,43 @@ from ddlkit.measure.training import copy_s_per_byte
 from ddlkit.model.contention import BUCKETS, COMPUTE, MESSAGES, NOTHING
 
 PRECISION = "fp32"
-AS_LONG = 1.5  # how long messages last beside compute, over an iteration by itself
-FIRST, FIRST_BYTES = (
-    8,
-    2**23,
-)  # messages, or bytes in at least two, which tell how many are needed
-WARMUP = 3  # iterations: DDP makes its buckets anew in the second
+AS_LONG = 1.5
+"""How long messages last beside compute, over an iteration alone."""
+FIRST = 8
+FIRST_BYTES = 2**23
+"""A first batch of messages says how many are needed. It has `FIRST` messages, or fewer
+if these have more than `FIRST_BYTES` together, but at least two."""
+WARMUP = 3
+"""Iterations that warm up, because DDP rebuilds its buckets in the second."""
 PHASES = ("forward", "backward", "update")
-ONE_BUCKET, A_BUCKET_EACH = float(2**20), 1e-6  # caps, in MiB
+ONE_BUCKET = float(2**20)
+A_BUCKET_EACH = 1e-6
+"""Bucket caps in MiB: all gradients in one bucket, and a bucket for each gradient."""
+
 Row = tuple[str, str, int, int, float]
-"""quantity, what it was timed beside, bytes and number of messages or buckets, seconds"""
+"""Quantity, what it was timed beside, bytes, number of messages or buckets, seconds."""
 
 
 @dataclass(frozen=True)
 class SlowdownSettings:
-    """A network at a batch beside messages of these sizes; after ``max_s`` only missing rounds start."""
+    """The settings of the job.
+
+    Attributes
+    ----------
+    network, batch : str, int
+        The name of the network and its batch size.
+    sizes : sequence of int
+        Bytes of the messages beside which it is trained.
+    max_s : float
+        Seconds after which no round starts, once there are ``min_repeats`` rounds.
+    min_repeats : int
+        The fewest rounds.
+
+    Raises
+    ------
+    UserError
+        If there is no size, or one below 4 bytes.
+    """
 
     network: str
     batch: int
@@ -55,12 +81,27 @@ class SlowdownSettings:
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 4:
-            raise UserError(f"sizes {list(self.sizes)}: messages of at least 4 bytes")
+            raise UserError(
+                f"sizes {list(self.sizes)}: give at least one, all of 4 bytes or more"
+            )
 
 
 @job(SlowdownSettings, "slowdown")
 def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
-    """Yield `slowed` of a network of the registry."""
+    """Measure the slowdowns of a network that is known by name.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : SlowdownSettings
+        The network and the messages.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        As `slowed`.
+    """
     name = settings.network
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
         torch.manual_seed(0)
@@ -73,46 +114,82 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
 def slowed(
     me: Rank, training: Training, sizes: Sequence[int], max_s: float, min_repeats: int
 ) -> Iterator[Tables]:
-    """Yield rows round by round, ``seconds`` of the slowest rank; a disturbed round is made again."""
-    names = ["quantity", "beside", "bytes", "messages", "seconds"]
-    place = {
+    """Measure how much a training and messages slow each other down, round by round.
+
+    A disturbed round is repeated.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    training : Training
+        The model in training, which is wrapped in DDP.
+    sizes : sequence of int
+        Bytes of the messages.
+    max_s : float
+        Seconds after which no round starts, once there are ``min_repeats`` rounds.
+    min_repeats : int
+        The fewest rounds.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        Rows of table ``slowdown`` of one round, with ``seconds`` of the slowest rank.
+
+    Raises
+    ------
+    UserError
+        If the loss does not call the model itself, so that DDP sees no backward pass.
+    """
+    columns = ["quantity", "beside", "bytes", "messages", "seconds"]
+    labels = {
+        "network": training.network,
+        "batch": training.batch,
+        "precision": training.precision,
+        "device": me.device.type,
+        "backend": me.backend,
         "link": me.link,
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
     }
-    labels = {"network": training.network, "batch": training.batch}
-    labels |= {
-        "precision": training.precision,
-        "device": me.device.type,
-        "backend": me.backend,
-    }
-    pair, retries = _Pair(me, training, sizes), Retries()
-    begun_s, repeat = time.perf_counter(), 0
+    pair = _Pair(me, training, sizes)
+    retries = Retries()
+    begun_s = time.perf_counter()
+    repeat = 0
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)
-        rows = [*pair.round()]
+        rows = list(pair.round())
         if retries.again(usage_of_all(watch.usage())):
             continue
-        frame = pd.DataFrame(rows, columns=names).assign(
-            **labels, **place, repeat=repeat
-        )
+        frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
     medians = frame.groupby(["quantity", "beside"])["seconds"].median()
-    alone, beside = (
-        format_seconds(medians["backward", what]) for what in (NOTHING, MESSAGES)
-    )
+    alone = format_seconds(medians["backward", NOTHING])
+    beside = format_seconds(medians["backward", MESSAGES])
     me.say(f"{training.network}: backward {alone} alone, {beside} beside messages")
 
 
 class _Pair:
-    """A training and messages on this rank; every rank must call every method alike."""
+    """A training and messages on this rank. All ranks must call the same methods.
+
+    Attributes
+    ----------
+    ddp : dict of int to DistributedDataParallel
+        The training in DDP, by the number of its buckets: one, and one for each
+        gradient.
+    messages : dict of int to (Tensor, int)
+        What is sent, and how many times, by size in bytes.
+    """
 
     def __init__(self, me: Rank, training: Training, sizes: Sequence[int]) -> None:
-        self.me, self.training = me, training
+        self.me = me
+        self.training = training
         self.bytes = training.gradient_bytes
-        caps = {1: ONE_BUCKET, len(training.trained()): A_BUCKET_EACH}
-        self.ddp = {n: training.wrap(bucket_cap_mb=cap) for n, cap in caps.items()}
+        self.ddp = {
+            1: training.wrap(bucket_cap_mb=ONE_BUCKET),
+            len(training.trained()): training.wrap(bucket_cap_mb=A_BUCKET_EACH),
+        }
         for ddp in self.ddp.values():
             ddp.register_comm_hook(None, lambda _, bucket: answered(bucket.buffer()))
             training.use(ddp)
@@ -120,47 +197,50 @@ class _Pair:
                 training.iterate()
             inside: Any = ddp.module
             if not inside.called:
-                needed = "loss() does not call the model itself, as DDP needs"
-                raise UserError(f"{training.network}: {needed}")
-        self.buffers: dict[int, tuple[torch.Tensor, int]] = {}
+                reason = "loss() does not call the model itself, as DDP needs"
+                raise UserError(f"{training.network}: {reason}")
         alone_s = float(slowest([sum(self._phases())])[0])
+        self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         for size in sizes:
             buffer = torch.zeros(size // 4, device=me.device)
-            few = max(2, min(FIRST, FIRST_BYTES // size))
-            beside_s = max(
-                float(slowest([self._together(buffer, few)[1]])[0]) for _ in range(2)
-            )
-            self.buffers[size] = (
-                buffer,
-                max(1, math.ceil(AS_LONG * alone_s * few / beside_s)),
-            )
+            self.messages[size] = buffer, self._needed(buffer, size, alone_s)
+
+    def _needed(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
+        """Return how many messages last for `AS_LONG` times an iteration."""
+        few = max(2, min(FIRST, FIRST_BYTES // size))
+        # The first try also warms up, so the longer of two is taken.
+        beside_s = 0.0
+        for _ in range(2):
+            _, messages_s = self._together(buffer, few)
+            beside_s = max(beside_s, float(slowest([messages_s])[0]))
+        return max(1, math.ceil(AS_LONG * alone_s * few / beside_s))
 
     def round(self) -> Iterator[Row]:
-        """Yield a row for each thing that is timed; of compute alone the mean."""
+        """Yield a row for each quantity that is timed in a round."""
         alone: list[Floats] = []
-        copied_s = self.bytes * copy_s_per_byte(self.me, self.training.model)
-        yield "copy", NOTHING, self.bytes, 1, copied_s
-        for size, (buffer, count) in self.buffers.items():
+        copy_s = self.bytes * copy_s_per_byte(self.me, self.training.model)
+        yield "copy", NOTHING, self.bytes, 1, copy_s
+        for size, (buffer, count) in self.messages.items():
             alone.append(self._phases())
-            message_s = slowest([self._sent_s(buffer, count)])[0] / count
-            yield "message", NOTHING, size, count, message_s
-            phases, beside_s = self._together(buffer, count)
-            yield from self._rows(MESSAGES, size, count, phases)
-            yield "message", COMPUTE, size, count, slowest([beside_s])[0] / count
-        yield from self._rows(NOTHING, 0, 0, np.mean(alone, axis=0))
-        for count in self.ddp:
-            yield from self._rows(
-                BUCKETS, self.bytes, count, self._phases(count, send=True)
-            )
+            sent_s = slowest([self._sent_s(buffer, count)])[0]
+            yield "message", NOTHING, size, count, sent_s / count
+            phases, messages_s = self._together(buffer, count)
+            yield from self._phase_rows(MESSAGES, size, count, phases)
+            beside_s = slowest([messages_s])[0]
+            yield "message", COMPUTE, size, count, beside_s / count
+        yield from self._phase_rows(NOTHING, 0, 0, np.mean(alone, axis=0))
+        for buckets in self.ddp:
+            phases = self._phases(buckets, send=True)
+            yield from self._phase_rows(BUCKETS, self.bytes, buckets, phases)
 
-    def _rows(
+    def _phase_rows(
         self, beside: str, size: int, count: int, seconds: Floats
     ) -> Iterator[Row]:
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
             yield phase, beside, size, count, phase_s
 
     def _phases(self, buckets: int = 1, send: bool = False) -> Floats:
-        """Return seconds of forward, backward and update; with ``send`` gradients fill buckets."""
+        """Return seconds of an iteration's phases; with ``send`` it fills buckets."""
         marks = Marks(self.me.device)
         dist.barrier()
         self._iterate(buckets, marks, send)
@@ -168,68 +248,91 @@ class _Pair:
 
     def _iterate(self, buckets: int, marks: Marks, send: bool = False) -> None:
         ddp = self.training.use(self.ddp[buckets])
-        with nullcontext() if send else ddp.no_sync():
+        exchange = nullcontext() if send else ddp.no_sync()
+        with exchange:
             self.training.iterate(marks.mark)
 
     def _sent_s(self, buffer: torch.Tensor, count: int) -> float:
-        """Return seconds of so many messages posted at once, with nothing beside them."""
+        """Return seconds of messages that are posted at once, without any compute."""
         dist.barrier()
         return _Sending(self.me, buffer, count).seconds()
 
     def _together(self, buffer: torch.Tensor, count: int) -> tuple[Floats, float]:
-        """Return mean seconds of the phases of iterations beside messages, and those of all messages."""
+        """Return mean seconds of phases beside messages, and those of all messages."""
         dist.barrier()
-        sending, marks = _Sending(self.me, buffer, count), list[Marks]()
-        while not marks or not sending.done():
-            marks.append(Marks(self.me.device))
-            self._iterate(1, marks[-1])
-            clock.synchronizer(self.me.device)()
-        # The last one was beside messages in part only.
-        whole = marks[: max(1, len(marks) - 1)]
-        return np.mean(
-            [np.diff(each.seconds()) for each in whole], axis=0
-        ), sending.seconds()
+        synchronize = clock.synchronizer(self.me.device)
+        sending = _Sending(self.me, buffer, count)
+        iterations: list[Marks] = []
+        while not iterations or not sending.done():
+            marks = Marks(self.me.device)
+            iterations.append(marks)
+            self._iterate(1, marks)
+            synchronize()
+        # Messages ended during the last iteration, so it counts only if it is the only
+        # one.
+        if len(iterations) > 1:
+            iterations.pop()
+        phases = [np.diff(marks.seconds()) for marks in iterations]
+        return np.mean(phases, axis=0), sending.seconds()
 
 
 class _Sending:
-    """Messages posted at once: on CUDA in a stream of their own, timed by events; else by a callback."""
+    """Messages that are posted at once.
+
+    On CUDA they have a stream of their own, and events say when they begin and end.
+    With gloo a callback of the last message takes the time of its end.
+    """
 
     def __init__(self, me: Rank, buffer: torch.Tensor, count: int) -> None:
-        self._marks, self._ended = Marks(me.device), None
+        self._marks = Marks(me.device)
+        self._ended: torch.cuda.Event | None = None
+        on_gpu = me.device.type == "cuda"
         stream: Any = nullcontext()
-        if me.device.type == "cuda":
+        if on_gpu:
             stream = torch.cuda.stream(torch.cuda.Stream(me.device))
         with stream:
             self._marks.mark()
             self._works = [dist.all_reduce(buffer, async_op=True) for _ in range(count)]
-            if me.device.type == "cuda":
+            if on_gpu:
                 for work in self._works:
-                    work.wait()  # holds up the stream, not the host
+                    work.wait()  # this holds up the stream, not the host
                 self._marks.mark()
                 self._ended = torch.cuda.Event()
                 self._ended.record()
             else:
-                self._last = (
-                    self._works[-1].get_future().then(lambda _: self._marks.mark())
-                )
+                last = self._works[-1].get_future()
+                self._last = last.then(lambda _: self._marks.mark())
 
     def done(self) -> bool:
-        """Return whether the last one has arrived."""
-        return self._ended.query() if self._ended else self._last.done()
+        """Return whether the last message has arrived."""
+        if self._ended:
+            return self._ended.query()
+        return self._last.done()
 
     def seconds(self) -> float:
-        """Return seconds from the first post to the last arrival, once that is there."""
+        """Wait for the last arrival, and return the seconds since the first post."""
         for work in self._works:
             work.wait()
         if not self._ended:
+            # A message may be complete a moment before its callback has run.
             self._last.wait()
         return float(self._marks.seconds()[-1])
 
 
 def answered(buffer: torch.Tensor) -> Any:
-    """Return the future of a bucket that nobody sends: it is there at once."""
-    future: Any = torch.futures.Future(
-        devices=[buffer.device] if buffer.is_cuda else None
-    )
+    """Return the result of a communication hook that sends nothing.
+
+    Parameters
+    ----------
+    buffer : Tensor
+        The bucket's buffer.
+
+    Returns
+    -------
+    torch.futures.Future
+        A future that holds the buffer already.
+    """
+    devices: list[Any] | None = [buffer.device] if buffer.is_cuda else None
+    future: Any = torch.futures.Future(devices=devices)
     future.set_result(buffer)
     return future

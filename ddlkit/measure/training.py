@@ -1,4 +1,4 @@
-"""Data-parallel training iterations under an imposed bucket plan, or under DDP's own rule."""
+"""Iterations of data-parallel training, under a bucket plan or under DDP's own rule."""
 
 from __future__ import annotations
 
@@ -30,20 +30,43 @@ from ddlkit.measure.given import DDP_OPTIONS, Training, known
 from ddlkit.measure.layers import compute_on
 from ddlkit.store import machine
 
-# As of the profiles that predict it: no TF32, which CUDA's convolutions else take.
 PRECISION = "fp32"
-OWN_PLAN = "ddp"  # DistributedDataParallel's own rule: nothing is imposed
+"""The precision of the profiles that predict training.
+
+By default CUDA's convolutions would use TF32."""
+OWN_PLAN = "ddp"
+"""The plan under which nothing is imposed: DistributedDataParallel's own rule."""
 COPIES = Budget(warmup=2, min_repeats=20, max_repeats=20, max_s=float("inf"))
-WARMUP = (
-    3  # DDP rebuilds its buckets in the second iteration, and reports them in the third
-)
+WARMUP = 3
+"""Iterations until DDP reports its buckets, which it rebuilds in the second."""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training by each plan; plans : bytes of each bucket in ready order, none for "ddp", DDP's own rule.
+    """The settings of the job.
 
-    accumulate : batches whose gradients are sent once; predicted : how the hash begins of the table that did
+    Attributes
+    ----------
+    network, batch : str, int
+        The name of the network, and its batch size on each rank.
+    plans : mapping of str to sequence of int
+        The bytes of each bucket by plan, in the order in which gradients become ready.
+        The plan ``"ddp"`` has no sizes: it is DDP's own rule.
+    repeats : int
+        How many rounds there are. Each round trains under every plan.
+    iterations : int
+        How many iterations a round has of each plan.
+    profile_sha256 : str
+        The hash of the profile that made the plans.
+    accumulate : int
+        How many batches an iteration has, whose gradients are sent once.
+    predicted : str
+        The first digits of the hash of the table that predicted these cases.
+
+    Raises
+    ------
+    UserError
+        If a plan is to be imposed and this torch cannot do that.
     """
 
     network: str
@@ -56,65 +79,104 @@ class TrainingSettings:
     predicted: str = ""
 
     def __post_init__(self) -> None:
-        if "bucket_cap_mb_list" not in DDP_OPTIONS and set(self.plans) - {OWN_PLAN}:
-            advice = (
-                f"install torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
-            )
+        imposes = bool(set(self.plans) - {OWN_PLAN})
+        if imposes and "bucket_cap_mb_list" not in DDP_OPTIONS:
+            advice = f"torch 2.11 or later, or measure the plan {OWN_PLAN!r} only"
             raise UserError(
-                f"torch {torch.__version__} cannot impose a bucket plan: {advice}"
+                f"torch {torch.__version__} cannot impose a bucket plan: "
+                f"install {advice}"
             )
 
 
 @job(TrainingSettings, "runs", "buckets", "timeline")
 def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
-    """Train by every plan once per round, without those whose buckets came out otherwise in the first.
+    """Train under every plan in each round.
 
-    runs : a row per iteration, of the slowest rank. ``compute_s`` is the median of iterations just before
-        and just after, without exchange (``no_sync``); ``exposed_communication_s`` the difference, copies of
-        gradients into and out of buckets included; ``copy_s_per_byte`` is what these take alone
-    buckets : bytes asked and rebuilt; timeline : one profiled iteration per plan, on rank 0
+    A plan of which DDP makes other buckets than asked for is left out after the first
+    round.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    settings : TrainingSettings
+        The network and its plans.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        New rows of three tables.
+
+        ``runs`` has a row per iteration, of the slowest rank. Its ``compute_s`` is the
+        median of the iterations just before and just after that exchange nothing
+        (``no_sync``), and ``exposed_communication_s`` is the difference, including
+        copies of gradients into and out of buckets. ``copy_s_per_byte`` is the time of
+        such a copy alone.
+
+        ``buckets`` has the bytes that were asked for and those that DDP made.
+
+        ``timeline`` has one profiled iteration per plan, as rank 0 saw it.
+
+    Raises
+    ------
+    UserError
+        If ranks of a lab would have to share cores, if memory runs out, and if there is
+        no plan of which DDP makes the buckets.
     """
-    if me.device.type == "cpu" and me.world_size > machine.cores() and "lab" in me.link:
-        shared = f"{me.world_size} ranks on {machine.cores()} cores"
+    in_lab = "lab" in me.link
+    cores = machine.cores()
+    if me.device.type == "cpu" and in_lab and me.world_size > cores:
         raise UserError(
-            f"training: {shared} would take turns, which nothing predicts: use fewer"
+            f"training: {me.world_size} ranks on {cores} cores would take turns, "
+            "which nothing predicts: use fewer"
         )
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
-        copying = {
+        labels = {
             "copy_s_per_byte": copy_s_per_byte(me, network),
             "precision": PRECISION,
+            "predicted": settings.predicted,
         }
         retries = Retries()
-        blocks = {
-            spec: _Block(me, settings, network, spec, retries)
-            for spec in settings.plans
+        trained = {
+            plan: _PlannedTraining(me, settings, network, plan, retries)
+            for plan in settings.plans
         }
         for repeat in range(settings.repeats):
-            for spec, block in tuple(blocks.items()):
-                tables = block.measure(repeat)
+            for plan in list(trained):
+                tables = trained[plan].measure(repeat)
                 if "runs" in tables:
-                    tables["runs"] = tables["runs"].assign(
-                        **copying, predicted=settings.predicted
-                    )
+                    tables["runs"] = tables["runs"].assign(**labels)
                 else:
-                    del blocks[spec]
+                    del trained[plan]
                 yield tables
-            if not blocks:
+            if not trained:
                 raise UserError(
                     "training: DDP made other buckets than asked for under every plan"
                 )
 
 
 def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
-    """Return seconds a byte to copy the gradients of ``network`` into one buffer, of the slowest rank."""
+    """Return the time to copy all gradients of a network into one buffer.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    network : Module
+        The network.
+
+    Returns
+    -------
+    float
+        Seconds per byte, of the slowest rank.
+    """
     sizes = [p.nbytes for p in network.parameters() if p.requires_grad]
-    raw: Any = {"dtype": torch.uint8, "device": me.device}  # of whatever types they are
-    gradients, whole = (
-        [torch.zeros(n, **raw) for n in sizes],
-        torch.empty(sum(sizes), **raw),
-    )
+    # Gradients may have several types. A copy only moves their bytes.
+    as_bytes: Any = {"dtype": torch.uint8, "device": me.device}
+    gradients = [torch.zeros(size, **as_bytes) for size in sizes]
+    whole = torch.empty(sum(sizes), **as_bytes)
 
     def copy_all() -> None:
         for part, gradient in zip(whole.split(sizes), gradients, strict=True):
@@ -127,46 +189,78 @@ def copy_s_per_byte(me: Rank, network: nn.Module) -> float:
 def imposed(
     training: Training, sizes: Sequence[int] = ()
 ) -> tuple[DistributedDataParallel, list[int], list[int]]:
-    """Wrap a training, buckets of so many bytes asked for or by DDP's own rule; return it, bytes and tensors.
+    """Wrap a training in DDP, and train until DDP has rebuilt its buckets.
 
-    It trains until DDP has made them. Raises UserError unless all ranks then hold equal gradients.
+    Parameters
+    ----------
+    training : Training
+        The model in training, which is changed.
+    sizes : sequence of int, optional
+        The bytes of each bucket to ask for. Without sizes, DDP's own rule applies.
+
+    Returns
+    -------
+    ddp : DistributedDataParallel
+        The wrapped model.
+    buckets : list of int
+        The bytes of each bucket that DDP made.
+    tensors : list of int
+        How many tensors each bucket holds.
+
+    Raises
+    ------
+    UserError
+        Unless all ranks hold equal, finite gradients afterwards.
     """
     if sizes:
         ddp = training.wrap(bucket_cap_mb_list=bucket_caps_mb(sizes))
     else:
         ddp = training.wrap()
-    sums = list[float]()
+    sums: list[float] = []
     for _ in range(WARMUP):
         training.iterate(lambda: sums.append(training.gradient_sum()))
-    after = everyones([sums[-2]])  # what backward left
-    if not np.isfinite(after).all() or (after != after[0]).any():
+    # The last mark of an iteration comes after gradients are cleared. The one before it
+    # has what the backward pass left.
+    after_backward = everyones([sums[-2]])
+    differs = (after_backward != after_backward[0]).any()
+    if differs or not np.isfinite(after_backward).all():
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
     log: Any = ddp._get_ddp_logging_data()
     buckets = log.get("rebuilt_bucket_sizes", "").replace(",", " ").split()
+    # The indices of a bucket's tensors are separated by blanks, and buckets by commas.
     tensors = log.get("rebuilt_per_bucket_param_indices", "").split(",")
     return ddp, [int(text) for text in buckets], [len(text.split()) for text in tensors]
 
 
-class _Block:
-    """One plan: a copy of the network, wrapped and warmed up, that trains in every round."""
+class _PlannedTraining:
+    """Training under one plan: a copy of the network, wrapped in DDP and warmed up."""
 
     def __init__(
         self,
         me: Rank,
         settings: TrainingSettings,
         network: nn.Module,
-        spec: str,
+        plan: str,
         retries: Retries,
     ) -> None:
-        self.me, self.settings, self.spec, self.retries = me, settings, spec, retries
-        self.asked = settings.plans[spec]
-        how = settings.network, settings.batch, me.device, PRECISION
-        self.training = known(*how, model=copy.deepcopy(network), rank=me.rank)
+        self.me = me
+        self.settings = settings
+        self.plan = plan
+        self.retries = retries
+        self.asked = settings.plans[plan]
+        self.training = known(
+            settings.network,
+            settings.batch,
+            me.device,
+            PRECISION,
+            model=copy.deepcopy(network),
+            rank=me.rank,
+        )
         self.training.accumulate = settings.accumulate
-        wanted = () if spec == OWN_PLAN else self.asked
-        self.model, self.buckets, tensors = imposed(self.training, wanted)
+        sizes = () if plan == OWN_PLAN else self.asked
+        self.model, self.buckets, tensors = imposed(self.training, sizes)
         self.synchronize = clock.synchronizer(me.device)
         self.case = Case(
             kind="training",
@@ -177,30 +271,25 @@ class _Block:
             link=me.link,
             link_bits_per_s=me.link_bits_per_s,
             collective="all_reduce",
-            plan=spec,
+            plan=plan,
             ends=";".join(str(int(end)) for end in np.cumsum(tensors)),
             profile_sha256=settings.profile_sha256,
             accumulate=settings.accumulate,
         )
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
-        """Return rows of this round; in the first also of the buckets, which may be all there is."""
+        """Return the tables of a round, without ``runs`` if DDP made other buckets.
+
+        The first round also has the buckets and a timeline.
+        """
         seconds, compute_s, used = self._undisturbed()
         tables = {}
         if repeat == 0:
-            sizes = [("asked", self.asked), ("rebuilt", self.buckets)]
-            rows = [
-                pd.DataFrame({"bytes": each, "source": source})
-                for source, each in sizes
-            ]
-            buckets = pd.concat(rows).rename_axis("bucket").reset_index()
-            tables = {
-                "buckets": buckets.assign(case=self.case.key),
-                "timeline": self._profile(),
-            }
+            tables["buckets"] = self._bucket_table()
+            tables["timeline"] = self._profile()
             if self.asked and list(self.asked) != self.buckets:
                 made = f"asked {self.asked}, DDP made {self.buckets}"
-                self.me.say(f"plan {self.spec} is not measured: {made}")
+                self.me.say(f"plan {self.plan} is not measured: {made}")
                 return tables
         tables["runs"] = pd.DataFrame(
             {
@@ -219,52 +308,67 @@ class _Block:
                 "disturbed": used.disturbed,
             }
         )
-        turn = f"{self.settings.network}, plan {self.spec}, round {repeat + 1}"
-        iteration, alone = map(format_seconds, (float(np.median(seconds)), compute_s))
-        self.me.say(f"{turn}: {iteration} an iteration, compute alone {alone}")
+        done = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
+        iteration = format_seconds(float(np.median(seconds)))
+        alone = format_seconds(compute_s)
+        self.me.say(f"{done}: {iteration} an iteration, compute alone {alone}")
         return tables
 
+    def _bucket_table(self) -> pd.DataFrame:
+        asked = pd.DataFrame({"bytes": self.asked, "source": "asked"})
+        rebuilt = pd.DataFrame({"bytes": self.buckets, "source": "rebuilt"})
+        buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
+        return buckets.assign(case=self.case.key)
+
     def _profile(self) -> pd.DataFrame:
-        """Return spans of one iteration as this rank saw it; all ranks profile, so all are equally slow."""
-        phases, inside = iter((FORWARD, BACKWARD, UPDATE)), ExitStack()
+        """Return spans of one iteration, as this rank saw it.
+
+        The profiler slows an iteration down. All ranks profile, so all are equally
+        slow.
+        """
+        phases = iter((FORWARD, BACKWARD, UPDATE))
+        phase_block = ExitStack()
 
         def mark() -> None:
+            # A mark ends one phase and begins the next one; the last mark begins none.
             self.synchronize()
-            inside.close()
-            if phase := next(phases, ""):
-                inside.enter_context(record_function(phase))
+            phase_block.close()
+            phase = next(phases, "")
+            if phase:
+                phase_block.enter_context(record_function(phase))
 
         dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
-        seen = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
-        return pd.DataFrame({"case": [self.case.key], "repeat": 0}).merge(
-            seen.to_frame(), "cross"
-        )
+        spans = timeline(parse_kineto(trace, "profile of an iteration"), self.buckets)
+        labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
+        return labels.merge(spans.to_frame(), "cross")
 
     def _undisturbed(self) -> tuple[Floats, float, Usage]:
-        """Return seconds of iterations, median seconds of those without exchange around, how cores were used.
+        """Return seconds of iterations, median seconds without exchange, and the usage.
 
-        A disturbed turn is taken again, as long as the job may: then it stands as it is, marked.
+        A disturbed turn is repeated as long as the job may repeat. The last one is
+        returned in any case, and its usage says that it was disturbed.
         """
         while True:
             watch = Watch(self.me.rank)
-            before = self._alone()
+            before = self._without_exchange()
             seconds = self._timed()
-            around = np.append(before, self._alone())
+            around = np.append(before, self._without_exchange())
             used = usage_of_all(watch.usage())
             if not self.retries.again(used):
                 return seconds, float(np.median(around)), used
 
-    def _alone(self) -> Floats:
+    def _without_exchange(self) -> Floats:
         """Return seconds of iterations that exchange no gradients."""
         with self.model.no_sync():
             return self._timed()
 
     def _timed(self) -> Floats:
         """Return seconds of each iteration, of the slowest rank."""
-        n = self.settings.iterations
-        exactly = Budget(0, n, n, max_s=float("inf"), relative_halfwidth=0.0)
+        count = self.settings.iterations
+        exactly = Budget(0, count, count, max_s=float("inf"), relative_halfwidth=0.0)
         dist.barrier()
-        return slowest(
-            clock.measure(self.training.iterate, exactly, synchronize=self.synchronize)
+        seconds = clock.measure(
+            self.training.iterate, exactly, synchronize=self.synchronize
         )
+        return slowest(seconds)

@@ -17,7 +17,8 @@ from ddlkit.core.cost import AlphaBeta, MessageCost, Samples
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import Fit, fit
 from ddlkit.core.iteration import PLAIN
-from ddlkit.core.link import FRAMING, Link, is_lab, read_link, wire_s_per_byte
+from ddlkit.core.lab_links import FRAMING, is_lab, read_link, wire_s_per_byte
+from ddlkit.core.link import Link
 from ddlkit.core.sparse import Selecting, SparseGather
 from ddlkit.core.workload import Floats
 from ddlkit.model.contention import SLOWDOWN_KEY, Contention

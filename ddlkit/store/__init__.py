@@ -1,4 +1,4 @@
-"""Every path, file, schema, stamp and hash: what is recorded and how it is read back."""
+"""Files, tables with schemas, and stamps, for everything that is recorded."""
 
 from ddlkit.store.files import atomic_write_text as atomic_write_text
 from ddlkit.store.files import lock as lock

@@ -1,7 +1,8 @@
-"""Where everything lies; whole files, read and written so that a crash never leaves half of one.
+"""Whole files, read within limits and written so that a crash never leaves half of one.
 
-What cannot be read, written or locked raises a UserError that names the path. Others' JSON and YAML
-are read within limits: some hundred bytes can stand for billions of values.
+What cannot be read, written or locked raises a ``UserError`` that names the path. JSON
+and YAML of others are read within limits, because a few hundred bytes of them can stand
+for billions of values.
 """
 
 from __future__ import annotations
@@ -27,27 +28,50 @@ from typing import Any, BinaryIO
 from ddlkit.core.errors import UserError
 
 MOST_BYTES = 128 * 1024**2
-"""Of a file, and of its text once unpacked: profiles of training have some 50 MB."""
+"""Bytes of a file, and of its text once unpacked. Traces of training have 50 MB."""
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the operating system reports if a disk, or a user's share of a disk, is full."""
 
 
 @contextlib.contextmanager
 def _refusing(verb: str, path: Path) -> Iterator[None]:
-    """Turn the operating system's refusal into a UserError naming ``path``."""
+    """Turn an error of the operating system into a UserError that names the path."""
     try:
         yield
     except OSError as error:
         raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from error
 
 
+# -- Reading ---------------------------------------------------------------------------
+
+
 def read(path: Path) -> bytes:
-    """Return all bytes of a file."""
+    """Return all bytes of a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    bytes
+        At most `MOST_BYTES` bytes.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, or is larger.
+    """
     with _refusing("read", path), path.open("rb") as file:
-        return _limited(file, path)
+        return _within_limit(file, path)
 
 
-def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
-    if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+def _within_limit(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> bytes:
+    # One byte more than allowed shows that the file is too large.
+    data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
         most = f"{MOST_BYTES // 1024**2} MiB{when}"
         raise UserError(
             f"{path}: more than {most}: give a part of it: fewer iterations or rows"
@@ -56,12 +80,29 @@ def _limited(file: BinaryIO | gzip.GzipFile, path: Path, when: str = "") -> byte
 
 
 def text_of(data: bytes, path: Path) -> str:
-    """Return content as text, unpacked if a .gz."""
+    """Return the content of a file as text.
+
+    Parameters
+    ----------
+    data : bytes
+        The content, which is unpacked if the path ends in ``.gz``.
+    path : Path
+        The file, as errors name it.
+
+    Returns
+    -------
+    str
+        The text, without a byte order mark.
+
+    Raises
+    ------
+    UserError
+        If the content is damaged, too large once unpacked, not UTF-8, or empty.
+    """
     try:
         if path.suffix == ".gz" and data:
-            data = _limited(
-                gzip.GzipFile(fileobj=io.BytesIO(data)), path, " once unpacked"
-            )
+            packed = gzip.GzipFile(fileobj=io.BytesIO(data))
+            data = _within_limit(packed, path, " once unpacked")
         text = data.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged gzip file ({error}): restore it") from error
@@ -75,17 +116,47 @@ def text_of(data: bytes, path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a file as text, unpacked if a .gz."""
+    """Return the content of a file as text, unpacked if its name ends in ``.gz``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    str
+        The text.
+
+    Raises
+    ------
+    UserError
+        As of `read` and `text_of`.
+    """
     return text_of(read(path), path)
 
 
 def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, 64 hex digits."""
+    """Return the SHA-256 of the bytes of a file, as 64 hex digits."""
     return hashlib.sha256(read(path)).hexdigest()
 
 
+# -- Writing ---------------------------------------------------------------------------
+
+
 def replace(source: Path, target: Path) -> None:
-    """Rename so that the new name survives a power cut."""
+    """Rename a file so that its new name survives a power cut.
+
+    Parameters
+    ----------
+    source, target : Path
+        The old and the new path. A file that has the new path is replaced.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses.
+    """
     with _refusing("write", target):
         os.replace(source, target)
         directory = os.open(target.parent, os.O_RDONLY)
@@ -96,13 +167,31 @@ def replace(source: Path, target: Path) -> None:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Write ``data``, in a directory that is made, by a name that nobody knows: all of it, or nothing."""
+    """Write a file completely or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is replaced if it exists. Its folder is made.
+    data : bytes
+        The content.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses. The file that was there then stays.
+
+    Notes
+    -----
+    The content is first written under a random name in the same folder. That name must
+    be new, and no link is followed, because in a shared folder others may write, too.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with os.fdopen(os.open(temporary, new, 0o666), "wb") as file:
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -112,34 +201,75 @@ def atomic_write(path: Path, data: bytes) -> None:
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text as ``atomic_write`` does bytes."""
+    """Write UTF-8 text as `atomic_write` writes bytes.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is replaced if it exists. Its folder is made.
+    text : str
+        The content.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses.
+    """
     atomic_write(path, text.encode())
 
 
 def remove_unfinished(directory: Path, name: str = "") -> None:
-    """Remove what `atomic_write` left of that file, or of any, when it was killed; while nobody writes it."""
+    """Remove temporary files that `atomic_write` has left when it was killed.
+
+    Parameters
+    ----------
+    directory : Path
+        The folder, in which nobody must be writing such a file now.
+    name : str, optional
+        The name of the file that was to be written. By default all are meant.
+    """
     for path in directory.glob(f".{glob.escape(name)}*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:
-    """Add UTF-8 text to a file, made where there is none; no link that lies there is followed."""
+    """Add UTF-8 text to the end of a file.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which is made if it does not exist. A link is not followed.
+    text : str
+        What to add.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(text.encode())
 
 
-_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
-_OURS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+# -- Locks and scratch folders ---------------------------------------------------------
+
+_EXCLUSIVE_OR_FAIL = fcntl.LOCK_EX | fcntl.LOCK_NB
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
 SCRATCH = "ddlkit-run-"
+"""How the name of a scratch folder begins."""
 
 
 @contextlib.contextmanager
-def _locked(path: Path, flags: int, how: int) -> Iterator[int]:
-    """Hold an advisory lock on a file or directory; give its descriptor."""
+def _locked(path: Path, flags: int, operation: int) -> Iterator[int]:
+    """Hold an advisory lock on a file or directory, and yield its descriptor.
+
+    The operating system frees the lock when the process ends, however it ends.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, how)
+        fcntl.flock(descriptor, operation)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -147,19 +277,39 @@ def _locked(path: Path, flags: int, how: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, which names its holder, and stays: else two could lock two of one name."""
-    with contextlib.ExitStack() as held:
+    """Hold a lock on a file while the block runs.
+
+    Parameters
+    ----------
+    path : Path
+        The file, which has the process that holds the lock. It is made if it does not
+        exist, and it stays: if it were removed, two processes could lock two files of
+        one name.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    UserError
+        If another process holds the lock, or if the operating system refuses.
+    """
+    with contextlib.ExitStack() as stack:
         with _refusing("lock", path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             try:
-                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-                descriptor = held.enter_context(_locked(path, flags, _AT_ONCE))
+                descriptor = stack.enter_context(
+                    _locked(path, flags, _EXCLUSIVE_OR_FAIL)
+                )
             except BlockingIOError as error:
                 holder = path.read_text(errors="replace").strip() or "unknown"
                 raise UserError(
                     f"{path} is held by process {holder}: wait for it"
                 ) from error
-            held.callback(os.truncate, descriptor, 0)
+            stack.callback(os.truncate, descriptor, 0)
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
@@ -167,68 +317,135 @@ def lock(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing_in(directory: Path) -> Iterator[None]:
-    """Keep other writers of this directory waiting: two appends at once must not lose one."""
-    with contextlib.ExitStack() as held:
+    """Keep other writers of a folder waiting while the block runs.
+
+    Two processes that add rows to one table at once would otherwise lose some.
+
+    Parameters
+    ----------
+    directory : Path
+        The folder, which is made if it does not exist.
+
+    Yields
+    ------
+    None
+        Nothing.
+
+    Raises
+    ------
+    UserError
+        If the operating system refuses.
+    """
+    with contextlib.ExitStack() as stack:
         with _refusing("write", directory):
             directory.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_locked(directory, os.O_RDONLY, fcntl.LOCK_EX))
+            stack.enter_context(_locked(directory, os.O_RDONLY, fcntl.LOCK_EX))
         yield
 
 
 @contextlib.contextmanager
 def scratch(parent: Path | str | None = None) -> Iterator[Path]:
-    """Give a directory for the block, in ``parent`` or a temporary one; killed owners' are removed."""
+    """Make a folder that lasts as long as the block.
+
+    Parameters
+    ----------
+    parent : Path or str, optional
+        Where to make it. By default it is the folder for temporary files.
+
+    Yields
+    ------
+    Path
+        The folder, which is empty.
+
+    Raises
+    ------
+    UserError
+        If the folder cannot be made.
+    OSError
+        The error of the block. If a disk is full, the error names the folder.
+
+    Notes
+    -----
+    A process that is killed leaves its folder behind. The folder around it is locked
+    while its owner lives. Whoever makes the next one removes those that are not locked.
+    """
     place = Path(parent or tempfile.gettempdir())
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         with _refusing("write", place):
-            for left in place.glob(f"{SCRATCH}*/files"):
-                with (
-                    contextlib.suppress(OSError),
-                    _locked(left.parent, _OURS, _AT_ONCE) as owned,
-                ):
-                    if os.fstat(owned).st_uid == os.geteuid():
-                        shutil.rmtree(left.parent)
-            path = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
-            held.callback(shutil.rmtree, path, ignore_errors=True)
-            held.enter_context(_locked(path, _OURS, fcntl.LOCK_EX))
-            (path / "files").mkdir()  # nobody removes one that has none yet
+            _remove_abandoned(place)
+            outer = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place))
+            stack.callback(shutil.rmtree, outer, ignore_errors=True)
+            stack.enter_context(_locked(outer, _OPEN_DIRECTORY, fcntl.LOCK_EX))
+            # Until the lock is held, there is no inner folder, and nobody removes the
+            # outer.
+            inner = outer / "files"
+            inner.mkdir()
         try:
-            yield path / "files"
+            yield inner
         except OSError as error:
-            if (
-                error.errno in FULL and not error.filename
-            ):  # a write does not know where it goes
-                error.filename = str(path)
+            # A write does not know the name of its file.
+            if error.errno in FULL and not error.filename:
+                error.filename = str(outer)
             raise
 
 
+def _remove_abandoned(place: Path) -> None:
+    """Remove the scratch folders of this user whose owners were killed."""
+    for inner in place.glob(f"{SCRATCH}*/files"):
+        outer = inner.parent
+        # Whoever still runs holds the lock, and another one may remove the folder
+        # first.
+        with (
+            contextlib.suppress(OSError),
+            _locked(outer, _OPEN_DIRECTORY, _EXCLUSIVE_OR_FAIL) as descriptor,
+        ):
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                shutil.rmtree(outer)
+
+
+# -- JSON and YAML ---------------------------------------------------------------------
+
 MOST_DEPTH = 50
-"""Levels of lists and mappings: the deepest file known here, a profiler's, has 7."""
+"""Levels of lists and mappings. The deepest file known here, a profiler's, has 7."""
+
 TOO_DEEP = f"nested more than {MOST_DEPTH} deep"
+
 MOST_VALUES = 10_000_000
-"""Of JSON, by its commas and brackets: a profile of half a million events; read, about a gigabyte."""
-MOST_YAML_CHARACTERS, MOST_YAML_VALUES = 128 * 1024, 100_000
-"""Of YAML, in which an alias counts as all that it stands for."""
+"""Values of JSON, counted by commas and brackets. Reading them takes about 1 GB."""
+
+MOST_YAML_CHARACTERS = 128 * 1024
+MOST_YAML_VALUES = 100_000
+"""Values of YAML, in which an alias counts as all that it stands for."""
+
 MOST_DIGITS = 18
-"""Of a whole number, with its sign: it has 64 bits."""
+"""Characters of a whole number, with its sign. It must fit into 64 bits."""
 
 
 def parse_json(text: str) -> Any:
-    """Return the document in JSON, longer numbers as floats; a ValueError says what is wrong."""
+    """Return the document in JSON.
+
+    Parameters
+    ----------
+    text : str
+        The JSON.
+
+    Returns
+    -------
+    object
+        The document. Whole numbers of more than `MOST_DIGITS` characters are floats.
+
+    Raises
+    ------
+    ValueError
+        If the text is not JSON, or has too many values or levels.
+    """
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
         document = json.loads(text, parse_int=_number)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    level, depth = [document], 0
-    while level := [value for value in level if isinstance(value, (dict, list))]:
-        if (depth := depth + 1) > MOST_DEPTH:
-            raise ValueError(TOO_DEEP)
-        within = (
-            value.values() if isinstance(value, dict) else value for value in level
-        )
-        level = [value for values in within for value in values]
+    _check_depth(document)
     return document
 
 
@@ -236,8 +453,45 @@ def _number(text: str) -> int | float:
     return int(text) if len(text) <= MOST_DIGITS else float(text)
 
 
+def _check_depth(document: Any) -> None:
+    """Raise ValueError if a document has too many levels of lists and mappings."""
+    depth = 0
+    values = [document]
+    while True:
+        containers = [value for value in values if isinstance(value, (dict, list))]
+        if not containers:
+            return
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise ValueError(TOO_DEEP)
+        values = []
+        for container in containers:
+            if isinstance(container, dict):
+                values.extend(container.values())
+            else:
+                values.extend(container)
+
+
 def read_json(path: Path, advice: str) -> Any:
-    """Return the document in a file of JSON; a UserError ends in ``advice``."""
+    """Return the document in a file of JSON.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    advice : str
+        What the user should do if the file is not JSON.
+
+    Returns
+    -------
+    object
+        The document, as of `parse_json`.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read or is not JSON.
+    """
     try:
         return parse_json(read_text(path))
     except ValueError as error:
@@ -245,14 +499,31 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the document in YAML as `parse_json` does, of which it has what JSON has."""
+    """Return the document in YAML that somebody else may have written.
+
+    Parameters
+    ----------
+    text : str
+        The YAML.
+
+    Returns
+    -------
+    object
+        The document with the types of JSON. A date, for example, is text.
+
+    Raises
+    ------
+    ValueError
+        If the text is not YAML, or has too many values or levels.
+    """
     import yaml
 
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        # Before anything is made of it: a merge copies what its aliases stand for.
-        if _values(yaml.compose(text, yaml.SafeLoader), {}) > MOST_YAML_VALUES:
+        # Values are counted before any of them is made, because a merge (<<) copies all
+        # that its aliases stand for.
+        if _count_values(yaml.compose(text, yaml.SafeLoader), {}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
         return parse_json(json.dumps(yaml.safe_load(text), default=str))
     except RecursionError:
@@ -261,23 +532,55 @@ def parse_yaml(text: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f"line {mark.line + 1}: " if mark else ""
         raise ValueError(f"{line}{getattr(error, 'problem', 'unreadable')}") from None
-    except TypeError as error:  # a key that is no text
+    except TypeError as error:
+        # JSON has no keys such as [1, 2].
         raise ValueError(str(error)) from None
 
 
-def _values(node: Any, counts: dict[int, float]) -> float:
-    """Return how many values a node of YAML, or a pair of them, stands for: no end if it holds itself."""
-    inside = node if isinstance(node, tuple) else getattr(node, "value", "")
-    if isinstance(inside, str):
+def _count_values(node: Any, counts: dict[int, float]) -> float:
+    """Return how many values a node of YAML, or a pair of a mapping, stands for.
+
+    Parameters
+    ----------
+    node : yaml.Node or tuple
+        The node, or a key and its value.
+    counts : dict of int to float
+        The counts of nodes that are known, by their identity. An alias is the node
+        itself.
+
+    Returns
+    -------
+    float
+        Infinite if the node contains itself.
+    """
+    children = node if isinstance(node, tuple) else getattr(node, "value", "")
+    if isinstance(children, str):
         return 1
-    if id(inside) not in counts:
-        counts[id(inside)] = math.inf
-        counts[id(inside)] = 1 + sum(_values(each, counts) for each in inside)
-    return counts[id(inside)]
+    key = id(children)
+    if key not in counts:
+        # A node that is met again while it is being counted contains itself.
+        counts[key] = math.inf
+        counts[key] = 1 + sum(_count_values(child, counts) for child in children)
+    return counts[key]
 
 
 def own_yaml(text: str) -> Any:
-    """Return the document in YAML of this project's own, without limits; much faster with libyaml."""
+    """Return the document in YAML of this project, which is read without limits.
+
+    Parameters
+    ----------
+    text : str
+        The YAML.
+
+    Returns
+    -------
+    object
+        The document.
+
+    Notes
+    -----
+    If libyaml is installed, reading is much faster than with `parse_yaml`.
+    """
     import yaml
 
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -1,4 +1,7 @@
-"""What hardware and software this is; asks torch for its version only where it is already loaded."""
+"""A description of this machine: its hardware and its software.
+
+Torch is not imported. It is asked for its versions only where it is already loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,26 @@ from typing import Any
 
 from ddlkit.core.errors import UserError
 
-# Words that every processor of a maker carries; without them names still differ between machines.
+# Words that all processors of a maker carry. Without them, names still differ between
+# machines.
 _NOISE = r"\((r|tm)\)|@.*|\b(cpu|processor|platinum|gold|silver|bronze|[\w-]+-core)\b"
 
 
 def describe() -> dict[str, Any]:
-    """Return what the machine is, no host name or address; ``cpu.quota_cores``: of a container, 0: none."""
-    limit, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
-    quota_cores = float(limit) / float(period) if limit.isdigit() else 0.0
-    system = re.search(
-        r'^PRETTY_NAME="?([^"\n]+)', content(Path("/etc/os-release")), re.MULTILINE
-    )
+    """Return a description of the machine, without its host name and addresses.
+
+    Returns
+    -------
+    dict
+        "name", "cpu" (with "model", "cores" and "quota_cores"), "memory_bytes", "os",
+        "kernel" and "gpus". "cores" are those that this process may use. "quota_cores"
+        is the limit of a container on them, 0 if there is none.
+    """
+    # Control groups write "max 100000", or microseconds of processor time in a period.
+    quota, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    quota_cores = float(quota) / float(period) if quota.isdigit() else 0.0
+    release = content(Path("/etc/os-release"))
+    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
     return {
         "name": name(),
         "cpu": {"model": _cpu_model(), "cores": cores(), "quota_cores": quota_cores},
@@ -38,22 +50,47 @@ def describe() -> dict[str, Any]:
 
 
 def name(device: str = "") -> str:
-    """Return a name for directories, as "8x-nvidia-h200"; of "cpu" as "cpu-2x-intel-xeon-8488c"."""
+    """Return a name of the machine that can be a folder's.
+
+    Parameters
+    ----------
+    device : str, optional
+        "cpu" for a name by the processor, although there are GPUs.
+
+    Returns
+    -------
+    str
+        For example "8x-nvidia-h200", "nvidia-h200" or "cpu-2x-intel-xeon-8488c".
+    """
     gpus = _gpus()
-    if gpus and device != "cpu":
-        return (f"{len(gpus)}x-" if len(gpus) > 1 else "") + _slug(gpus[0]["model"])
-    return f"cpu-{cores()}x-{_slug(_cpu_model())}"
+    if not gpus or device == "cpu":
+        return f"cpu-{cores()}x-{_slug(_cpu_model())}"
+    slug = _slug(gpus[0]["model"])
+    return f"{len(gpus)}x-{slug}" if len(gpus) > 1 else slug
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of python, torch, numpy, pandas, cuda and nccl; "none" where absent."""
+    """Return the versions of the software that measures.
+
+    Returns
+    -------
+    dict of str to str
+        Those of python, torch, numpy, pandas, cuda and nccl, "none" where one is
+        absent.
+    """
     cuda, nccl = _cuda_and_nccl()
-    packages = {package: installed(package) for package in ("torch", "numpy", "pandas")}
-    return {"python": platform.python_version(), **packages, "cuda": cuda, "nccl": nccl}
+    return {
+        "python": platform.python_version(),
+        "torch": installed("torch"),
+        "numpy": installed("numpy"),
+        "pandas": installed("pandas"),
+        "cuda": cuda,
+        "nccl": nccl,
+    }
 
 
 def installed(package: str) -> str:
-    """Return the version of an installed package; "none" where it is absent."""
+    """Return the version of an installed package, "none" if it is absent."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -61,24 +98,46 @@ def installed(package: str) -> str:
 
 
 def commit(directory: Path = Path(__file__).parents[1]) -> str:
-    """Return 12 digits of the commit, "+dirty" if code differs; outside git $DDLKIT_COMMIT or "unknown".
+    """Return the commit of the code in a folder.
 
-    An installed library may lie in a folder of somebody's repository, which does not hold it.
+    Parameters
+    ----------
+    directory : Path, optional
+        The folder. By default it is the one of this library.
+
+    Returns
+    -------
+    str
+        12 digits, with "+dirty" if the code in the folder differs from the commit.
+        Outside of git it is the DDLKIT_COMMIT of the environment, or else "unknown".
+
+    Raises
+    ------
+    UserError
+        If DDLKIT_COMMIT is needed, and is not a commit.
     """
     git = ("git", "-C", str(directory))
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
+    # An installed library may lie inside a repository of somebody else, which does not
+    # contain it.
     if head and output(*git, "ls-files", "."):
-        return head + ("+dirty" if output(*git, "status", "--porcelain", ".") else "")
+        is_changed = output(*git, "status", "--porcelain", ".")
+        if is_changed:
+            return f"{head}+dirty"
+        return head
     given = os.environ.get("DDLKIT_COMMIT", "")
-    parts = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", given)
-    if given and not parts:
+    if not given:
+        return "unknown"
+    match = re.fullmatch(r"([0-9a-f]{7,40})(\+dirty)?", given)
+    if not match:
         advice = "give 7 to 40 hex digits, with +dirty if changed"
         raise UserError(f"DDLKIT_COMMIT is {given!r}: {advice}")
-    return parts[1][:12] + (parts[2] or "") if parts else "unknown"
+    digits, dirty = match.groups()
+    return digits[:12] + (dirty or "")
 
 
 def output(*command: str) -> str:
-    """Return what a program prints; "" when it is not there, fails or hangs."""
+    """Return the output of a program, "" if it is absent, fails or takes over 20 s."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=False
@@ -89,7 +148,7 @@ def output(*command: str) -> str:
 
 
 def content(path: Path) -> str:
-    """Return the text of a file of the kernel; "" when it is not there or refuses."""
+    """Return the text of a file of the kernel, "" if it is not there or refuses."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -97,83 +156,114 @@ def content(path: Path) -> str:
 
 
 def cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
+    # macOS has no affinity.
     affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    if affinity:
+        return len(affinity(0))
+    return os.cpu_count() or 1
 
 
 def _slug(text: str) -> str:
-    return (
-        re.sub(r"[^a-z0-9]+", "-", re.sub(_NOISE, " ", text.lower())).strip("-")
-        or "unknown"
-    )
+    """Return a text in small letters, digits and hyphens, without words of makers."""
+    words = re.sub(_NOISE, " ", text.lower())
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "unknown"
 
 
 def _cpu_model() -> str:
-    model = re.search(
-        r"^model name\s*:\s*(.+)$", content(Path("/proc/cpuinfo")), re.MULTILINE
-    )
+    cpuinfo = content(Path("/proc/cpuinfo"))
+    model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if model:
         return model[1].strip()
-    return (
-        output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
-    )
+    brand = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
+    return brand or platform.machine()
 
 
 def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
-    """Return what nvidia-smi prints of these fields, a line of cells per GPU (or of "compute-apps")."""
+    """Return the output of nvidia-smi about its GPUs, or the processes on them.
+
+    Parameters
+    ----------
+    fields : sequence of str
+        What to ask for, as nvidia-smi calls it.
+    *options : str
+        Further options of nvidia-smi.
+    about : str, optional
+        "gpu", or "compute-apps" for the processes on the GPUs.
+
+    Returns
+    -------
+    str
+        A line for each of them, with cells that are separated by commas. "" if there is
+        no nvidia-smi.
+    """
     query = f"--query-{about}={','.join(fields)}"
     return output("nvidia-smi", query, "--format=csv,noheader,nounits", *options)
 
 
 def cells(text: str) -> list[list[str]]:
-    """Return the cells of what `ask_gpus` gives, by GPU."""
-    return [
-        [cell.strip() for cell in line.split(",")] for line in text.splitlines() if line
-    ]
+    """Return the cells of each line of an output of `ask_gpus`."""
+    rows = []
+    for line in text.splitlines():
+        if line:
+            rows.append([cell.strip() for cell in line.split(",")])
+    return rows
 
 
 def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
-    """Return GPUs from what nvidia-smi prints of name, driver_version, memory.total (in MiB), compute_cap."""
-    return tuple(
-        {
+    """Return the GPUs in an output of `ask_gpus`.
+
+    Parameters
+    ----------
+    text : str
+        Lines of name, driver_version, memory.total (in MiB) and compute_cap. Other
+        lines, such as "No devices were found", are ignored.
+
+    Returns
+    -------
+    tuple of dict
+        "model", "driver", "memory_bytes" (0 if it is unknown) and "compute_capability"
+        of each GPU.
+    """
+    gpus = []
+    for row in cells(text):
+        if len(row) != 4:
+            continue
+        model, driver, memory_mib, capability = row
+        gpu = {
             "model": model,
             "driver": driver,
-            "memory_bytes": int(mib) * 2**20 if mib.isdigit() else 0,
+            "memory_bytes": int(memory_mib) * 2**20 if memory_mib.isdigit() else 0,
             "compute_capability": capability,
         }
-        for model, driver, mib, capability in (
-            row for row in cells(text) if len(row) == 4
-        )
-    )
+        gpus.append(gpu)
+    return tuple(gpus)
 
 
 @functools.cache
 def _gpus() -> tuple[dict[str, Any], ...]:
-    """Return the GPUs as nvidia-smi lists them."""
-    return parse_gpus(
-        ask_gpus(("name", "driver_version", "memory.total", "compute_cap"))
-    )
+    fields = ("name", "driver_version", "memory.total", "compute_cap")
+    return parse_gpus(ask_gpus(fields))
 
 
 def _cuda_and_nccl() -> tuple[str, str]:
-    """Return the versions that torch uses, from torch where loaded, else from what lies beside it on disk."""
+    """Return the versions of CUDA and NCCL that torch uses, "none" if there is none."""
     torch = sys.modules.get("torch")
     if torch is not None:
-        cuda, distributed = torch.version.cuda, torch.distributed
-        has_nccl = (
-            cuda and distributed.is_available() and distributed.is_nccl_available()
-        )
-        return cuda or "none", ".".join(
-            map(str, torch.cuda.nccl.version())
-        ) if has_nccl else "none"
+        cuda = torch.version.cuda or "none"
+        distributed = torch.distributed
+        if cuda == "none" or not distributed.is_available():
+            return cuda, "none"
+        if not distributed.is_nccl_available():
+            return cuda, "none"
+        return cuda, ".".join(map(str, torch.cuda.nccl.version()))
+    # Importing torch takes seconds. Its files have the versions, too.
     spec = importlib.util.find_spec("torch")
-    text = (
-        content(Path(spec.origin).with_name("version.py"))
-        if spec and spec.origin
-        else ""
-    )
-    cuda = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
-    if not cuda:
+    if spec is None or not spec.origin:
         return "none", "none"
-    return cuda[1], installed(f"nvidia-nccl-cu{cuda[1].partition('.')[0]}")
+    text = content(Path(spec.origin).with_name("version.py"))
+    version = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
+    if not version:
+        return "none", "none"
+    major, _, _ = version[1].partition(".")
+    return version[1], installed(f"nvidia-nccl-cu{major}")

@@ -1,6 +1,7 @@
-"""Layer profiles, timelines and selection times, recorded or a user's own.
+"""Layer profiles, timelines and selection times, from recorded tables or users' own.
 
-A wrong file, and one in which several things remain to choose from, raises a UserError.
+A file that is wrong raises a ``UserError``. So does a file in which several things
+remain to choose from.
 """
 
 from __future__ import annotations
@@ -27,46 +28,81 @@ from ddlkit.store.tables import expand_tables, is_stamped, load_table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-BYTES_PER_PARAMETER = 4  # of a gradient in single precision
+BYTES_PER_PARAMETER = 4
+"""Bytes of a gradient per parameter, in single precision."""
+
 MOST_SPANS = 200_000
-"""Of a timeline: recorded ones have some thousands; of more, Perfetto becomes slow."""
+"""Spans of a timeline. Recorded ones have thousands, and Perfetto is slow with more."""
+
 PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
-SELECTOR = (
-    "topk_unsorted"  # of the table selection: what a replay that really selects does
-)
-# What a user's own layer profile may leave out, and what is then assumed.
+"""Columns of a table ``layers`` that distinguish its profiles."""
+
+SELECTOR = "topk_unsorted"
+"""The operation of a table ``selection`` that a replay uses when it really selects."""
+
+# What is assumed where a user's own layer profile lacks a column.
 _ASSUMED = {
-    **{
-        "device": "unknown",
-        "batch": "1",
-        "precision": "fp32",
-        "ranks": "1",
-        "threads": "0",
-    },
-    **{"layer": "its tensor", "parameters": "1", "flops": "0", "update_s": "0"},
+    "device": "unknown",
+    "batch": "1",
+    "precision": "fp32",
+    "ranks": "1",
+    "threads": "0",
+    "layer": "its tensor",
+    "parameters": "1",
+    "flops": "0",
+    "update_s": "0",
 }
 
 
 def choose(
     frame: DataFrame, keys: tuple[str, ...], wanted: dict[str, Any], path: Path
 ) -> tuple[DataFrame, dict[str, Any]]:
-    """Return rows that are as wanted, and the one value that each key then has."""
+    """Return the rows of a table that agree in some columns.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    keys : tuple of str
+        The columns. Those that the table lacks are ignored.
+    wanted : dict of str to object
+        The value that a column must have. None, or no entry, takes the only one.
+    path : Path
+        The file of the table, as errors name it.
+
+    Returns
+    -------
+    rows : DataFrame
+        The rows that have one value in each of the columns.
+    chosen : dict of str to object
+        That value, for each of the columns.
+
+    Raises
+    ------
+    UserError
+        If a wanted value is not there, or several are where none is wanted.
+    """
     chosen = {}
     for key in keys:
         if key not in frame.columns:
             continue
         values = frame[key].drop_duplicates().tolist()
         listed = ", ".join(map(str, values))
-        want = wanted.get(key)
-        if want is None and len(values) > 1:
-            raise UserError(
-                f"{path}: several values of {key} ({listed}): choose one by {key}"
-            )
-        chosen[key] = values[0] if want is None else want
-        if chosen[key] not in values:
-            raise UserError(f"{path}: no row with {key} {want}: it has {listed}")
-        frame = frame[frame[key] == chosen[key]]
+        value = wanted.get(key)
+        if value is None:
+            if len(values) > 1:
+                raise UserError(
+                    f"{path}: several values of {key} ({listed}): choose one by {key}"
+                )
+            value = values[0]
+        if value not in values:
+            raise UserError(f"{path}: no row with {key} {value}: it has {listed}")
+        chosen[key] = value
+        frame = frame[frame[key] == value]
     return frame, chosen
+
+
+# -- Layer profiles --------------------------------------------------------------------
 
 
 def read_profile(
@@ -81,18 +117,42 @@ def read_profile(
     ranks: int | None = None,
     threads: int | None = None,
 ) -> LayerProfile:
-    """Return the one profile in a ``layers`` table, or the one that is wanted by its PROFILE_KEYS.
+    """Return the layer profile in a table ``layers``.
 
-    A user's own, without a stamp, needs only columns tensor, gradient_bytes, backward_s and forward_s.
-    forward_s : seconds of the whole forward pass, in place of the column of that name
-    assumed : a list to which is added what else a user's own leaves out, one phrase each
+    Parameters
+    ----------
+    path : Path
+        A recorded table, or a user's own CSV. The latter needs only the columns tensor,
+        gradient_bytes, backward_s and forward_s.
+    network : str, optional
+        The network to choose, if the table has several.
+    batch : int, optional
+        The batch size to choose.
+    forward_s : float, optional
+        Seconds of the whole forward pass, in place of the column of that name.
+    assumed : list of str, optional
+        A list to which a phrase is added for each column that a user's CSV lacks.
+    device, precision : str, optional
+        The device and the precision to choose.
+    ranks, threads : int, optional
+        The number of ranks and of threads to choose.
+
+    Returns
+    -------
+    LayerProfile
+        The profile.
+
+    Raises
+    ------
+    UserError
+        If the table is wrong, or has no such profile or several.
     """
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
-        frame = _own_profile(
-            path, forward_s is not None, [] if assumed is None else assumed
-        )
+        frame, assumptions = _own_profile(path, needs_forward=forward_s is None)
+        if assumed is not None:
+            assumed.extend(assumptions)
     wanted = {
         "network": network,
         "device": device,
@@ -105,7 +165,8 @@ def read_profile(
     if forward_s is not None:
         if not 0 < forward_s < math.inf:
             raise UserError(f"forward_s is {forward_s}: must be a time above zero")
-        frame = frame.assign(forward_s=[forward_s] + [0.0] * (len(frame) - 1))
+        others_s = [0.0] * (len(frame) - 1)
+        frame = frame.assign(forward_s=[forward_s, *others_s])
     for name in ("forward_s", "backward_s"):
         if not frame[name].sum() > 0:
             raise UserError(
@@ -128,59 +189,118 @@ def read_profile(
     )
 
 
-def read_copy_s_per_byte(path: Path) -> float:
-    """Return seconds to copy a byte in memory, by a table ``copies``: of those about as large as a bucket."""
-    rows = load_table(path, "copies")
-    inside = rows[rows["copy"].isin(["memcpy", "d2d"])]
-    if inside.empty:
-        raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
-    nearest = (
-        np.abs(np.log(inside["bytes"] / DDP_BUCKET_BYTES))
-        .groupby(inside["bytes"])
-        .first()
-    )
-    same = inside[inside["bytes"] == nearest.idxmin()]
-    return float((same["seconds"] / same["bytes"]).median())
-
-
-def _own_profile(path: Path, forward_is_given: bool, assumed: list[str]) -> DataFrame:
-    """Return a user's rows, a tensor each, all columns of ``layers``; what lacked is added to ``assumed``."""
+def _own_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
+    """Return a user's CSV with all columns of ``layers``, and the assumptions."""
     sheet = read_sheet(files.read_text(path), str(path))
-    defaults = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
-    schema, given = SCHEMAS["layers"], {"forward_s": "0"} if forward_is_given else {}
+    assumed = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED}
+    defaults = assumed if needs_forward else {**assumed, "forward_s": "0"}
+    schema = SCHEMAS["layers"]
     columns = [
-        replace(c, default=(defaults | given).get(c.name)) for c in schema.columns
+        replace(column, default=defaults.get(column.name)) for column in schema.columns
     ]
     frame = replace(schema, columns=tuple(columns)).frame(sheet, exact=False)
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:
+        # Bytes are divided and rounded up.
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
-        defaults["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
-    missing = [name for name in defaults if name not in sheet.header]
-    assumed.extend(f"{name} = {defaults[name]}" for name in missing)
-    return frame
+        assumed["parameters"] = f"gradient_bytes / {BYTES_PER_PARAMETER}"
+    phrases = [
+        f"{name} = {value}"
+        for name, value in assumed.items()
+        if name not in sheet.header
+    ]
+    return frame, phrases
 
 
 def profile_frame(
     profile: LayerProfile, precision: str = "fp32", ranks: int = 1, threads: int = 0
 ) -> DataFrame:
-    """Return the profile as a table of schema ``layers``, a row per tensor in forward order."""
+    """Return a layer profile as a table ``layers``.
+
+    Parameters
+    ----------
+    profile : LayerProfile
+        The profile.
+    precision : str, optional
+        The precision in which it was computed.
+    ranks : int, optional
+        The number of ranks that computed at a time.
+    threads : int, optional
+        The number of threads of each rank, 0 if it is unknown.
+
+    Returns
+    -------
+    DataFrame
+        One row for each tensor, in forward order.
+    """
     from pandas import DataFrame
 
-    given = {
+    values = {
         **vars(profile),
         "precision": precision,
         "ranks": ranks,
         "threads": threads,
     }
-    return DataFrame({name: given[name] for name in SCHEMAS["layers"].names})
+    return DataFrame({name: values[name] for name in SCHEMAS["layers"].names})
+
+
+def read_copy_s_per_byte(path: Path) -> float:
+    """Return the seconds that it takes to copy a byte in memory.
+
+    Parameters
+    ----------
+    path : Path
+        A table ``copies``.
+
+    Returns
+    -------
+    float
+        The median of the copies whose size is nearest to that of a bucket of PyTorch's
+        DistributedDataParallel.
+
+    Raises
+    ------
+    UserError
+        If the table has no copies within a memory.
+    """
+    rows = load_table(path, "copies")
+    rows = rows[rows["copy"].isin(["memcpy", "d2d"])]
+    if rows.empty:
+        raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
+    sizes = np.unique(rows["bytes"])
+    distances = np.abs(np.log(sizes / DDP_BUCKET_BYTES))
+    nearest = rows[rows["bytes"] == sizes[distances.argmin()]]
+    return float((nearest["seconds"] / nearest["bytes"]).median())
+
+
+# -- Timelines -------------------------------------------------------------------------
 
 
 def read_timeline(
     path: Path, case: str | None = None, repeat: int | None = None
 ) -> Timeline:
-    """Return the one timeline in a ``timeline`` table, or the one chosen by its case's key and its repeat."""
+    """Return the timeline in a table ``timeline``.
+
+    Parameters
+    ----------
+    path : Path
+        A recorded table, or a user's own CSV with its columns.
+    case : str, optional
+        The key of the case to choose, if the table has several.
+    repeat : int, optional
+        Which repeat of the case to choose.
+
+    Returns
+    -------
+    Timeline
+        The timeline.
+
+    Raises
+    ------
+    UserError
+        If the table is wrong, or has no such timeline, several, or too many spans.
+    """
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
@@ -193,25 +313,65 @@ def read_timeline(
     return Timeline.from_columns(frame)
 
 
+# -- Times of selection ----------------------------------------------------------------
+
+
 def read_selection_times(path: Path, density: float | None = None) -> SelectionTimes:
-    """Return median times of SELECTOR in a ``selection`` table at one density, its only one by default."""
+    """Return how long it takes to select the largest gradients.
+
+    Parameters
+    ----------
+    path : Path
+        A table ``selection``.
+    density : float, optional
+        The share of the gradients that is selected. By default it is the only one in
+        the table.
+
+    Returns
+    -------
+    SelectionTimes
+        Median times of `SELECTOR` by the number of elements.
+
+    Raises
+    ------
+    UserError
+        If the table has no times of `SELECTOR` at that density.
+    """
     rows, _ = choose(_selector_rows([path]), ("density",), {"density": density}, path)
-    return _medians(rows)
+    return _median_times(rows)
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
-    """Return what selecting takes: recorded tables' times about that density, or a cost described as JSON."""
+    """Return how long it takes to select the largest gradients, about a density.
+
+    Parameters
+    ----------
+    paths : sequence of Path
+        Tables ``selection``, or one file of JSON that describes a cost.
+    density : float
+        The share of the gradients that will be selected.
+
+    Returns
+    -------
+    SelectionCost
+        The cost in the file of JSON, or median times of all densities in the tables.
+
+    Raises
+    ------
+    UserError
+        If the density is not between those of the tables.
+    """
     if [path.suffix for path in paths] == [".json"]:
-        return from_dict(
-            read_json(paths[0], "a selection cost, or give tables"), SELECTION_FORMS
-        )
+        described = read_json(paths[0], "a selection cost, or give tables")
+        return from_dict(described, SELECTION_FORMS)
     rows = _selector_rows(expand_tables([*paths]))
-    if not rows["density"].min() <= density <= rows["density"].max():
-        there = ", ".join(f"{value:g}" for value in sorted(set(rows["density"])))
+    measured = sorted(set(rows["density"]))
+    if not measured[0] <= density <= measured[-1]:
+        listed = ", ".join(f"{value:g}" for value in measured)
         raise UserError(
-            f"{paths[0]}: {SELECTOR} was measured at {there}, not at {density:g}"
+            f"{paths[0]}: {SELECTOR} was measured at {listed}, not at {density:g}"
         )
-    return _medians(rows)
+    return _median_times(rows)
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
@@ -224,35 +384,58 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     return rows
 
 
-def _medians(rows: DataFrame) -> SelectionTimes:
-    """Return medians at sizes that were measured at every density."""
-    wide = (
-        rows.groupby(["density", "elements"])["seconds"]
-        .median()
-        .unstack()
-        .dropna(axis=1)
-    )
+def _median_times(rows: DataFrame) -> SelectionTimes:
+    """Return median times, of those sizes that were measured at every density."""
+    medians = rows.groupby(["density", "elements"])["seconds"].median()
+    by_density_and_size = medians.unstack().dropna(axis=1)
     return SelectionTimes(
-        wide.columns.to_numpy(float), wide.index.to_numpy(float), wide.to_numpy()
+        elements=by_density_and_size.columns.to_numpy(float),
+        density=by_density_and_size.index.to_numpy(float),
+        seconds=by_density_and_size.to_numpy(),
     )
 
+
+# -- Times of input --------------------------------------------------------------------
 
 INPUTS = {"io_s": "read", "decode_s": "decode", "h2d_s": "h2d"}
-"""Task of training's graph -> quantity of the table of inputs."""
+"""Tasks of training's graph, each with its quantity in a table ``inputs``."""
+
 BEST = ("cold files", "one core", "pinned")
-"""Of several ways that were measured the one that training takes: a file a picture, pinned memory."""
+"""Ways of reading, decoding and copying, as training does it, in a table ``inputs``."""
 
 
 def read_inputs(path: Path, batch: int) -> dict[str, float]:
-    """Return median seconds of io_s, decode_s and h2d_s for ``batch`` JPEGs, as far as they were measured."""
+    """Return how long the input of an iteration takes.
+
+    Parameters
+    ----------
+    path : Path
+        A table ``inputs``.
+    batch : int
+        The number of JPEGs in an iteration.
+
+    Returns
+    -------
+    dict of str to float
+        Median seconds of "io_s", "decode_s" and "h2d_s", as far as they were measured:
+        one file for each picture, and copies from pinned memory.
+
+    Raises
+    ------
+    UserError
+        If none of them was measured.
+    """
     rows = load_table(path, "inputs")
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     rows = rows[rows["how"].isin(BEST) & (rows["stored"] != "raw")]
-    each_s = (rows["seconds"] / rows["batch"]).groupby(rows["quantity"]).median()
-    if each_s.empty:
+    seconds_of_one = rows["seconds"] / rows["batch"]
+    medians_s = seconds_of_one.groupby(rows["quantity"]).median()
+    if medians_s.empty:
         raise UserError(
             f"{path}: no reading, decoding or copying: give inputs-alone-*.csv"
         )
     return {
-        name: batch * float(each_s[of]) for name, of in INPUTS.items() if of in each_s
+        task: batch * float(medians_s[quantity])
+        for task, quantity in INPUTS.items()
+        if quantity in medians_s
     }

@@ -1,7 +1,15 @@
-"""The one way in which text becomes checked columns, and columns become text; errors name file, row, column.
+"""Tables with checked columns: from text to a data frame, and back.
 
-schema.json has the columns of each recorded table, of a "kind check" each, ``but`` those of another kind;
-``later`` are defaults of columns that earlier recordings lack, ``aliases`` and ``renamed_values`` old words.
+All tables are read here, in one way, whether recorded or a user's own. A `Schema` says
+which columns a table has, and a `Column` which values are allowed. A mistake raises a
+``UserError`` that names the file, the row and the column.
+
+The schemas of recorded tables stand in ``schema.json``. In that file,
+
+* "columns" lists the column names by their kind and check, such as "int positive";
+* "but", in a table, lists the columns that have another kind there;
+* "later" has the values of columns that earlier recordings lack;
+* "aliases" and "renamed_values" have earlier names of columns and values.
 """
 
 from __future__ import annotations
@@ -14,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -26,42 +34,63 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MOST_COLUMNS = 1_000
-"""Of a table: ours have at most 40, people's own a few more than they need."""
+"""Columns of a table. Recorded tables have at most 40, users' own a few more."""
+
 MOST_CELLS = 10_000_000
-"""Of a table, by its commas and line breaks: read, about a gigabyte."""
+"""Cells of a table, by its commas and line breaks. Reading them takes about 1 GB."""
+
+
+class _Kind(NamedTuple):
+    """How cells are read: each by ``parse``, all into an array of ``dtype``."""
+
+    parse: Callable[[str], Any]
+    dtype: Any
+    problem: str
 
 
 def _whole(cell: str) -> int:
-    """Return a whole number, also when written as 1e6 or 4.0."""
+    """Return a whole number, which may be written as 1e6 or 4.0."""
     number = Decimal(cell)
     if number % 1:
         raise ValueError
     return int(number)
 
 
-_READ: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "str": (str, object, "is not text"),
-    "int": (_whole, np.int64, "is not a whole number"),
-    "float": (float, np.float64, "is not a number"),
-    # By decimals: without a rounding of its own.
-    "microseconds": (
-        lambda cell: float(Decimal(cell).scaleb(-6)),
-        np.float64,
-        "is not a number",
-    ),
-    "bool": (
-        lambda cell: ("false", "true").index(cell.lower()),
-        np.bool_,
-        "is not True or False",
-    ),
+def _seconds_of_microseconds(cell: str) -> float:
+    # Decimals are shifted without rounding, so that a time is read to the last bit.
+    return float(Decimal(cell).scaleb(-6))
+
+
+def _truth(cell: str) -> bool:
+    return ("false", "true").index(cell.lower()) == 1
+
+
+_KINDS = {
+    "str": _Kind(str, object, "is not text"),
+    "int": _Kind(_whole, np.int64, "is not a whole number"),
+    "float": _Kind(float, np.float64, "is not a number"),
+    "microseconds": _Kind(_seconds_of_microseconds, np.float64, "is not a number"),
+    "bool": _Kind(_truth, np.bool_, "is not True or False"),
 }
-_DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
-"""What pandas reads a column as, of which it knows the kind."""
+# As pandas reads a column of a kind. It cannot read microseconds as seconds.
+_PANDAS_DTYPES = {"str": str, "int": np.int64, "float": np.float64, "bool": np.bool_}
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Cells of a file as text, each row with its line number in that file."""
+    """The cells of a file as text.
+
+    Attributes
+    ----------
+    file : str
+        The file, as errors name it.
+    header : tuple of str
+        The names of the columns.
+    lines : sequence of int
+        The line number of each row in the file.
+    rows : sequence of sequence of str
+        The cells of each row.
+    """
 
     file: str
     header: tuple[str, ...]
@@ -69,21 +98,75 @@ class Sheet:
     rows: Sequence[Sequence[str]]
 
     def fail(self, row: int | None, column: str, problem: str) -> NoReturn:
-        """Raise the UserError that names file, row and column; rows count from 0, None: the header."""
+        """Raise the error that names file, row and column of a problem.
+
+        Parameters
+        ----------
+        row : int or None
+            The row, counted from 0. None for the header.
+        column : str
+            The name of the column.
+        problem : str
+            What is wrong there.
+
+        Raises
+        ------
+        UserError
+            Always.
+        """
         line = 1 if row is None else self.lines[row]
         raise UserError(f"{self.file}: row at line {line}, column {column}: {problem}")
 
 
-def check_cells(text: str, parted_by: str, file: str) -> None:
-    """Refuse a text of more cells, each of which ends in one of ``parted_by``, than can be read."""
-    if sum(map(text.count, parted_by)) > MOST_CELLS:
+def check_cells(text: str, separators: str, file: str) -> None:
+    """Refuse a text of more cells than can be read.
+
+    Parameters
+    ----------
+    text : str
+        The content of a file.
+    separators : str
+        Characters, one of which ends each cell.
+    file : str
+        The file, as errors name it.
+
+    Raises
+    ------
+    UserError
+        If there are more than `MOST_CELLS` cells.
+    """
+    if sum(map(text.count, separators)) > MOST_CELLS:
         raise UserError(
             f"{file}: more than {MOST_CELLS} cells: give a part of its rows"
         )
 
 
 def read_sheet(text: str, file: str) -> Sheet:
-    """Return the cells of CSV text, of which there must be some, and as many in each row."""
+    r"""Return the cells of CSV text.
+
+    Parameters
+    ----------
+    text : str
+        The content of a file: a header, and at least one row. Empty lines are skipped.
+    file : str
+        The file, as errors name it.
+
+    Returns
+    -------
+    Sheet
+        The cells, as many in each row as in the header.
+
+    Raises
+    ------
+    UserError
+        If the text is not such a table, or larger than can be read.
+
+    Examples
+    --------
+    >>> sheet = read_sheet("bytes, seconds\n1024,2e-5\n\n4096,3e-5\n", "my.csv")
+    >>> sheet.header, sheet.lines, sheet.rows[1]
+    (('bytes', 'seconds'), (2, 4), ['4096', '3e-5'])
+    """
     check_cells(text, ",\n", file)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
@@ -93,12 +176,12 @@ def read_sheet(text: str, file: str) -> Sheet:
         raise UserError(
             f"{file}: line {reader.line_num} is not CSV ({error})"
         ) from error
-    if not any(header) or len(header) > MOST_COLUMNS:
-        problem = (
-            f"{len(header)} columns, more than {MOST_COLUMNS}"
-            if any(header)
-            else "empty"
-        )
+    problem = ""
+    if not any(header):
+        problem = "empty"
+    elif len(header) > MOST_COLUMNS:
+        problem = f"{len(header)} columns, more than {MOST_COLUMNS}"
+    if problem:
         raise UserError(
             f"{file}: line 1, the header: {problem}: name the columns that are needed"
         )
@@ -106,21 +189,33 @@ def read_sheet(text: str, file: str) -> Sheet:
         raise UserError(
             f"{file}: a header but no rows: truncated file, or nothing was measured"
         )
-    sheet = Sheet(file, header, *zip(*numbered, strict=True))
-    for at, row in enumerate(sheet.rows):
+    lines, rows = zip(*numbered, strict=True)
+    sheet = Sheet(file, header, lines, rows)
+    for number, row in enumerate(rows):
         if len(row) != len(header):
-            problem = f"the row has {len(row)} cells, the header {len(header)}"
             last = header[min(len(row), len(header) - 1)]
-            sheet.fail(at, last, f"{problem}: truncated file or stray comma")
+            problem = f"the row has {len(row)} cells, the header {len(header)}"
+            sheet.fail(number, last, f"{problem}: truncated file or stray comma")
     return sheet
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of kind str, int, float, bool or microseconds; check: named, positive, non_negative or none.
+    """A column of a table.
 
-    default : cell text where a file leaves the column out; None if it may not
-    today : earlier words of cells, and what they are called now
+    Attributes
+    ----------
+    name : str
+        The name in the header.
+    kind : str
+        "str", "int", "float", "bool", or "microseconds", which are read as seconds.
+    check : str
+        What is required of the values beyond their kind: "named" (not empty),
+        "positive" or "non_negative". Anything else requires nothing.
+    default : str or None
+        The text of the cells if a file lacks the column. None if it must not.
+    today : mapping of str to str
+        Earlier texts of cells, each with the text of today.
     """
 
     name: str
@@ -130,44 +225,92 @@ class Column:
     today: Mapping[str, str] = field(default_factory=dict)
 
     def values(self, sheet: Sheet, *, own: bool = False) -> np.ndarray:
-        """Return (rows,) checked values; of somebody's ``own`` file such as can be computed with, too."""
-        at = sheet.header.index(self.name)
-        cells = [row[at] for row in sheet.rows]
+        """Return the checked values of the column in a sheet that has it.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The cells of a file.
+        own : bool, optional
+            Whether the file is a user's own. Its numbers must also be of a size that
+            somebody can mean.
+
+        Returns
+        -------
+        ndarray, shape (rows,)
+            The values.
+
+        Raises
+        ------
+        UserError
+            For the first cell that cannot be read, else for the first wrong value.
+        """
+        position = sheet.header.index(self.name)
+        cells = [row[position] for row in sheet.rows]
         if self.today:
             cells = [self.today.get(cell, cell) for cell in cells]
-        read, dtype, problem = _READ[self.kind]
-        values, row = np.empty(len(cells), dtype), 0
-        try:
-            for row, cell in enumerate(cells):
-                values[row] = read(cell)
-        except (ArithmeticError, ValueError):
-            wrong = (
-                f"{shown(cells[row])} {problem}" if cells[row].strip() else "is empty"
-            )
-            sheet.fail(row, self.name, wrong)
-        for broken, problem in self.broken(values, own):
-            if broken.any():
-                row = int(np.argmax(broken))
+        kind = _KINDS[self.kind]
+        parse = kind.parse
+        values = np.empty(len(cells), kind.dtype)
+        for row, cell in enumerate(cells):
+            try:
+                values[row] = parse(cell)
+            except (ArithmeticError, ValueError):
+                problem = "is empty"
+                if cell.strip():
+                    problem = f"{shown(cell)} {kind.problem}"
+                sheet.fail(row, self.name, problem)
+        for is_wrong, problem in self.broken(values, own):
+            if is_wrong.any():
+                row = int(np.argmax(is_wrong))
                 sheet.fail(row, self.name, f"{shown(cells[row])} {problem}")
         return values
 
     def default_value(self) -> Any:
-        """Return what a file means that leaves the column out. Raises ValueError where it may not."""
+        """Return the value of every row if a file lacks the column.
+
+        Returns
+        -------
+        object
+            The default, read as a cell is.
+
+        Raises
+        ------
+        ValueError
+            If a file must not lack the column.
+        """
         if self.default is None:
             raise ValueError
-        return self.values(Sheet("", (self.name,), (1,), ((self.default,),)))[0]
+        sheet = Sheet("", (self.name,), (1,), ((self.default,),))
+        return self.values(sheet)[0]
 
     def broken(self, values: np.ndarray, own: bool) -> Iterator[tuple[np.ndarray, str]]:
-        """Yield (rows,) which values are wrong, and why, one pair per rule."""
+        """Yield which values break a rule, for one rule after the other.
+
+        Parameters
+        ----------
+        values : ndarray, shape (rows,)
+            Values of the column.
+        own : bool
+            Whether they are from a user's own file.
+
+        Yields
+        ------
+        is_wrong : ndarray of bool, shape (rows,)
+            Which values break the rule.
+        problem : str
+            What is wrong with such a value.
+        """
         if self.kind == "str":
-            printable = np.fromiter(map(str.isprintable, values), bool, len(values))
-            yield ~printable, "has an unprintable character"
+            is_printable = np.fromiter(map(str.isprintable, values), bool, len(values))
+            yield ~is_printable, "has an unprintable character"
             if self.check == "named":
                 yield values == "", "must not be empty"
             return
         if values.dtype == np.float64:
             yield ~np.isfinite(values), "must be a finite number"
         if own and self.kind != "bool":
+            # Later products of such numbers would be infinite or zero.
             most = MOST_WHOLE if self.kind == "int" else MOST
             size = np.abs(values)
             yield size > most, f"is beyond {most:g}: nobody means that"
@@ -180,7 +323,20 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """A kind of table, of whose rows no two agree in all of ``key``, if any; aliases: (old name, name)."""
+    """A kind of table.
+
+    Attributes
+    ----------
+    name : str
+        What tables of this kind are called.
+    columns : tuple of Column
+        The columns, in the order of a file.
+    key : tuple of str
+        Columns that distinguish the rows: no two rows agree in all of them. Empty if
+        rows may agree.
+    aliases : tuple of pairs of str
+        Earlier names of columns, each with the name of today.
+    """
 
     name: str
     columns: tuple[Column, ...]
@@ -189,70 +345,121 @@ class Schema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the column names in file order."""
+        """Return the names of the columns, in the order of a file."""
         return tuple(column.name for column in self.columns)
 
     def read(self, text: str, file: str, *, exact: bool = True) -> DataFrame:
-        """Return the checked table of CSV text: pandas', or where that may have a mistake that of `frame`."""
+        """Return the checked table in CSV text.
+
+        Parameters
+        ----------
+        text : str
+            The content of a file.
+        file : str
+            The file, as errors name it.
+        exact : bool, optional
+            Whether the file must have no other columns, as a recorded table has not. If
+            not, the file is a user's own, and other columns are ignored.
+
+        Returns
+        -------
+        DataFrame
+            The columns of the schema.
+
+        Raises
+        ------
+        UserError
+            For the first mistake that is found.
+
+        Notes
+        -----
+        Pandas reads much faster than `frame`, but takes much that is wrong, and does
+        not tell the line of a mistake. Its table is used if nothing can be wrong with
+        it.
+        """
         check_cells(text, ",\n", file)
         try:
-            return self._parsed(text, own=not exact)
+            return self._read_by_pandas(text, own=not exact)
         except (KeyError, ValueError, OverflowError):
             return self.frame(read_sheet(text, file), exact=exact)
 
-    def _parsed(self, text: str, own: bool) -> DataFrame:
-        """Return the table that pandas reads. Raises an error without a word where something may be wrong."""
+    def _read_by_pandas(self, text: str, own: bool) -> DataFrame:
+        """Return the table in CSV text.
+
+        Raises KeyError, ValueError or OverflowError, without a message, if anything may
+        be wrong with the text.
+        """
         import pandas as pd
 
-        header = self._today(
-            tuple(name.strip() for name in text.partition("\n")[0].split(","))
+        first_line, _, _ = text.partition("\n")
+        header = self._todays_names(
+            tuple(name.strip() for name in first_line.split(","))
         )
-        dtypes = {column.name: _DTYPES[column.kind] for column in self.columns}
-        dtype: Any = {name: dtypes[name] for name in header}
-        precise: Any = (
-            {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
-        )
-        how = {
-            "header": 0,
-            "names": [*header],
-            "na_filter": False,
-            "low_memory": False,
-            **precise,
-        }
+        dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
+        # Before 3.1, pandas reads floats with an error in the last digit by default.
+        options: dict[str, Any] = {}
+        if pd.__version__ < "3.1":
+            options["float_precision"] = "round_trip"
+        # Of a whole number such as 1e30, numpy warns before pandas refuses it.
         with np.errstate(invalid="ignore"):
-            frame = pd.read_csv(io.StringIO(text), dtype=dtype, **how)
-        bare = re.sub(r'"[^"\n]*"', "", text) if '"' in text else text
-        if (
-            frame.empty
-            or '"' in bare
-            or bare.count(",") != (len(frame) + 1) * (len(header) - 1)
-        ):
+            frame = pd.read_csv(
+                io.StringIO(text),
+                header=0,
+                names=list(header),
+                dtype={name: dtypes[name] for name in header},
+                na_filter=False,
+                low_memory=False,
+                **options,
+            )
+        if frame.empty or not _has_whole_rows(text, len(frame), len(header)):
             raise ValueError
         for column in self.columns:
             if column.name not in header:
                 frame[column.name] = column.default_value()
             elif column.today:
                 frame[column.name] = frame[column.name].replace(column.today)
-            values = (
-                frame[column.name].unique()
-                if column.kind == "str"
-                else frame[column.name]
-            )
-            if any(
-                broken.any() for broken, _ in column.broken(np.asarray(values), own)
-            ):
-                raise ValueError
-        if self.key and frame.duplicated([*self.key]).any():
+            self._refuse_broken(column, frame[column.name], own)
+        if self.key and frame.duplicated(list(self.key)).any():
             raise ValueError
-        return frame if (*frame.columns,) == self.names else frame[[*self.names]]
+        if tuple(frame.columns) == self.names:
+            return frame
+        return frame[list(self.names)]
+
+    @staticmethod
+    def _refuse_broken(column: Column, values: Any, own: bool) -> None:
+        """Raise ValueError if some value breaks a rule of the column."""
+        # Texts are repeated many times in recorded tables.
+        distinct = values.unique() if column.kind == "str" else values
+        for is_wrong, _ in column.broken(np.asarray(distinct), own):
+            if is_wrong.any():
+                raise ValueError
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
-        """Return the checked table. Not ``exact``, somebody's own: other columns are ignored."""
+        """Return the checked table in the cells of a file.
+
+        Parameters
+        ----------
+        sheet : Sheet
+            The cells.
+        exact : bool, optional
+            As of `read`.
+
+        Returns
+        -------
+        DataFrame
+            The columns of the schema.
+
+        Raises
+        ------
+        UserError
+            For the first mistake: in the header, else in the columns one after the
+            other, else for a row whose key an earlier row has.
+        """
         from pandas import DataFrame
 
-        sheet = replace(sheet, header=self._today(sheet.header))
-        for at, name in enumerate(sheet.header):
-            if name in sheet.header[:at]:
+        sheet = replace(sheet, header=self._todays_names(sheet.header))
+        for position, name in enumerate(sheet.header):
+            if name in sheet.header[:position]:
                 sheet.fail(None, name, "stands twice in the header")
             if exact and name not in self.names:
                 sheet.fail(None, name, f"not a column of {self.name}")
@@ -260,62 +467,132 @@ class Schema:
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet, own=not exact)
-            elif column.default is None:
-                there = ", ".join(sheet.header)[:200]
-                sheet.fail(None, column.name, f"missing; the columns are {there}")
-            else:
+            elif column.default is not None:
                 values[column.name] = column.default_value()
+            else:
+                present = ", ".join(sheet.header)[:200]
+                sheet.fail(None, column.name, f"missing; the columns are {present}")
         frame = DataFrame(values, range(len(sheet.rows)))
-        keys = frame[[*self.key]]
-        for row in np.flatnonzero(keys.duplicated())[:1] if self.key else ():
-            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
-            sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
+        if self.key:
+            self._refuse_duplicate(sheet, frame)
         return frame
 
-    def _today(self, header: tuple[str, ...]) -> tuple[str, ...]:
-        """Return today's names of the columns under that header."""
-        names = {old: new for old, new in self.aliases if old in header}
-        taken = {*header} - {*names}
-        return tuple(
-            name if names.get(name) in {None, *taken} else names[name]
-            for name in header
-        )
+    def _refuse_duplicate(self, sheet: Sheet, frame: DataFrame) -> None:
+        """Raise UserError for the first row whose key an earlier row has."""
+        keys = frame[list(self.key)]
+        is_duplicate = keys.duplicated().to_numpy()
+        if is_duplicate.any():
+            row = int(np.argmax(is_duplicate))
+            same = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            sheet.fail(row, self.key[-1], f"there is an earlier row of {same}")
+
+    def _todays_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
+        """Return a header with the names that its columns have today.
+
+        An old name stays if the header has the new name as well. A column of the old
+        name then is another one: "in_flight" was the earlier name of
+        "messages_per_sample", and is now the name of a column of its own.
+        """
+        names_today = dict(self.aliases)
+        others = {name for name in header if name not in names_today}
+        renamed = []
+        for name in header:
+            name_today = names_today.get(name, name)
+            renamed.append(name if name_today in others else name_today)
+        return tuple(renamed)
+
+
+def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
+    """Return whether CSV text surely has a number of rows of ``columns`` cells each.
+
+    Pandas fills up short rows and takes quotes that the csv module refuses. A text is
+    therefore not trusted unless its commas are as many as there must be, outside of
+    cells that are quoted as a whole.
+    """
+    unquoted = text
+    if '"' in text:
+        unquoted = re.sub(r'"[^"\n]*"', "", text)
+    return '"' not in unquoted and unquoted.count(",") == (rows + 1) * (columns - 1)
 
 
 def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
-    """Return CSV text of a table, floats to the last digit, checked by reading it back."""
+    """Return a table as CSV text.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        The table. Columns that the schema does not require may be missing.
+    schema : Schema
+        What kind of table this is.
+    file : str
+        The file that will be written, as errors name it.
+
+    Returns
+    -------
+    str
+        The text, with floats to the last digit.
+
+    Raises
+    ------
+    UserError
+        If the text would be refused when it is read back.
+    """
     names = [name for name in schema.names if name in frame.columns]
     names += [name for name in frame.columns if name not in names]
+    columns = [frame[name].tolist() for name in names]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows(zip(*(frame[name].tolist() for name in names), strict=True))
-    schema.read(out.getvalue(), file)
-    return out.getvalue()
+    writer.writerows(zip(*columns, strict=True))
+    text = out.getvalue()
+    schema.read(text, file)
+    return text
 
 
 def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
-    """Return the schema of one table as schema.json describes it, with what it shares with others."""
-    groups = [*shared["columns"].items(), *table.get("but", {}).items()]
-    kinds = {
-        name: kind.partition(" ") for kind, names in groups for name in names.split()
-    }
-    defaults = shared["later"] | table.get("later", {})
+    """Return the schema of a table as schema.json describes it.
+
+    Parameters
+    ----------
+    name : str
+        The kind of table.
+    table : dict
+        The description of this kind.
+    shared : dict
+        The whole file, with all that several kinds share.
+    """
     columns = []
-    for axis in fields(Case) if table.get("starts_with_case") else ():
-        default = str(axis.default) if axis.metadata.get("later") else None
-        columns.append(
-            Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default)
-        )
+    if table.get("starts_with_case"):
+        columns = [_case_column(axis) for axis in fields(Case)]
+    kinds = _kinds_by_name(shared["columns"])
+    kinds |= _kinds_by_name(table.get("but", {}))
+    defaults = {**shared["later"], **table.get("later", {})}
     for column in table["columns"].split():
-        kind, _, check = kinds[column]
+        kind, _, check = kinds[column].partition(" ")
         today = shared["renamed_values"].get(column, {})
         columns.append(Column(column, kind, check, defaults.get(column), today))
     names = {column.name for column in columns}
     aliases = tuple(
-        (old, new) for old, new in shared["aliases"].items() if new in names
+        (old, today) for old, today in shared["aliases"].items() if today in names
     )
-    return Schema(name, tuple(columns), tuple(table.get("key", "").split()), aliases)
+    key = tuple(table.get("key", "").split())
+    return Schema(name, tuple(columns), key, aliases)
+
+
+def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
+    """Return the kind and check of each column by its name."""
+    kinds = {}
+    for kind, names in names_by_kind.items():
+        kinds.update(dict.fromkeys(names.split(), kind))
+    return kinds
+
+
+def _case_column(axis: Any) -> Column:
+    """Return the column of a field of `Case`."""
+    default = None
+    if axis.metadata.get("later"):
+        default = str(axis.default)
+    return Column(axis.name, str(axis.type), axis.metadata.get("check", ""), default)
 
 
 _DESCRIBED = json.loads(
@@ -325,10 +602,27 @@ SCHEMAS = {
     name: _schema(name, table, _DESCRIBED)
     for name, table in _DESCRIBED["tables"].items()
 }
+"""The schemas of all recorded tables, by name."""
 
 
 def schema_named(name: str) -> Schema:
-    """Return the schema of that name; a UserError lists all."""
+    """Return the schema of a kind of recorded table.
+
+    Parameters
+    ----------
+    name : str
+        One of `SCHEMAS`.
+
+    Returns
+    -------
+    Schema
+        The schema.
+
+    Raises
+    ------
+    UserError
+        If there is no schema of that name.
+    """
     if name not in SCHEMAS:
         raise UserError(f"unknown schema {name!r}: use one of {', '.join(SCHEMAS)}")
     return SCHEMAS[name]

@@ -1,8 +1,19 @@
-"""Recorded tables: a CSV with a JSON stamp that says where its rows come from, by itself or in a pack.
+"""Recorded tables, each with a stamp that says where its rows come from.
 
-A pack, ``layers.csv.gz``, has the raw lines of a folder's tables of a kind behind a first column ``part``,
-their names; ``stamps.jsonl`` has the packs' hashes and the parts' stamps. A path names a table wherever its
-rows are: a loose one, ``layers-x.csv`` with ``layers-x.json``, is the later one and counts.
+A table is recorded in one of two forms, which are read alike:
+
+* A *loose* table is a CSV, ``layers-x.csv`` or ``layers-x.csv.gz``, with its stamp in
+  ``layers-x.json``.
+* A *packed* table is a part of a pack. The pack ``layers.csv.gz`` of a folder has the
+  rows of its tables of the schema ``layers``, below one header. A first column,
+  ``part``, has the name of the table. ``stamps.jsonl`` has the hash of each pack and
+  the stamp of each part.
+
+A path names a table wherever its rows are: ``layers-x.csv`` is a file, or a part of
+``layers.csv.gz``. If it is both, the file is newer and counts.
+
+Tables are never changed but by `save_table` and `pack`. A process that is killed at any
+moment leaves each table as it was before or as it is afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +29,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,26 +46,39 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 BENCHMARK_VERSION = 1
-"""Of what a recorded number means: rows of two versions do not mix in one table."""
-STAMPS = "stamps.jsonl"  # of what is packed in a folder
-PART = Column("part", "str", "named")
-MOST_PACK_CHARACTERS = 16 * 1024**2
-"""Of a pack's text: with two characters a cell and more it stays below `sheet.MOST_CELLS`."""
+"""The version of the meaning of recorded numbers. A table has rows of one version."""
 
-_STAMP_KEYS = {
-    **{
-        "schema": str,
-        "benchmark_version": int,
-        "command": list,
-        "machine": dict,
-        "versions": dict,
-    },
-    **{"commit": str, "time": str, "rows": int, "sha256": str},
+STAMPS = "stamps.jsonl"
+"""The name of the file with the stamps of all that is packed in a folder."""
+
+PART = Column("part", "str", "named")
+"""The first column of a pack: the name of the table that a row belongs to."""
+
+MOST_PACK_CHARACTERS = 16 * 1024**2
+"""Text of a pack. A cell has two characters at least, so `sheet.MOST_CELLS` is kept."""
+
+_STAMP_TYPES = {
+    "schema": str,
+    "benchmark_version": int,
+    "command": list,
+    "machine": dict,
+    "versions": dict,
+    "commit": str,
+    "time": str,
+    "rows": int,
+    "sha256": str,
 }
 
 
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# The code that this process has loaded does not change, whatever happens on disk.
+_commit = functools.cache(this_machine.commit)
+
+
+# -- Saving ----------------------------------------------------------------------------
 
 
 def save_table(
@@ -68,85 +92,145 @@ def save_table(
     remark: str = "",
     append: bool = False,
 ) -> Path:
-    """Write ``directory/name.csv`` (.csv.gz if so named) and its stamp ``name.json``; return the CSV's path.
+    """Write a table and its stamp.
 
-    Rows are checked before anything is written; a crash at any moment leaves the old or the new table.
-    append : below the table that is there, whose stamps are kept under ``history``
-    machine : what ``ddlkit.store.machine.describe`` says, unless given
+    Parameters
+    ----------
+    frame : DataFrame
+        The rows, which are checked before anything is written.
+    directory : Path
+        The folder, which is made if it does not exist.
+    name : str
+        The name of the table. ``.csv`` is added unless the name ends in ``.csv`` or
+        ``.csv.gz``.
+    schema : str
+        The kind of table, one of `SCHEMAS`.
+    command : sequence of str
+        The command that measured the rows.
+    machine : mapping, optional
+        The machine on which they were measured. By default it is this one.
+    remark : str, optional
+        What else the stamp should say.
+    append : bool, optional
+        Whether the rows are added below the table of this path, if there is one. The
+        stamps so far are kept under "history".
+
+    Returns
+    -------
+    Path
+        The path of the CSV.
+
+    Raises
+    ------
+    UserError
+        If the rows break the schema, if the name is one of a pack, if the table that is
+        there is damaged or of another version, or if the files cannot be written.
     """
-    path = directory / (name if name.endswith((".csv", ".csv.gz")) else f"{name}.csv")
-    described = this_machine.describe() if machine is None else machine
+    if not name.endswith((".csv", ".csv.gz")):
+        name = f"{name}.csv"
+    path = directory / name
+    if machine is None:
+        machine = this_machine.describe()
     with files.writing_in(directory):
         if is_pack(path.name):
             raise UserError(f"{path} is a pack of tables: save under another name")
         history: list[dict[str, Any]] = []
         if append and has_table(path):
-            frame, history = _below(frame, path, schema)
+            frame, history = _appended(path, frame, schema)
         data = write_sheet(frame, schema_named(schema), str(path)).encode()
         if path.suffix == ".gz":
-            data = gzip.compress(
-                data, mtime=0
-            )  # no time inside: equal rows, equal hash
+            # Without the time of compression, equal rows have equal hashes.
+            data = gzip.compress(data, mtime=0)
+        now = datetime.datetime.now(datetime.timezone.utc)
         stamp = {
             "schema": schema,
             "benchmark_version": BENCHMARK_VERSION,
-            "command": [_portable(word) for word in command],
-            "machine": described,
+            "command": [_without_places(word) for word in command],
+            "machine": machine,
             "versions": this_machine.versions(),
             "commit": _commit(),
-            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(
-                timespec="seconds"
-            ),
+            "time": now.isoformat(timespec="seconds"),
             "remark": remark,
             "rows": len(frame),
             "sha256": _sha256(data),
             "history": history,
         }
-        with contextlib.suppress(
-            UserError
-        ):  # of what is not there, or damaged, nothing is kept
-            stamp["replaces"] = _verified(path)[1]
-        try:
-            files.atomic_write_text(
-                _stamp_path(path), json.dumps(stamp, indent=1) + "\n"
-            )
-            files.atomic_write(path, data)
-        finally:
-            if not path.exists():
-                _stamp_path(path).unlink(missing_ok=True)
+        _exchange(path, data, stamp)
     return path
 
 
-_commit = functools.cache(
-    this_machine.commit
-)  # of the code that this process has loaded
+def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
+    """Write a table and its stamp in the place of those that are there.
+
+    Two files cannot be exchanged at once. The new stamp is written first, and contains
+    the stamp of the table that is still there, so that either table has a stamp.
+    """
+    # A table that is not there, or is damaged, has no stamp worth keeping.
+    with contextlib.suppress(UserError):
+        _, stamp["replaces"] = _verified(path)
+    try:
+        files.atomic_write_text(_stamp_path(path), json.dumps(stamp, indent=1) + "\n")
+        files.atomic_write(path, data)
+    finally:
+        if not path.exists():
+            _stamp_path(path).unlink(missing_ok=True)
 
 
-def _portable(word: str) -> str:
-    """Return a word of a command without what is only true here: where the project and its tools lie."""
-    word = word.replace(f"{Path.cwd()}/", "")  # a path may stand inside other text
+def _without_places(word: str) -> str:
+    """Return a word of a command without the folders of this machine.
+
+    Paths in the project become relative to it. Of others, only the last name is kept.
+    """
+    # A path may stand inside other text, such as JSON.
+    word = word.replace(f"{Path.cwd()}/", "")
     outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
-    return f"{outside[1] or ''}{Path(outside[2]).name}" if outside else word
+    if not outside:
+        return word
+    option = outside[1] or ""
+    return f"{option}{Path(outside[2]).name}"
 
 
-def _below(
-    new: DataFrame, path: Path, schema: str
+def _appended(
+    path: Path, new: DataFrame, schema: str
 ) -> tuple[DataFrame, list[dict[str, Any]]]:
-    """Return the recorded rows with ``new`` below them, and all stamps so far."""
+    """Return the rows of a table with new ones below them, and the stamps so far."""
     from pandas import concat
 
-    old, stamp = load_table(path, schema), load_stamp(path)
-    if stamp["benchmark_version"] != BENCHMARK_VERSION:
-        versions = f"benchmark version {stamp['benchmark_version']}, this is {BENCHMARK_VERSION}"
-        raise UserError(f"{path}: recorded by {versions}: save under a new name")
+    old = load_table(path, schema)
+    stamp = load_stamp(path)
+    version = stamp["benchmark_version"]
+    if version != BENCHMARK_VERSION:
+        raise UserError(
+            f"{path}: recorded by benchmark version {version}, this is "
+            f"{BENCHMARK_VERSION}: save under a new name"
+        )
+    # Rows that are read have all columns, but new ones may lack those with a default.
     kind = schema_named(schema)
-    # Columns that came later stand in the rows that were read; those of a new frame may lack them.
     whole = kind.read(write_sheet(new, kind, str(path)), str(path))
-    return concat([old, whole], ignore_index=True), [*stamp.pop("history", []), stamp]
+    history = stamp.pop("history", [])
+    return concat([old, whole], ignore_index=True), [*history, stamp]
 
 
 def own_output(path: Path, *sources: Path) -> Path:
-    """Return the path itself; refuse one where a recorded table, its stamp, or one of the sources lies."""
+    """Return the path of an output that overwrites nothing of value.
+
+    Parameters
+    ----------
+    path : Path
+        Where a user wants something to be written.
+    *sources : Path
+        The files that are read for it.
+
+    Returns
+    -------
+    Path
+        The path itself.
+
+    Raises
+    ------
+    UserError
+        If the path is a directory, one of the sources, a recorded table or its stamp.
+    """
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     real = path.resolve()
@@ -154,25 +238,50 @@ def own_output(path: Path, *sources: Path) -> Path:
         raise UserError(
             f"{path} is what is read: choose another name for what is written"
         )
-    stamp = real.suffix == ".json" and os.path.isfile(real) and _read_stamp(real)
-    if stamp or is_stamped(real) or is_pack(real.name) and packed(real.parent):
+    is_stamp = (
+        real.suffix == ".json"
+        and os.path.isfile(real)
+        and _read_stamp(real) is not None
+    )
+    if is_stamp or is_stamped(real) or (is_pack(real.name) and packed(real.parent)):
         raise UserError(f"{path} is a recorded table or its stamp: choose another name")
     return path
 
 
+# -- Loading ---------------------------------------------------------------------------
+
+
 def load_table(path: Path, schema: str | None = None) -> DataFrame:
-    """Return the rows of a recorded table, verified against its stamp and schema."""
+    """Return the rows of a recorded table.
+
+    Parameters
+    ----------
+    path : Path
+        The path of the table, loose or packed.
+    schema : str, optional
+        The kind of table that is expected. By default every kind is taken.
+
+    Returns
+    -------
+    DataFrame
+        The rows, with the columns of the schema.
+
+    Raises
+    ------
+    UserError
+        If there is no such table, if it is of another kind, or if its file was changed
+        after it was recorded.
+    """
     part = _part_of(path)
-    data, stamp = (b"", part.stamp) if part else _verified(path)
-    kind = stamp["schema"]
-    if schema not in (None, kind):
-        raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
-    if part:
-        rows, slices = _rows(part.pack, part.pack_sha256, kind, *_state(part.pack))
-        frame = rows.iloc[slices.get(path.name, slice(0))]
-        frame.index = range(len(frame))  # a fifth of the time of reset_index
+    if part is None:
+        data, stamp = _verified(path)
+        _check_kind(path, stamp, schema)
+        text = files.text_of(data, path)
+        frame = schema_named(stamp["schema"]).read(text, str(path))
     else:
-        frame = schema_named(kind).read(files.text_of(data, path), str(path))
+        stamp = part.stamp
+        _check_kind(path, stamp, schema)
+        frame = _packed_rows(path.name, part)
     if len(frame) != stamp["rows"]:
         raise UserError(
             f"{path}: {len(frame)} rows, its stamp says {stamp['rows']}: restore it"
@@ -180,115 +289,205 @@ def load_table(path: Path, schema: str | None = None) -> DataFrame:
     return frame
 
 
+def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> None:
+    kind = stamp["schema"]
+    if schema not in (None, kind):
+        raise UserError(f"{path}: a table of {kind}, expected one of {schema}")
+
+
 def load_stamp(path: Path) -> dict[str, Any]:
-    """Return the recorded table's own stamp, once its hash, or that of the pack it is in, is verified."""
+    """Return the stamp of a recorded table.
+
+    Parameters
+    ----------
+    path : Path
+        The path of the table, loose or packed.
+
+    Returns
+    -------
+    dict
+        The stamp: "schema", "benchmark_version", "command", "machine", "versions",
+        "commit", "time", "remark", "rows", "sha256" and "history".
+
+    Raises
+    ------
+    UserError
+        If there is no such table, or if its file was changed after it was recorded.
+    """
     part = _part_of(path)
     if part is None:
-        return _verified(path)[1]
+        _, stamp = _verified(path)
+        return stamp
+    # Reading the pack verifies its hash.
     _pack_text(part.pack, part.pack_sha256, *_state(part.pack))
     return copy.deepcopy(part.stamp)
 
 
 def is_stamped(path: Path) -> bool:
-    """Return whether it is a recorded table, with a stamp (a user's own CSV has none)."""
-    return bool(_read_stamp(_stamp_path(path)) or _part_of(path))
+    """Return whether a path is one of a recorded table. A user's own CSV is not."""
+    has_own_stamp = _read_stamp(_stamp_path(path)) is not None
+    return has_own_stamp or _part_of(path) is not None
 
 
 def has_table(path: Path) -> bool:
-    """Return whether there is a table of this path, loose or in a pack."""
+    """Return whether there is a table of this path, loose or packed."""
     return path.exists() or _part_of(path) is not None
 
 
 def list_tables(folder: Path, pattern: str = "*.csv*") -> list[Path]:
-    """Return sorted paths of a folder's tables, packed or loose; of folders below only if in ``pattern``."""
-    above, _, name = pattern.rpartition("/")
-    tables = set()
-    for place in folder.glob(above) if above else [folder]:
-        loose = {path.name for path in place.glob(name) if path.name[0] != "."}
-        there = {table for table in loose if not is_pack(table)}
-        tables |= {
-            place / table for table in there.union(fnmatch.filter(packed(place), name))
-        }
+    """Return the paths of tables in a folder, loose or packed.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to look.
+    pattern : str, optional
+        A pattern of names. Folders below are looked at only if it has their pattern
+        before a slash, as in ``**/layers*.csv*``.
+
+    Returns
+    -------
+    list of Path
+        The sorted paths of all CSV that match, recorded or not. Packs are left out.
+    """
+    folders: Iterable[Path] = [folder]
+    folder_pattern, _, name_pattern = pattern.rpartition("/")
+    if folder_pattern:
+        folders = folder.glob(folder_pattern)
+    tables: set[Path] = set()
+    for place in folders:
+        names = fnmatch.filter(packed(place), name_pattern)
+        for path in place.glob(name_pattern):
+            is_hidden = path.name.startswith(".")
+            if not is_hidden and not is_pack(path.name):
+                names.append(path.name)
+        tables.update(place / name for name in names)
     return sorted(tables)
 
 
 def expand_tables(paths: list[Path]) -> list[Path]:
-    """Return the paths, of which patterns that no shell could expand, packed tables, give what they match."""
+    """Return paths in which patterns are replaced by the tables that they match.
+
+    Parameters
+    ----------
+    paths : list of Path
+        Paths as a user gives them. A shell cannot expand a pattern of packed tables.
+
+    Returns
+    -------
+    list of Path
+        The paths. A pattern that matches nothing stays.
+    """
     expanded = []
     for path in paths:
-        tables = (
-            list_tables(path.parent, path.name)
-            if re.search(r"[*?[]", path.name)
-            else []
-        )
+        tables = []
+        if re.search(r"[*?[]", path.name):
+            tables = list_tables(path.parent, path.name)
         expanded += tables or [path]
     return expanded
 
 
 def machines_in(folder: Path) -> set[str]:
-    """Return the names of the machines whose tables a folder holds, loose or packed: one, or none."""
+    """Return the names of the machines on which the tables of a folder were recorded.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder, which should have the tables of one machine only.
+
+    Returns
+    -------
+    set of str
+        The names. The set is empty if no table is recorded there.
+    """
     stamps = [part.stamp for part in packed(folder).values()]
-    paths = (path for path in list_tables(folder) if path.exists())
-    loose = [_read_stamp(_stamp_path(path)) for path in paths]
-    return {
-        str(stamp["machine"].get("name", "")) for stamp in (*stamps, *loose) if stamp
-    }
+    for path in list_tables(folder):
+        if not path.exists():
+            continue
+        stamp = _read_stamp(_stamp_path(path))
+        if stamp is not None:
+            stamps.append(stamp)
+    return {str(stamp["machine"].get("name", "")) for stamp in stamps}
+
+
+# -- Stamps of loose tables ------------------------------------------------------------
 
 
 def _stamp_path(path: Path) -> Path:
-    """Return the path of a loose table's stamp: name.json beside name.csv or name.csv.gz."""
+    """Return the path of a loose table's stamp: name.json for name.csv[.gz]."""
     return path.parent / f"{path.name.removesuffix('.gz').removesuffix('.csv')}.json"
 
 
 def _read_stamp(path: Path) -> dict[str, Any] | None:
-    """Return the stamp in that file; None when there is none, or the file is empty or some other JSON."""
+    """Return the stamp in a file.
+
+    The result is None if there is no such file, or if it is empty or any other JSON.
+    """
+    if not os.path.lexists(path):
+        return None
     try:
-        stamp = (
-            parse_json(files.read(path).decode() or "null")
-            if os.path.lexists(path)
-            else None
-        )
+        stamp = parse_json(files.read(path).decode() or "null")
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
-    return (
-        _stamp(stamp, path) if isinstance(stamp, dict) and "sha256" in stamp else None
-    )
+    if not isinstance(stamp, dict) or "sha256" not in stamp:
+        return None
+    return _checked_stamp(stamp, path)
 
 
-def _stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the stamp itself, which has all that it must."""
-    for key, kind in _STAMP_KEYS.items():
-        if not isinstance(stamp.get(key), kind):
-            raise UserError(
-                f"{path}: damaged stamp (its {key} is no {kind.__name__}): restore it"
-            )
+def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the stamp itself if it has all that it must have."""
+    for key, required in _STAMP_TYPES.items():
+        if not isinstance(stamp.get(key), required):
+            problem = f"damaged stamp (its {key} is no {required.__name__})"
+            raise UserError(f"{path}: {problem}: restore it")
     return stamp
 
 
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
-    """Return the bytes of a loose CSV and the stamp that matches them: until it is exchanged the one before.
+    """Return the bytes of a loose table, and the stamp that has their hash.
 
-    A writer may have exchanged all since the CSV was read: only one that is still the same was damaged.
+    While a table is exchanged, the stamp of the table before is inside the new one. A
+    writer may also have exchanged both files since the table was read. Therefore only a
+    table that is still the same when it is read again was damaged.
     """
-    before, expected = None, ""
-    while (data := files.read(path)) != before:
-        before, stamp = data, _read_stamp(_stamp_path(path))
+    data_before = None
+    data = files.read(path)
+    while data != data_before:
+        stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
             raise UserError(
                 f"{path}: not a recorded table: no stamp {_stamp_path(path).name}"
             )
-        either: list[dict[str, Any]] = [stamp, stamp.pop("replaces", stamp)]
-        for each in either:
-            if each["sha256"] == _sha256(data):
-                return data, each
+        replaced: dict[str, Any] = stamp.pop("replaces", stamp)
+        for candidate in (stamp, replaced):
+            if candidate["sha256"] == _sha256(data):
+                return data, candidate
         expected = stamp["sha256"][:12]
-    digests = f"sha256 {_sha256(data)[:12]} differs from its stamp's {expected}"
+        data_before = data
+        data = files.read(path)
+    problem = f"sha256 {_sha256(data)[:12]} differs from its stamp's {expected}"
     advice = "the file was changed after recording, restore it or measure again"
-    raise UserError(f"{path}: {digests}: {advice}")
+    raise UserError(f"{path}: {problem}: {advice}")
+
+
+# -- Packs -----------------------------------------------------------------------------
 
 
 class Part(NamedTuple):
-    """A table in a pack; SHA-256 of the pack's file, and of the table's text."""
+    """A packed table.
+
+    Attributes
+    ----------
+    pack : Path
+        The file of the pack.
+    pack_sha256 : str
+        The SHA-256 of that file.
+    stamp : dict
+        The stamp of the table. Its "sha256" is the hash of the loose file.
+    text_sha256 : str
+        The SHA-256 of the text of the table. It differs from the hash of a loose file
+        that was compressed.
+    """
 
     pack: Path
     pack_sha256: str
@@ -297,26 +496,60 @@ class Part(NamedTuple):
 
 
 def is_pack(name: str) -> bool:
-    """Return whether a file of this name is a pack, KIND.csv.gz or KIND.2.csv.gz, or the stamps of packs."""
+    """Return whether a file of this name is a pack, or has the stamps of packs.
+
+    Parameters
+    ----------
+    name : str
+        The name of a file, such as "layers.csv.gz" or "layers.2.csv.gz".
+
+    Returns
+    -------
+    bool
+        True of the two examples, but not of "layers-x.csv.gz", which is a table.
+    """
     kind, _, rest = name.partition(".")
-    return name == STAMPS or (
-        kind in SCHEMAS and bool(re.fullmatch(r"(\d+\.)?csv\.gz", rest))
-    )
+    has_name_of_pack = re.fullmatch(r"(\d+\.)?csv\.gz", rest) is not None
+    return name == STAMPS or (kind in SCHEMAS and has_name_of_pack)
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return what is packed in a folder by the tables' names."""
+    """Return the packed tables of a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        A folder, which may have no packs.
+
+    Returns
+    -------
+    dict of str to Part
+        The parts by the names of their tables, such as "layers-x.csv".
+
+    Raises
+    ------
+    UserError
+        If the file of stamps is damaged.
+    """
     state = _state(folder / STAMPS)
-    return _read_index(folder / STAMPS, *state) if state else {}
+    if not state:
+        return {}
+    return _read_index(folder / STAMPS, *state)
 
 
 def _part_of(path: Path) -> Part | None:
-    """Return the packed table of this path; None where a file is there, or no table."""
-    return None if os.path.lexists(path) else packed(path.parent).get(path.name)
+    """Return the packed table of this path, None if there is none or a file counts."""
+    if os.path.lexists(path):
+        return None
+    return packed(path.parent).get(path.name)
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return what differs when a file is another one, () where there is none: a key of caches."""
+    """Return numbers that change with the content of a file, none if there is no file.
+
+    Cached functions take them as arguments, so that a file that was exchanged is read
+    again.
+    """
     try:
         state = path.stat()
     except OSError:
@@ -326,22 +559,26 @@ def _state(path: Path) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _read_index(path: Path, *_state: int) -> dict[str, Part]:
-    """Return the parts by name in a file of stamps, which begins with a line for each pack."""
-    sums: dict[str, str] = {}
+    """Return the parts in a file of stamps, by name.
+
+    Each line has the hash of a pack, or a part of a pack that an earlier line has.
+    """
+    pack_sha256: dict[str, str] = {}
     parts = {}
     for number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
             entry = json.loads(line)
-            if "part" in entry:
-                stamp = _stamp(entry["stamp"], path)
-                pack_of, text_sha256 = (
-                    entry["pack"],
-                    entry.get("text_sha256", stamp["sha256"]),
-                )
-                part = Part(path.parent / pack_of, sums[pack_of], stamp, text_sha256)
-                parts[str(entry["part"])] = part
-            else:
-                sums[entry["pack"]] = str(entry["sha256"])
+            pack_name = entry["pack"]
+            if "part" not in entry:
+                pack_sha256[pack_name] = str(entry["sha256"])
+                continue
+            stamp = _checked_stamp(entry["stamp"], path)
+            parts[str(entry["part"])] = Part(
+                pack=path.parent / pack_name,
+                pack_sha256=pack_sha256[pack_name],
+                stamp=stamp,
+                text_sha256=entry.get("text_sha256", stamp["sha256"]),
+            )
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UserError(
                 f"{path}: damaged line {number} ({error}): restore it"
@@ -349,62 +586,113 @@ def _read_index(path: Path, *_state: int) -> dict[str, Part]:
     return parts
 
 
+def _packed_rows(name: str, part: Part) -> DataFrame:
+    """Return the rows of a packed table, numbered from 0."""
+    rows, slices = _rows_of_pack(
+        part.pack, part.pack_sha256, part.stamp["schema"], *_state(part.pack)
+    )
+    frame = rows.iloc[slices.get(name, slice(0))]
+    # This takes a fifth of the time of reset_index.
+    frame.index = range(len(frame))
+    return frame
+
+
 @functools.lru_cache(maxsize=256)
-def _rows(
+def _rows_of_pack(
     path: Path, sha256: str, kind: str, *state: int
 ) -> tuple[DataFrame, dict[str, slice]]:
-    """Return all rows of a pack, their values checked, and which of them are each part's, by name.
+    """Return all rows of a pack, and which of them are of each part, by name.
 
-    That no two agree in their key was checked when they were saved: they are the same, says the hash.
+    The values are checked. That no two rows of a table agree in their key was checked
+    when the table was saved, and the hash says that the rows are the same ones.
     """
     schema = schema_named(kind)
     schema = replace(schema, columns=(PART, *schema.columns), key=())
     frame = schema.read(_pack_text(path, sha256, *state), str(path))
     names = frame["part"].to_numpy(object)
-    starts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])
+    is_first = np.append(True, names[1:] != names[:-1])
+    starts = np.flatnonzero(is_first)
     ends = [*starts[1:], len(names)]
-    slices = {names[at]: slice(at, end) for at, end in zip(starts, ends, strict=True)}
+    slices = {
+        names[start]: slice(start, end) for start, end in zip(starts, ends, strict=True)
+    }
     return frame.iloc[:, 1:], slices
 
 
 @functools.lru_cache(maxsize=16)
 def _pack_text(path: Path, sha256: str, *_state: int) -> str:
-    """Return the text of a pack of this hash."""
+    """Return the text of a pack, whose hash is verified."""
     data = files.read(path)
-    if (digest := _sha256(data)) != sha256:
+    digest = _sha256(data)
+    if digest != sha256:
         problem = f"sha256 {digest[:12]} differs from {sha256[:12]} in {STAMPS}"
         raise UserError(f"{path}: {problem}: changed after packing, restore it")
     return files.text_of(data, path)
 
 
 def pack(folder: Path) -> list[Path]:
-    """Pack the loose recorded tables of a folder; return their paths, by which they are read as before.
+    """Pack the loose recorded tables of a folder.
 
-    New packs get new names; then the stamps are exchanged, which say what counts; then what is packed goes:
-    a crash at any moment leaves each table readable. One that could not be cut out byte for byte stays loose.
+    Parameters
+    ----------
+    folder : Path
+        A folder with tables of one machine.
+
+    Returns
+    -------
+    list of Path
+        The paths of the tables that were packed, by which they are read as before.
+
+    Raises
+    ------
+    UserError
+        If the tables are of several machines, or if one of them is damaged.
+
+    Notes
+    -----
+    Packs that are there are not changed. First, new packs are written under new names.
+    Then the file of stamps is exchanged, which says what counts. At last, the loose
+    files are removed. A crash at any moment leaves each table readable, and the next
+    call completes what was begun.
+
+    A table whose text could not be cut out of a pack byte for byte stays loose.
     """
-    if len(names := machines_in(folder)) > 1:
-        raise UserError(
-            f"{folder}: tables of {' and '.join(sorted(names))}: give each its folder"
-        )
+    machines = machines_in(folder)
+    if len(machines) > 1:
+        names = " and ".join(sorted(machines))
+        raise UserError(f"{folder}: tables of {names}: give each its folder")
     with files.writing_in(folder):
         _remove_replaced(folder)
-        parts, paths = packed(folder), []
-        bins: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
-        size = 0
-        for path in filter(is_stamped, filter(Path.exists, list_tables(folder))):
-            text, stamp = _text_of(path)
-            header, *rows = text.splitlines()
-            if "\n".join([header, *rows, ""]) == text:
-                paths.append(path)
-                size += len(text) + len(rows) * (len(path.name) + 1)
-                bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path] = rows
-        for (kind, header, _), tables in bins.items():
-            parts = parts | _write_pack(folder, kind, header, tables)
-        if paths:
+        parts = packed(folder)
+        packed_now: list[Path] = []
+        for (kind, header, _), tables in _tables_to_pack(folder).items():
+            packed_now += tables
+            parts = {**parts, **_write_pack(folder, kind, header, tables)}
+        if packed_now:
             _write_index(folder / STAMPS, parts)
             _remove_replaced(folder)
-    return paths
+    return sorted(packed_now)
+
+
+def _tables_to_pack(
+    folder: Path,
+) -> dict[tuple[str, str, int], dict[Path, list[str]]]:
+    """Return the rows of the loose tables of a folder by the pack that they will be in.
+
+    Tables of one pack have one schema and one header, and are not too many together.
+    """
+    bins: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
+    size = 0
+    for path in list_tables(folder):
+        if not path.exists() or not is_stamped(path):
+            continue
+        text, stamp = _text_of(path)
+        header, *rows = text.splitlines()
+        if "\n".join([header, *rows, ""]) != text:
+            continue
+        size += len(text) + len(rows) * len(f"{path.name},")
+        bins[stamp["schema"], header, size // MOST_PACK_CHARACTERS][path] = rows
+    return bins
 
 
 def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
@@ -416,14 +704,13 @@ def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
 def _write_pack(
     folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
 ) -> dict[str, Part]:
-    """Write the rows of these tables, of one kind and header, as a pack; return its parts."""
-    names = (
-        f"{kind}{number}.csv.gz"
-        for number in ("", *(f".{n}" for n in range(2, 10_000)))
-    )
-    pack_path = next(folder / name for name in names if not (folder / name).exists())
-    lines = [f"{path.name},{row}" for path, rows in tables.items() for row in rows]
-    data = gzip.compress("\n".join([f"part,{header}", *lines, ""]).encode(), mtime=0)
+    """Write tables of one kind and header as a new pack, and return its parts."""
+    pack_path = _free_pack_path(folder, kind)
+    lines = [f"part,{header}"]
+    for path, rows in tables.items():
+        lines += [f"{path.name},{row}" for row in rows]
+    text = "\n".join([*lines, ""])
+    data = gzip.compress(text.encode(), mtime=0)
     files.atomic_write(pack_path, data)
     parts = {}
     for path in tables:
@@ -432,29 +719,52 @@ def _write_pack(
     return parts
 
 
+def _free_pack_path(folder: Path, kind: str) -> Path:
+    """Return KIND.csv.gz, or KIND.2.csv.gz and so on if that is there."""
+    path = folder / f"{kind}.csv.gz"
+    number = 1
+    while path.exists():
+        number += 1
+        path = folder / f"{kind}.{number}.csv.gz"
+    return path
+
+
 def _write_index(path: Path, parts: dict[str, Part]) -> None:
-    """Write a line for each pack, with its hash, then one for each part."""
-    sums = {part.pack.name: part.pack_sha256 for part in parts.values()}
-    lines: list[dict[str, Any]] = [
-        {"pack": name, "sha256": sums[name]} for name in sorted(sums)
-    ]
+    """Write a line for each pack, with its hash, then a line for each part."""
+    pack_sha256 = {part.pack.name: part.pack_sha256 for part in parts.values()}
+    entries: list[dict[str, Any]] = []
+    for name, sha256 in sorted(pack_sha256.items()):
+        entries.append({"pack": name, "sha256": sha256})
     for name, part in sorted(parts.items(), key=lambda item: (item[1].pack, item[0])):
-        line = {"part": name, "pack": part.pack.name, "stamp": part.stamp}
-        lines.append({**line, "text_sha256": part.text_sha256})
-    files.atomic_write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        entries.append(
+            {
+                "part": name,
+                "pack": part.pack.name,
+                "stamp": part.stamp,
+                "text_sha256": part.text_sha256,
+            }
+        )
+    lines = [json.dumps(entry) + "\n" for entry in entries]
+    files.atomic_write_text(path, "".join(lines))
 
 
 def _remove_replaced(folder: Path) -> None:
-    """Remove packs that no stamp counts, and loose tables that are packed: a killed call may leave both."""
+    """Remove packs without stamps, and loose files of packed tables.
+
+    A call that was killed may have left either of them.
+    """
     parts = packed(folder)
-    listed = {STAMPS, *(part.pack.name for part in parts.values())}
+    listed = {part.pack.name for part in parts.values()}
     for path in folder.glob("*.csv.gz"):
         if path.name not in listed and is_pack(path.name) and not is_stamped(path):
             path.unlink()
     for name, part in parts.items():
         path = folder / name
-        if not path.exists() or _verified(path)[1] == part.stamp:
-            path.unlink(
-                missing_ok=True
-            )  # the stamp last: without its table it misleads nobody
-            _stamp_path(path).unlink(missing_ok=True)
+        # A table that was saved after packing has another stamp, and counts.
+        if path.exists():
+            _, stamp = _verified(path)
+            if stamp != part.stamp:
+                continue
+        # The stamp goes last: without its table, it misleads nobody.
+        path.unlink(missing_ok=True)
+        _stamp_path(path).unlink(missing_ok=True)

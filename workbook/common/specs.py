@@ -9,7 +9,7 @@ import re
 from pandas import DataFrame
 
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import is_lab, read_link
+from ddlkit.core.lab_links import is_lab, read_link
 from ddlkit.store import files
 from ddlkit.store.sheet import SCHEMAS
 from workbook.common import places

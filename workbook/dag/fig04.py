@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
-from ddlkit.core.link import ranks_per_node, read_link
+from ddlkit.core.lab_links import ranks_per_node, read_link
 from ddlkit.core.strategies import STRATEGIES, IterationTimes
 from ddlkit.core.taskgraph import Gpus
 from workbook import plots

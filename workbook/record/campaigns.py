@@ -25,7 +25,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import AlphaBeta, MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import way_s, wire_s_per_byte
+from ddlkit.core.lab_links import way_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.jobs import vitals

@@ -22,11 +22,7 @@ from ddlkit.measure.parts import (
     Here,
     Networks,
     Ranks,
-    on_gpus,
-    place_of,
-    rank_counts,
     ranks_in_lab,
-    training_estimate_s,
 )
 from ddlkit.measure.session import Point, Tables
 from ddlkit.model.fits import table_cost
@@ -194,64 +190,86 @@ def trainings(
     accumulate: int = 1,
     predict: bool = False,
 ) -> Iterator[Point]:
-    """Training on several ranks as DDP itself sends; under plans or in labs, for what is measured there.
+    """Yield training on several ranks, under the plans.
 
-    predict : whether models say before the first of all such points what its cases will take
+    Training by DDP's own rule outside a lab needs no other table. All other training follows
+    the layers and messages that were measured in its place: they make its plans.
+
+    Parameters
+    ----------
+    here, networks, repeats, iterations, ranks, rate, delay, accumulate
+        As of `ddlkit.measure.parts.trainings`.
+    plans : sequence of str, optional
+        Names of plans. By default the only one is DDP's own rule.
+    predict : bool, optional
+        Whether models predict all cases of such points before the first of them is measured.
+
+    Yields
+    ------
+    Point
+        A point for each number of ranks, rate, delay and network.
     """
-    estimate_s = training_estimate_s(here, len(plans), repeats, iterations, accumulate)
-
-    def measure(members: Ranks, at: Trained, name: str, batch: int) -> Tables:
-        settings = training.TrainingSettings(
-            name,
-            batch,
-            at.group_bytes(),
-            repeats,
-            iterations,
-            profile_sha256=at.profile.sha256,
-            accumulate=accumulate,
-            predicted=at.predicted_by(),
-        )
-        return members.run(training.training_job, settings, estimate_s)
-
     own_rule = [*plans] == [training.OWN_PLAN]
-    counts = ranks or rank_counts(here)
-    for count, bits, delay_s, (name, batch) in product(counts, rate, delay, networks):
-        if own_rule and not bits:
-            yield from parts.trainings(
-                here,
-                [(name, batch)],
-                repeats,
-                iterations,
-                ranks=[count],
-                accumulate=accumulate,
+    estimate_s = parts.training_estimate_s(
+        here, len(plans), repeats, iterations, accumulate
+    )
+    for case in parts.training_cases(here, networks, ranks, rate, delay):
+        if own_rule and not case.in_lab:
+            yield parts.training_by_own_rule(
+                here, case, repeats, iterations, accumulate
             )
             continue
-        members, place = place_of(here, count, bits, delay_s)
-        if bits:
-            messages = f"lab-{place}"
-        else:
-            messages = f"{place.partition('-')[2]}-p{count}"
-        at = Trained(
-            here.out,
-            messages,
-            f"{name}-b{batch}-{place}",
-            name,
-            batch,
-            count,
-            here.device,
-            plans,
-            accumulate,
-        )
-        key = f"training-{name}-{place}"
-        point = Point(
-            "training",
+        trained = _trained(here, case, plans, accumulate)
+        key = f"training-{case.network}-{case.place}"
+        make_settings = partial(_planned_settings, trained, repeats, iterations)
+        yield parts.training_point(
+            here,
+            case,
             key,
-            partial(measure, members, at, name, batch),
+            make_settings,
             estimate_s,
-            training.training_job.tables,
-            predicted=(key, at) if predict else None,
+            predicted=(key, trained) if predict else None,
         )
-        yield on_gpus(count * (here.on_gpu and not bits), point)
+
+
+def _trained(
+    here: Here, case: parts.TrainingCase, plans: Sequence[str], accumulate: int
+) -> Trained:
+    """Return the training of a case as what was measured in its place makes its plans."""
+    count = case.members.count
+    if case.in_lab:
+        messages = f"lab-{case.place}"
+    else:
+        # The place is "p2-loopback", its table of collectives is "loopback-p2".
+        link = case.place.partition("-")[2]
+        messages = f"{link}-p{count}"
+    return Trained(
+        here.out,
+        messages,
+        f"{case.network}-b{case.batch}-{case.place}",
+        case.network,
+        case.batch,
+        count,
+        here.device,
+        plans,
+        accumulate,
+    )
+
+
+def _planned_settings(
+    trained: Trained, repeats: int, iterations: int
+) -> training.TrainingSettings:
+    """Return the settings of training under plans, once what they need is measured."""
+    return training.TrainingSettings(
+        trained.network,
+        trained.batch,
+        trained.group_bytes(),
+        repeats,
+        iterations,
+        profile_sha256=trained.profile.sha256,
+        accumulate=trained.accumulate,
+        predicted=trained.predicted_by(),
+    )
 
 
 @kind("replay")

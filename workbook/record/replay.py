@@ -30,7 +30,7 @@ from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError
-from ddlkit.core.link import way_s
+from ddlkit.core.lab_links import way_s
 from ddlkit.core.plan import FusionPlan, make_plan
 from ddlkit.core.timeline import COLUMNS as TIMELINE_COLUMNS
 from ddlkit.core.timeline import Timeline

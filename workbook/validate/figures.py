@@ -1,6 +1,6 @@
 """Figures of prediction errors.
 
-They are wb-lab-errors, wb-validate-training, wb-training-campaign and wb-lab-extrapolation.
+They are wb-lab-errors, wb-validate-training, wb-training-campaign, wb-lab-extrapolation and wb-advice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from workbook import plots
 from workbook.common.specs import link_title, network_title
-from workbook.plots.style import INK, SOFT, look, looks
+from workbook.plots.style import INK, SOFT, case_rows, look, looks
 from workbook.validate.labs import WELL
 from workbook.validate.rivals import BARE, LINE, LINE_BESIDE, OURS
 
@@ -209,3 +209,87 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
         f"where links have a delay, and {counts[1]} where they have none",
     )
     return figure
+
+
+# -- wb-advice ------------------------------------------------------------------------------------
+
+KEPT_STEP = 0.45
+"""The distance of rows of pairs for which no change is advised; other rows are 1 apart."""
+
+
+def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
+    """Draw predicted and measured gains of advised plans, before and after goals were set.
+
+    Rows of advised changes are named. The other pairs, whose advice is to keep the default, are
+    drawn closer together below them.
+
+    Parameters
+    ----------
+    before, after : DataFrame
+        Gains as `workbook.validate.gains` returns them.
+    """
+    figure, axes = plots.canvas(columns=2, height=4.4, sharex=True)
+    panels = {"Before goals were set": before, "After goals were set": after}
+    for ax, (when, gains) in zip(axes, panels.items(), strict=True):
+        _draw_gains(ax, gains)
+        plots.heading(ax, f"{when}:\n{_in_interval(gains)} inside")
+    bottom = max(ax.get_ylim()[0] for ax in axes)
+    for ax in axes:
+        ax.set_ylim(bottom, -0.6)  # rows are equally far apart in both panels
+    every = pd.concat(panels.values())
+    gained = every.loc[every["advised"], "measured"] > 0
+    plots.title(
+        figure,
+        f"{gained.sum()} of {len(gained)} advised changes gained time; "
+        f"{_in_interval(every)} gains lie in their predicted intervals",
+    )
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=3)
+    return figure
+
+
+def _in_interval(gains: pd.DataFrame) -> str:
+    """Return how many measured gains lie in their predicted intervals, as "19 of 20"."""
+    inside = gains["measured"].between(gains["low"], gains["high"])
+    return f"{inside.sum()} of {len(gains)}"
+
+
+def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
+    """Draw one panel of `advised_gains`, the largest predicted gain of each group on top."""
+    gains = gains.sort_values("gain", ascending=False)
+    advised = gains[gains["advised"]]
+    kept = gains[~gains["advised"]]
+    kept_rows = [len(advised) + 0.3 + KEPT_STEP * row for row in range(len(kept))]
+
+    case_rows(ax, [], 0.0)
+    names = [_pair_title(pair) for pair in advised[["network", "link"]].to_numpy()]
+    middle = sum(kept_rows) / len(kept_rows)
+    names.append(f"keep the default:\n{len(kept)} other pairs")
+    ax.set_yticks([*range(len(advised)), middle], names)
+    ax.set_ylim(kept_rows[-1] + 0.6, -0.6)
+    ax.grid(False, axis="y")
+
+    model = look("model")
+    measured = look("measured")
+    groups = (
+        (advised, range(len(advised)), model.color, ""),
+        (kept, kept_rows, SOFT, "_"),  # matplotlib leaves such names out of the legend
+    )
+    for shown, rows, color, unnamed in groups:
+        low = 100 * shown["low"]
+        high = 100 * shown["high"]
+        bars = ax.hlines(rows, low, high, color=color, linewidth=4, alpha=0.35)
+        bars.set_label(unnamed + "predicted interval")
+        predicted = replace(model, color=color, label=unnamed + "predicted")
+        plots.points(ax, 100 * shown["gain"], rows, predicted, size=4)
+        circles = replace(measured, label=unnamed + "measured")
+        plots.points(ax, 100 * shown["measured"], rows, circles, size=4)
+    ax.set_xlabel("gain over PyTorch's default [%]")
+
+
+def _pair_title(pair: tuple[str, str]) -> str:
+    """Return a network and a link as they stand beside a row, as in "GoogLeNet, 1 Gbit/s"."""
+    network, link = pair
+    network = network_title(network).removeprefix("models-")  # from examples/models.py
+    link = link_title(link).replace(" with", ",").removesuffix(" delay")
+    return f"{network}, {link}"

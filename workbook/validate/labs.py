@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ddlkit.core.link import FRAMING_BYTES, read_link, wire_s_per_byte
+from ddlkit.core.lab_links import FRAMING_BYTES, read_link, wire_s_per_byte
 from workbook.validate.rings import held_out_rings, ring_labs
 
 WELL = 0.03  # median |error| of a lab that counts as well predicted

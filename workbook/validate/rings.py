@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from ddlkit.core.collective import STEPS
-from ddlkit.core.link import Named, read_link
+from ddlkit.core.lab_links import Named, read_link
 from ddlkit.core.workload import Floats, Ints
 from ddlkit.model.calibration import undisturbed
 

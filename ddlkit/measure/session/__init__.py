@@ -1,4 +1,8 @@
-"""What a session measures: points, what can become of each, what its stamps say. No torch here."""
+"""What a session measures: its points, their outcomes, and what its stamps say.
+
+There is no torch here, because nothing in the process that watches a session may
+disturb what is measured.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +24,36 @@ from ddlkit.core.errors import UserError, one_line
 from ddlkit.store import machine
 
 Tables = Mapping[str, pd.DataFrame]
-"""Schema -> rows."""
+"""New rows by the schema of their table."""
 
 # What can become of a point, in the table of outcomes.
-MEASURED, PARTIAL = "measured", "measured in part"
-STARTED, PENDING = "started", "not reached"
-OUT_OF_MEMORY, UNAVAILABLE = "out of memory", "unavailable"
-FAILED, KILLED, NO_TIME = "failed", "killed", "no time left"
+MEASURED = "measured"
+PARTIAL = "measured in part"
+STARTED = "started"
+PENDING = "not reached"
+OUT_OF_MEMORY = "out of memory"
+UNAVAILABLE = "unavailable"
+FAILED = "failed"
+KILLED = "killed"
+NO_TIME = "no time left"
 THERE = (MEASURED, PARTIAL)
-FAULTS = (
-    FAILED,
-    KILLED,
-    OUT_OF_MEMORY,
-    UNAVAILABLE,
-    STARTED,
-)  # what comes last when tried again
+"""Outcomes of points that have tables."""
+FAULTS = (FAILED, KILLED, OUT_OF_MEMORY, UNAVAILABLE, STARTED)
+"""Outcomes of points that are tried last by the next session."""
 PACKED = ("contention", "selection", "timeline", "sharing_spans")
 """Schemas whose tables are written as .csv.gz."""
 
 
 class Partial(UserError):
-    """Part of a point could be measured: ``tables`` hold it, the message says why not the rest."""
+    """A part of a point could be measured.
+
+    Parameters
+    ----------
+    tables : mapping of str to DataFrame
+        The part that could be measured.
+    reason : str
+        Why the rest could not be measured.
+    """
 
     def __init__(self, tables: Tables, reason: str) -> None:
         super().__init__(reason)
@@ -48,11 +61,32 @@ class Partial(UserError):
 
 
 class Unavailable(UserError):
-    """This machine lacks what a point needs, such as a second GPU."""
+    """The machine lacks what a point needs, such as a second GPU."""
 
 
 def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """Return the frames below each other. Raises Partial with those before one that cannot be measured."""
+    """Concatenate frames that are measured one after the other.
+
+    Parameters
+    ----------
+    table : str
+        The schema of the table.
+    frames : iterable of DataFrame
+        The frames, each of which is measured when it is asked for.
+
+    Returns
+    -------
+    DataFrame
+        All rows.
+
+    Raises
+    ------
+    Partial
+        If a frame cannot be measured and at least one was measured before. The
+        exception has the rows of those before.
+    Exception
+        As the first frame raises, if that one cannot be measured.
+    """
     done: list[pd.DataFrame] = []
     try:
         for frame in frames:
@@ -60,40 +94,104 @@ def all_or_partial(table: str, frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     except Exception as error:
         if not done:
             raise
-        done += error.tables.values() if isinstance(error, Partial) else ()
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise Partial(
-            {table: pd.concat(done, ignore_index=True)}, f"{kind}{error}"
-        ) from error
+        if isinstance(error, Partial):
+            done += error.tables.values()
+        reason = str(error)
+        if not isinstance(error, UserError):
+            reason = f"{type(error).__name__}: {reason}"
+        measured = {table: pd.concat(done, ignore_index=True)}
+        raise Partial(measured, reason) from error
     return pd.concat(done, ignore_index=True)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Return whether this is how Python, torch on the CPU or CUDA say that memory is used up."""
+    """Return whether an exception says that memory ran out.
+
+    Parameters
+    ----------
+    error : BaseException
+        The exception. Python, torch on the CPU and CUDA each have their own way to say
+        so.
+
+    Returns
+    -------
+    bool
+
+    Examples
+    --------
+    >>> ran_out_of_memory(MemoryError()), ran_out_of_memory(ValueError("no number"))
+    (True, False)
+    """
     signs = ("out of memory", "can't allocate memory", "size calculation overflowed")
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+    message = str(error)
+    return isinstance(error, MemoryError) or any(sign in message for sign in signs)
 
 
 def say(line: str) -> None:
-    """Print a line of progress on standard error; that nobody reads it there ends no measurement."""
+    """Print a line of progress on standard error.
+
+    Parameters
+    ----------
+    line : str
+        The line. If nobody reads standard error any more, the line is lost, and the
+        measurement goes on.
+    """
     with suppress(OSError):
         print(f"ddlkit: {line}", file=sys.stderr, flush=True)
 
 
 def table_path(directory: Path, schema: str, name: str) -> Path:
-    """Return where a table of that schema and name lies."""
-    return directory / f"{schema}-{name}.csv{'.gz' if schema in PACKED else ''}"
+    """Return the path of a table.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory of the session.
+    schema, name : str
+        The schema and the name of the table.
+
+    Returns
+    -------
+    Path
+        The path, which ends in ".csv.gz" for the schemas of `PACKED`.
+
+    Examples
+    --------
+    >>> table_path(Path("measured"), "layers", "resnet50-b4-r1").name
+    'layers-resnet50-b4-r1.csv'
+    """
+    suffix = ".csv.gz" if schema in PACKED else ".csv"
+    return directory / f"{schema}-{name}{suffix}"
 
 
 @functools.cache
 def this_machine() -> dict[str, Any]:
-    """Return the machine, described once: it takes a while, and later a lab would be among its links."""
+    """Return the description of this machine for stamps.
+
+    The machine is described once, because that takes a while, and because later the
+    interfaces of a lab would be among its links.
+
+    Returns
+    -------
+    dict
+        As `ddlkit.store.machine.describe`.
+    """
     return machine.describe()
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What all stamps of a session say; ``remark``: what must be known of its times, as others' load."""
+    """What all stamps of a session say.
+
+    Attributes
+    ----------
+    command : sequence of str
+        The command line.
+    machine : mapping
+        The machine, as of `this_machine`.
+    remark : str
+        What must be known of the session's times, such as others' load on the machine.
+    """
 
     command: Sequence[str] = field(default_factory=lambda: sys.argv)
     machine: Mapping[str, Any] = field(default_factory=this_machine)
@@ -102,7 +200,24 @@ class Origin:
     def save(
         self, path: Path, frame: pd.DataFrame, schema: str, *, append: bool = False
     ) -> None:
-        """Write and stamp a table. Raises UserError like `store.save_table`."""
+        """Write a table with its stamp.
+
+        Parameters
+        ----------
+        path : Path
+            Where to write.
+        frame : DataFrame
+            The rows.
+        schema : str
+            The schema of the table.
+        append : bool, optional
+            Whether to keep the rows that the table has already.
+
+        Raises
+        ------
+        UserError
+            As `ddlkit.store.save_table`.
+        """
         store.save_table(
             frame,
             path.parent,
@@ -117,7 +232,20 @@ class Origin:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of outcomes: what became of a point, or that it is to be measured yet."""
+    """A row of the table of outcomes: what became of a point.
+
+    Attributes
+    ----------
+    what, point : str
+        What the point's tables belong to, and the rest of the point's name.
+    outcome : str
+        One of the outcomes of this module. A point that is still to be measured is
+        pending.
+    reason : str
+        Why the point was not measured, if it was not.
+    estimate_s, seconds : float
+        The expected and the measured duration in seconds.
+    """
 
     what: str
     point: str
@@ -128,20 +256,40 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return the point's name among all of a session."""
+        """Return the name of the point among all points of a session."""
         return f"{self.what}/{self.point}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement of its own: the tables that are recorded together, and how it is done.
+    """A measurement of its own, with the tables that are recorded together.
 
-    what : the tables belong to, as "layers"; name : of the tables, as "resnet50-b4-fp32"
-    measure : returns schema -> rows, or the rows of the only table, or raises, such as Partial
-    tables : schemas of the tables, () for one, ``what``; folder : in which they lie, in the session's own
-    moment : which of several points it is that add to the same tables; note : what to say of it
-    left : returns what is left to measure; without it, a point is done when its tables are there
-    predicted : what a model is to say of it before, where that is asked for
+    Attributes
+    ----------
+    what : str
+        What the tables belong to, such as "layers".
+    name : str
+        The name of the tables, such as "resnet50-b4-r1".
+    measure : callable
+        Returns new rows by schema, or the rows of the only table. An exception such as
+        `Partial` or `Unavailable` decides the outcome.
+    estimate_s : float
+        The expected duration in seconds.
+    tables : sequence of str
+        The schemas of the tables. Without any there is one table, of the schema
+        ``what``.
+    folder : str
+        The folder of the tables within the session's directory.
+    moment : str
+        Which of several points this is that add to the same tables.
+    note : str
+        What a listing of the session says of the point.
+    left : callable, optional
+        Returns what is left to measure. Without it, a point is done when its tables
+        exist.
+    predicted : optional
+        What a model is to predict before the point is measured, where that is asked
+        for.
     """
 
     what: str
@@ -157,84 +305,160 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Return its name among all points of a session."""
+        """Return the name of the point among all points of a session."""
         return self.row().key
 
     def row(self) -> Row:
-        """Return its row in the table of outcomes, before it is measured."""
-        words = filter(None, (self.folder, self.name, self.moment))
+        """Return the point's row in the table of outcomes, before it is measured."""
+        words = [word for word in (self.folder, self.name, self.moment) if word]
         return Row(self.what, " ".join(words), estimate_s=self.estimate_s)
 
     @property
     def schemas(self) -> Sequence[str]:
-        """Return those of its tables."""
+        """Return the schemas of the point's tables."""
         return self.tables or (self.what,)
 
     def path(self, out: Path, schema: str) -> Path:
-        """Return where its table of that schema lies."""
+        """Return where one of the point's tables lies.
+
+        Parameters
+        ----------
+        out : Path
+            The directory of the session.
+        schema : str
+            The schema of the table.
+
+        Returns
+        -------
+        Path
+        """
         return table_path(out / self.folder, schema, self.name)
 
     def done(self, out: Path) -> bool:
-        """Return whether it is measured, by this version of ddlkit. Raises UserError for a damaged table."""
+        """Return whether this version of the library has measured the point.
+
+        Parameters
+        ----------
+        out : Path
+            The directory of the session.
+
+        Returns
+        -------
+        bool
+
+        Raises
+        ------
+        UserError
+            If a table is damaged.
+        """
         if self.left:
             return not self.left()
         paths = [self.path(out, schema) for schema in self.schemas]
-        if not all(map(store.has_table, paths)):
+        if not all(store.has_table(path) for path in paths):
             return False
         versions = {store.load_stamp(path)["benchmark_version"] for path in paths}
         return versions == {store.BENCHMARK_VERSION}
 
     def looked(self, out: Path) -> Row:
-        """Return its row: whether it is there, is still to be measured, or has a damaged table."""
+        """Return the point's row as its tables say.
+
+        Parameters
+        ----------
+        out : Path
+            The directory of the session.
+
+        Returns
+        -------
+        Row
+            The outcome is measured, pending, or failed if a table is damaged.
+        """
         row = self.row()
         try:
-            return replace(row, outcome=MEASURED) if self.done(out) else row
+            done = self.done(out)
         except UserError as error:
             return replace(row, outcome=FAILED, reason=one_line(str(error)))
+        if done:
+            return replace(row, outcome=MEASURED)
+        return row
 
     def take(self, out: Path, origin: Origin) -> Row:
-        """Measure it unless it is there by now, save its tables, and return what became of it."""
+        """Measure the point, unless it is measured by now, and save its tables.
+
+        Parameters
+        ----------
+        out : Path
+            The directory of the session.
+        origin : Origin
+            What the stamps say.
+
+        Returns
+        -------
+        Row
+            What became of the point.
+        """
         row = self.looked(out)
         if row.outcome != PENDING:
             return row
         start_s = time.monotonic()
         outcome, reason, tables = self._measured()
         gc.collect()
-        append = self.left is not None  # what others gave to the same table stays
+        # A point that measures what is left adds to a table that has other rows
+        # already.
+        append = self.left is not None
         try:
             for schema, frame in tables.items():
                 origin.save(self.path(out, schema), frame, schema, append=append)
         except UserError as error:
-            outcome, reason = FAILED, one_line(str(error))
+            outcome = FAILED
+            reason = one_line(str(error))
         return replace(
             row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s
         )
 
     def _measured(self) -> tuple[str, str, Tables]:
-        """Return outcome, reason, and what there is of its tables."""
+        """Return the outcome, the reason if there is one, and the tables."""
         try:
-            given = self.measure()
+            result = self.measure()
         except Exception as error:
-            reason = one_line(str(error))
-            if isinstance(error, Partial):
-                return PARTIAL, reason, error.tables
-            if isinstance(error, Unavailable):
-                return UNAVAILABLE, reason, {}
-            if ran_out_of_memory(error):
-                return OUT_OF_MEMORY, reason, {}
-            if not isinstance(error, UserError):
-                traceback.print_exc()
-                reason = f"{type(error).__name__}: {reason}"
-            return FAILED, reason, {}
-        tables = {self.schemas[0]: given} if isinstance(given, pd.DataFrame) else given
-        missing = [] if self.left else sorted(set(self.schemas) - set(tables))
-        if missing:  # the next call would take it for one that was never measured
-            return FAILED, f"it left no table {', '.join(map(repr, missing))}", tables
+            return _outcome_of(error)
+        if isinstance(result, pd.DataFrame):
+            tables: Tables = {self.schemas[0]: result}
+        else:
+            tables = result
+        missing = sorted(set(self.schemas) - set(tables))
+        if missing and not self.left:
+            # The next session would take the point for one that was never measured.
+            names = ", ".join(repr(schema) for schema in missing)
+            return FAILED, f"the measurement left no table {names}", tables
         return MEASURED, "", tables
 
 
+def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
+    """Return the outcome, the reason and the tables of a point that raised an error."""
+    reason = one_line(str(error))
+    if isinstance(error, Partial):
+        return PARTIAL, reason, error.tables
+    if isinstance(error, Unavailable):
+        return UNAVAILABLE, reason, {}
+    if ran_out_of_memory(error):
+        return OUT_OF_MEMORY, reason, {}
+    if not isinstance(error, UserError):
+        traceback.print_exception(error)
+        reason = f"{type(error).__name__}: {reason}"
+    return FAILED, reason, {}
+
+
 class PointList(NamedTuple):
-    """The points of a session: ``opening`` and ``closing`` are measured if any of ``body`` is."""
+    """The points of a session.
+
+    Attributes
+    ----------
+    body : sequence of Point
+        The points.
+    opening, closing : sequence of Point
+        Points that are measured before and after all others, if any point of ``body``
+        is measured.
+    """
 
     body: Sequence[Point]
     opening: Sequence[Point] = ()
@@ -242,4 +466,5 @@ class PointList(NamedTuple):
 
 
 MakePoints = Callable[..., PointList]
-"""Gets ``out``, the session's directory, and ``session``, its number; any process can make its points."""
+"""Takes ``out``, the session's directory, and ``session``, its number, by keyword. Any
+process can thus make the points anew."""

@@ -1,7 +1,9 @@
-"""The engine: a session of points, measured in this process or in one whose death costs one point.
+"""The engine of a session: it measures points, and saves what became of each.
 
-This one keeps the list of outcomes, samples vitals, says how things go, and packs what there is; the other
-measures the points that it names. No torch here: nothing must disturb what is measured.
+The points are measured in this process, or in a child process whose death costs one
+point. In the second case this process names the points, keeps the table of outcomes,
+samples vitals and packs the recording, and the child does nothing but measure. There is
+no torch here, because nothing in this process may disturb what is measured.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -36,18 +38,21 @@ from ddlkit.measure.session import THERE, MakePoints, Origin, Point, Row, say
 from ddlkit.store import files, machine, tables
 from ddlkit.store.tables import machines_in
 
-OVERTIME_S = 20.0  # what points may run over the budget
-RESERVE = (
-    2.0  # times what the closing points are expected to take is kept free for them
-)
-HUNG_FACTOR = 5.0  # a point that takes this many times what was expected hangs,
-HUNG_S = 60.0  # but not before this long: CUDA, NCCL and a first kernel need seconds, not a minute
-START_S = (
-    120.0  # what a process may take until its first point: a cold disk holds torch back
-)
-PAUSE_S = 5.0  # after a death a GPU needs a while, until which no process can start
+OVERTIME_S = 20.0
+"""Seconds for which points may run beyond the budget."""
+RESERVE = 2.0
+"""The time that is kept free for closing points, over their expected duration."""
+HUNG_FACTOR = 5.0
+"""A point hangs if it takes this many times its expected duration."""
+HUNG_S = 60.0
+"""No point hangs before this time: CUDA, NCCL and a first kernel need seconds."""
+START_S = 120.0
+"""Seconds until the first point of a process: torch loads slowly from a cold disk."""
+PAUSE_S = 5.0
+"""Seconds after which a process is started again: a GPU needs a while after a death."""
 POLL_S = 0.2
-EVERY_S = 20.0  # between two packs
+EVERY_S = 20.0
+"""Seconds between two packs."""
 
 
 def run_session(
@@ -62,18 +67,46 @@ def run_session(
     remark: str = "",
     pack_tables: bool = False,
 ) -> Path:
-    """Measure what of the points is not in ``out`` yet; returns the directory. What was measured stays.
+    """Measure the points that a directory does not have yet.
 
-    budget_s : after which nothing new is started; isolate : whether points run in a child process, and
-        ``outcomes.csv`` keeps what becomes of each; otherwise the first that fails ends the session
-    gpu : whether the GPU is measured; isolated points without it see none, and have the processor's name
-    pack : file that holds the whole recording at any time, and from which it goes on; remark : of all stamps
-    pack_tables : whether all tables of one kind are put into one file at the end
+    Parameters
+    ----------
+    make : callable
+        Returns the points, as `ddlkit.measure.session.MakePoints`.
+    out : Path
+        The directory of the session. Tables that it has are kept.
+    budget_s : float, optional
+        Seconds after which no point starts.
+    isolate : bool, optional
+        Whether points are measured in a child process, and ``outcomes.csv`` says what
+        became of each. Otherwise the first point that fails ends the session.
+    gpu : bool, optional
+        Whether the GPU is measured. Isolated points of a session that does not measure
+        the GPU see none, and their tables have the name of the processor.
+    ignore_load : bool, optional
+        Whether to measure although others use the GPU.
+    pack : Path, optional
+        A file that holds the whole recording at any time, and from which the session
+        continues.
+    remark : str, optional
+        A remark for all stamps.
+    pack_tables : bool, optional
+        Whether all tables of a schema are put into one file at the end.
 
-    Raises UserError when others use the GPU, when a point fails that is not isolated, when nothing at all
-    could be measured, and when the directory holds another machine's tables or is written elsewhere.
+    Returns
+    -------
+    Path
+        The directory.
+
+    Raises
+    ------
+    UserError
+        If others use the GPU, if a point fails that is not isolated, if nothing at all
+        could be measured, and if the directory holds another machine's tables or
+        another process writes to it.
     """
-    deadline_s, out = time.monotonic() + budget_s, out.resolve()
+    deadline_s = time.monotonic() + budget_s
+    out = out.resolve()
     with store.lock(out / ".lock"):
         files.remove_unfinished(out)
         in_use = vitals.gpu_in_use() if gpu else ""
@@ -82,16 +115,21 @@ def run_session(
                 "wait, choose another GPU, or measure all the same with --ignore-load"
             )
             raise UserError(f"nothing is measured: {in_use}; {advice}")
-        name = machine.name("" if gpu or not isolate else "cpu")
-        remark = "; ".join(filter(None, (remark, in_use)))
+        name = machine.name("cpu" if isolate and not gpu else "")
         origin = Origin(
-            machine={**sessions.this_machine(), "name": name}, remark=remark
+            machine={**sessions.this_machine(), "name": name},
+            remark="; ".join(text for text in (remark, in_use) if text),
         )
         with packing(out, pack) as keep:
-            if others := machines_in(out) - {name}:
-                theirs = f"{out} holds a recording of {' and '.join(sorted(others))}"
-                raise UserError(f"{theirs}, this is {name}: choose another directory")
-            _Session(_Here(make, out, origin), deadline_s, isolate, gpu, keep).run()
+            others = machines_in(out) - {name}
+            if others:
+                names = " and ".join(sorted(others))
+                raise UserError(
+                    f"{out} holds a recording of {names}, this is {name}: "
+                    "choose another directory"
+                )
+            worker = _Worker(make, out, origin)
+            _Session(worker, deadline_s, isolate, gpu, keep).run()
             if pack_tables:
                 for directory in with_tables(out):
                     tables.pack(directory)
@@ -99,25 +137,59 @@ def run_session(
 
 
 def estimate(make: MakePoints, out: Path) -> str:
-    """Return what is not in ``out`` yet, and how long it takes. Raises UserError for a damaged table."""
-    every = [
-        point for section in make(out=out.resolve(), session=1) for point in section
-    ]
-    missing = [point for point in every if not point.done(out)]
-    lines = [
-        f"{each.key:<50} {each.estimate_s:>7.0f} s  {each.note}".rstrip()
-        for each in missing
-    ]
+    """Return a listing of the points that a directory does not have yet.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the points.
+    out : Path
+        The directory of the session.
+
+    Returns
+    -------
+    str
+        A line for each missing point with its expected duration, and a line for all.
+
+    Raises
+    ------
+    UserError
+        If a table is damaged.
+    """
+    sections = make(out=out.resolve(), session=1)
+    points = [*sections.body, *sections.opening, *sections.closing]
+    missing = [point for point in points if not point.done(out)]
+    lines = []
+    for point in missing:
+        line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
+        lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    there = f"{len(every) - len(missing)} of {len(every)} points are there"
-    return "\n".join([*lines, f"{there}; the rest takes about {rest_min:.1f} min"])
+    there = f"{len(points) - len(missing)} of {len(points)} points are there"
+    lines.append(f"{there}; the rest takes about {rest_min:.1f} min")
+    return "\n".join(lines)
+
+
+# -- the session
+# ---------------------------------------------------------------------------
+
+
+class _Sections(NamedTuple):
+    """The rows of the points of a session, as a `PointList` has its points."""
+
+    body: list[Row]
+    opening: list[Row]
+    closing: list[Row]
 
 
 @dataclass
 class _Session:
-    """One call of `run_session`. rows : of every point, by its key; running : the one being measured"""
+    """One call of `run_session`.
 
-    here: _Here
+    ``rows`` has the row of each point by the point's key, and ``running`` is the row of
+    the point that is being measured. ``keep`` packs the recording from time to time.
+    """
+
+    local: _Worker
     deadline_s: float
     isolate: bool
     gpu: bool
@@ -127,110 +199,154 @@ class _Session:
     sampler: vitals.Sampler | None = None
 
     def run(self) -> None:
-        """Measure until nothing is left to do or time is over. Raises UserError where nothing is there."""
+        """Measure until nothing is left to do or time is up."""
         if not self.isolate:
-            return self.take_all(self.here)
-        child = _Child(self)
+            self.take_all(self.local)
+            return
+        child = _IsolatedWorker(self)
         with vitals.Sampler(gpu=self.gpu) as self.sampler, contextlib.closing(child):
             try:
                 self.take_all(child)
             finally:
-                if self.running:  # we are ended, through no fault of it
+                if self.running:
+                    # The session is ended while a point runs, which is no fault of the
+                    # point: it counts as not reached.
                     self.rows[self.running.key] = self.running
                 self._save()
 
-    def take_all(self, worker: _Here | _Child) -> None:
-        """Have the worker take what is missing, most valuable first. Raises UserError as `_report`."""
-        body, opening, closing = self._missing(*worker.listed())
-        reserved_s = RESERVE * sum(row.estimate_s for row in closing)
-        # After a first point, closing ones are worth the overtime: drift shows only by their times.
+    def take_all(self, worker: _Worker | _IsolatedWorker) -> None:
+        """Have a worker measure what is missing, the most valuable points first.
+
+        Raises
+        ------
+        UserError
+            If a point fails that is not isolated, and if nothing at all was measured.
+        """
+        sections = self._to_measure(worker.listed())
+        reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         begun = False
-        for row in (*opening, *body, *closing):
-            spare_s = OVERTIME_S * begun if row in closing else -reserved_s
-            left_s = self.deadline_s + spare_s - time.monotonic()
-            if row.outcome == sessions.FAILED:  # its table is damaged
-                self._close(row)
-            elif row.estimate_s > left_s:
-                why = f"would take about {row.estimate_s:.0f} s, {max(0.0, left_s):.0f} s were left"
-                self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=why)
-            else:
-                begun, self.running = True, row
-                self.rows[row.key] = replace(row, outcome=sessions.STARTED)
-                self._save()  # whatever happens to us, this point was begun
-                self._close(worker.take(row))
+        for row in (*sections.opening, *sections.body):
+            left_s = self.deadline_s - reserved_s - time.monotonic()
+            begun |= self._take(worker, row, left_s)
+        for row in sections.closing:
+            # Drift of the machine shows only if the closing points follow the others,
+            # so they are worth the overtime once a point was measured.
+            overtime_s = OVERTIME_S if begun else 0.0
+            left_s = self.deadline_s + overtime_s - time.monotonic()
+            begun |= self._take(worker, row, left_s)
         self._report()
 
-    def _missing(
-        self, body: list[Row], opening: list[Row], closing: list[Row]
-    ) -> tuple[list[Row], list[Row], list[Row]]:
-        """Return what is to be tried, and take in what an earlier call left of all points."""
-        path = self.here.out / "outcomes.csv"
-        frame = (
-            store.load_table(path, "outcomes")
-            if store.has_table(path)
-            else pd.DataFrame()
-        )
-        earlier = {
-            row.key: row for row in (Row(**cells) for cells in frame.to_dict("records"))
-        }
-        # What can only be refused, such as a second GPU's points where there is one, makes no session.
-        if not any(
-            row.outcome == sessions.PENDING and row.estimate_s > 0 for row in body
-        ):
-            opening, closing = [], []
+    def _take(self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float) -> bool:
+        """Have a worker measure a point, and return whether it was begun."""
+        if row.outcome == sessions.FAILED:
+            # The point has a damaged table, which is for the user to remove.
+            self._close(row)
+            return False
+        if row.estimate_s > left_s:
+            needed = f"would take about {row.estimate_s:.0f} s"
+            reason = f"{needed}, {max(0.0, left_s):.0f} s were left"
+            self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
+            return False
+        self.running = row
+        self.rows[row.key] = replace(row, outcome=sessions.STARTED)
+        # Whatever ends this process, the table of outcomes then says that the point
+        # began.
+        self._save()
+        self._close(worker.take(row))
+        return True
+
+    def _to_measure(self, listed: _Sections) -> _Sections:
+        """Return what is to be tried, and take in what an earlier session left."""
+        body, opening, closing = listed
+        # A point that can only be refused is expected to take no time, such as one for
+        # two GPUs where there is one. If there are no others, nothing opens or closes.
+        possible = [row for row in body if row.outcome == sessions.PENDING]
+        if not any(row.estimate_s > 0 for row in possible):
+            opening = []
+            closing = []
+        earlier = self._earlier_rows()
         for row in (*opening, *body, *closing):
-            was = earlier.get(row.key, row)
-            partly = row.outcome in THERE and was.outcome in THERE
-            self.rows[row.key] = (
-                replace(was, estimate_s=row.estimate_s) if partly else row
-            )
+            before = earlier.get(row.key, row)
+            if row.outcome in THERE and before.outcome in THERE:
+                # The earlier row knows how long it took, and what it has only in part.
+                row = replace(before, estimate_s=row.estimate_s)
+            self.rows[row.key] = row
         self._save()
         missing = [row for row in body if row.outcome not in THERE]
-        if there := [row.key for row in body if row not in missing]:
-            say(f"already measured: {', '.join(there)}")
-        if to_go_s := sum(row.estimate_s for row in (*opening, *missing, *closing)):
+        present = [row.key for row in body if row.outcome in THERE]
+        if present:
+            say(f"already measured: {', '.join(present)}")
+        to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
+        if to_go_s:
             say(f"{len(missing)} points to measure, about {to_go_s / 60:.1f} min")
+        # What failed before may fail again, and comes last. `sorted` keeps all other
+        # order.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
-        return sorted(missing, key=lambda row: row.key in faulty), opening, closing
+        missing = sorted(missing, key=lambda row: row.key in faulty)
+        return _Sections(missing, opening, closing)
+
+    def _earlier_rows(self) -> dict[str, Row]:
+        """Return the rows that an earlier session left, by the keys of their points."""
+        path = self.local.out / "outcomes.csv"
+        if not store.has_table(path):
+            return {}
+        records = store.load_table(path, "outcomes").to_dict("records")
+        rows = [Row(**cells) for cells in records]
+        return {row.key: row for row in rows}
 
     def _close(self, row: Row) -> None:
-        """Take in that a point has come to an end. Raises UserError where that ends the session."""
-        self.rows[row.key], self.running = row, None
+        """Take in what became of a point.
+
+        Raises
+        ------
+        UserError
+            If the point failed and is not isolated.
+        """
+        self.rows[row.key] = row
+        self.running = None
         self._save()
         self.keep()
         if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
         there = sum(other.outcome in THERE for other in self.rows.values())
+        progress = f"{there}/{len(self.rows)}"
         left_s = self.deadline_s - time.monotonic()
-        left = (
-            f", {format_seconds(max(0.0, left_s))} left"
-            if math.isfinite(left_s)
-            else ""
-        )
-        took = f" in {format_seconds(row.seconds)}" if row.seconds else ""
-        why = f": {row.reason}" if row.reason else ""
-        say(f"[{there}/{len(self.rows)}{left}] {row.key}: {row.outcome}{took}{why}")
+        if math.isfinite(left_s):
+            progress += f", {format_seconds(max(0.0, left_s))} left"
+        line = f"[{progress}] {row.key}: {row.outcome}"
+        if row.seconds:
+            line += f" in {format_seconds(row.seconds)}"
+        if row.reason:
+            line += f": {row.reason}"
+        say(line)
 
     def _save(self) -> None:
-        if self.rows and self.isolate:
-            out, save = self.here.out, self.here.origin.save
-            save(
-                out / "outcomes.csv",
-                pd.DataFrame(map(asdict, self.rows.values())),
-                "outcomes",
-            )
-            frame = self.sampler.frame() if self.sampler else pd.DataFrame()
-            if len(frame) and any(row.seconds for row in self.rows.values()):
-                save(out / f"vitals-s{self.here.number}.csv.gz", frame, "vitals")
+        """Save the table of outcomes and the vitals, of a session that is isolated."""
+        if not self.rows or not self.isolate:
+            return
+        out = self.local.out
+        save = self.local.origin.save
+        outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
+        save(out / "outcomes.csv", outcomes, "outcomes")
+        sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
+        measured = any(row.seconds for row in self.rows.values())
+        if len(sampled) and measured:
+            save(out / f"vitals-s{self.local.number}.csv.gz", sampled, "vitals")
 
     def _report(self) -> None:
-        """Say what is missing, and why. Raises UserError where nothing is there."""
-        missing: dict[str, list[str]] = {}
+        """Print what is missing, and why.
+
+        Raises
+        ------
+        UserError
+            If nothing at all was measured.
+        """
+        by_outcome: dict[str, list[str]] = {}
         for row in self.rows.values():
-            missing.setdefault(row.outcome, []).append(row.key)
-        there = sum(len(missing.pop(outcome, ())) for outcome in THERE)
+            by_outcome.setdefault(row.outcome, []).append(row.key)
+        there = sum(len(by_outcome.pop(outcome, ())) for outcome in THERE)
         say(f"{there} of {len(self.rows)} points are there")
-        for outcome, keys in missing.items():
+        for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
         if self.rows and not there:
             row = next(iter(self.rows.values()))
@@ -239,9 +355,13 @@ class _Session:
             )
 
 
+# -- who measures
+# --------------------------------------------------------------------------
+
+
 @dataclass
-class _Here:
-    """The points of a session, measured in the process that asks."""
+class _Worker:
+    """Measures the points of a session in the process that asks."""
 
     make: MakePoints
     out: Path
@@ -250,106 +370,132 @@ class _Here:
 
     def __post_init__(self) -> None:
         names = " ".join(path.name for path in store.list_tables(self.out, "*-s*.csv*"))
-        # Of this call: tables of its own, such as drift's, are named by it.
-        self.number = 1 + max(map(int, re.findall(r"-s(\d+)[-.]", names)), default=0)
+        # Each session has tables of its own, such as those of drift, which carry its
+        # number.
+        numbers = [int(number) for number in re.findall(r"-s(\d+)[-.]", names)]
+        self.number = 1 + max(numbers, default=0)
 
-    def listed(self) -> list[list[Row]]:
-        """Return the rows of a `PointList`, as they are."""
+    def listed(self) -> _Sections:
+        """Make the points, and return their rows as their tables say."""
         sections = self.make(out=self.out, session=self.number)
-        self.points = {point.key: point for section in sections for point in section}
-        return [[point.looked(self.out) for point in section] for section in sections]
+        points = [*sections.body, *sections.opening, *sections.closing]
+        self.points = {point.key: point for point in points}
+        return _Sections(
+            [point.looked(self.out) for point in sections.body],
+            [point.looked(self.out) for point in sections.opening],
+            [point.looked(self.out) for point in sections.closing],
+        )
 
     def take(self, row: Row) -> Row:
-        """Return what became of a point."""
+        """Measure a point, and return what became of it."""
         return self.points[row.key].take(self.out, self.origin)
 
 
-class _Child:
-    """The same in a process that does not outlive the block; after one that dies comes another."""
+class _IsolatedWorker:
+    """Has a child process measure the points. After a death it starts another child."""
 
     def __init__(self, session: _Session) -> None:
         self._session = session
         self._process: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the child, if there is one."""
         if self._process:
             end([self._process])
             self._process = None
 
-    def listed(self) -> list[list[Row]]:
-        """Return what `_Here` does, of a new process. Raises UserError where it cannot."""
-        hidden = {} if self._session.gpu else {"CUDA_VISIBLE_DEVICES": ""}
-        ours, theirs = socket.socketpair()
-        self._pipe = Connection(ours.detach())
-        with theirs:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    f"from {__name__} import serve; serve({theirs.fileno()})",
-                ],
-                env={**child_environment(), **hidden},
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what libraries print is no result of ours
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+    def listed(self) -> _Sections:
+        """Start a child, and return the rows of its points.
+
+        Raises
+        ------
+        UserError
+            If the child cannot make the points.
+        """
+        self._start()
         try:
-            sections: list[list[Row]] | str = self._answer(
-                self._session.here, START_S, "go on"
-            )
-        except _Lost as error:
-            sections = f"nothing is measured: {error} before its first point"
-        if isinstance(sections, str):
+            answer = self._answer(self._session.local, START_S, "go on")
+        except _WorkerLost as error:
+            answer = f"nothing is measured: {error} before its first point"
+        if isinstance(answer, str):
             self.close()
-            raise UserError(sections)
+            raise UserError(answer)
+        sections: _Sections = answer
         return sections
 
+    def _start(self) -> None:
+        """Start a child that gets its orders through a pipe."""
+        environment = child_environment()
+        if not self._session.gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        ours, childs = socket.socketpair()
+        self._pipe = Connection(ours.detach())
+        with childs:
+            program = f"from {__name__} import serve; serve({childs.fileno()})"
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what libraries print is not a result
+                pass_fds=[childs.fileno()],
+                start_new_session=True,
+            )
+
     def take(self, row: Row) -> Row:
-        """Return what became of a point, be it that it killed its process, or hung, or none could start."""
+        """Measure a point, and return what became of it.
+
+        The point may have killed its process, or hung, or no process may have started.
+        """
         if not self._process:
             try:
                 self.listed()
             except UserError as error:
                 time.sleep(PAUSE_S)
                 return replace(row, outcome=sessions.FAILED, reason=str(error))
+        allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
         try:
-            allowed_s = max(HUNG_S, HUNG_FACTOR * row.estimate_s)
             taken, usable = self._answer(row, allowed_s, "end")
-        except _Lost as error:
-            files.remove_unfinished(self._session.here.out)
-            taken, usable = (
-                replace(row, outcome=error.outcome, reason=str(error)),
-                False,
-            )
+        except _WorkerLost as error:
+            files.remove_unfinished(self._session.local.out)
+            self.close()
+            return replace(row, outcome=error.outcome, reason=str(error))
         if not usable:
             self.close()
-        return taken
+        measured: Row = taken
+        return measured
 
     def _answer(self, question: object, allowed_s: float, what: str) -> Any:
-        """Return what the process answers. Raises _Lost where it dies, or takes too long to ``what``."""
+        """Return what the child answers.
+
+        Raises
+        ------
+        _WorkerLost
+            If the child dies, or if it does not do ``what`` within the allowed time or
+            the overtime of the session.
+        """
         assert self._process
-        give_up_s, late_s = (
-            time.monotonic() + allowed_s,
-            self._session.deadline_s + OVERTIME_S,
-        )
+        give_up_s = time.monotonic() + allowed_s
+        late_s = self._session.deadline_s + OVERTIME_S
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(question)
-            # A process that is gone may have left children who still hold the pipe.
+            # The end of the pipe alone does not show a death: a child that is gone may
+            # have left children of its own, who still hold the pipe.
             while not self._pipe.poll(POLL_S) and self._process.poll() is None:
                 self._session.keep()
                 if time.monotonic() > late_s:
-                    raise _Lost("still ran when the budget was over", sessions.NO_TIME)
+                    reason = "still ran when the budget was over"
+                    raise _WorkerLost(reason, sessions.NO_TIME)
                 if time.monotonic() > give_up_s:
-                    raise _Lost(f"did not {what} within {format_seconds(allowed_s)}")
+                    limit = format_seconds(allowed_s)
+                    raise _WorkerLost(f"did not {what} within {limit}")
             if self._pipe.poll():
                 return self._pipe.recv()
-        raise _Lost(f"the process that measured it {ending(self._process.wait())}")
+        status = self._process.wait()
+        raise _WorkerLost(f"the process that measured it {ending(status)}")
 
 
-class _Lost(Exception):
-    """The process that measures died or has to be ended: ``outcome`` of its point."""
+class _WorkerLost(Exception):
+    """The process that measures died or has to be ended: the outcome of its point."""
 
     def __init__(self, reason: str, outcome: str = sessions.KILLED) -> None:
         super().__init__(reason)
@@ -357,54 +503,93 @@ class _Lost(Exception):
 
 
 def serve(pipe: int) -> None:
-    """Be the process that measures what the parent names at that end of a pipe; does not return."""
+    """Be the child process of a session, which measures what the parent names.
+
+    This function does not return.
+
+    Parameters
+    ----------
+    pipe : int
+        The file descriptor of the child's end of the pipe.
+    """
     die_with_parent()
     trap(signal.SIGTERM)
     parent = Connection(pipe)
-    here: _Here = parent.recv()
+    worker: _Worker = parent.recv()
     with contextlib.suppress(EOFError, OSError):
         try:
-            parent.send(here.listed())
+            parent.send(worker.listed())
         except UserError as error:
             parent.send(str(error))
         while True:
-            parent.send((here.take(parent.recv()), _gpu_is_usable()))
-    os._exit(0)  # not sys.exit: after a fault, CUDA's own clean-up may hang
+            taken = worker.take(parent.recv())
+            parent.send((taken, _gpu_is_usable()))
+    # After a fault CUDA's own clean-up may hang, which sys.exit would run.
+    os._exit(0)
 
 
 def _gpu_is_usable() -> bool:
-    """Return False after a fault, when CUDA refuses all work, and after a failed capture of a graph."""
-    torch = sys.modules.get("torch")  # no point may have needed it at all
+    """Return whether CUDA still works in this process.
+
+    After a fault CUDA refuses all work. After a failed capture of a graph, torch leaves
+    the capture's stream as the current one, and random numbers fail for good.
+    """
+    torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return True
+        return True  # no point has used CUDA
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        # A capture that fails leaves its stream the current one, and random numbers as within it.
         return bool(torch.cuda.current_stream() == torch.cuda.default_stream())
     except RuntimeError:
         return False
 
 
+# -- the packed recording
+# ------------------------------------------------------------------
+
+
 @contextlib.contextmanager
 def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
-    """Keep ``file`` up to date with ``out``, first go on from it; give what packs if EVERY_S have passed."""
+    """Keep a file up to date while a directory is recorded into.
+
+    The recording first continues from the file, if the file exists.
+
+    Parameters
+    ----------
+    out : Path
+        The directory.
+    file : Path or None
+        The file; None for no file.
+
+    Yields
+    ------
+    callable
+        Packs if `EVERY_S` have passed since the last time.
+
+    Raises
+    ------
+    UserError
+        As `restore`, and as `pack_into` at the beginning and at the end.
+    """
     if file is None:
         yield lambda: None
         return
     files.remove_unfinished(file.parent, file.name)
     restore(out, file)
-    pack_into(out, file)  # that the file cannot be written is better known now
+    # A file that cannot be written is found before anything is measured.
+    pack_into(out, file)
     due_s = time.monotonic() + EVERY_S
 
     def keep() -> None:
         nonlocal due_s
-        if time.monotonic() >= due_s:
-            due_s = time.monotonic() + EVERY_S
-            try:
-                pack_into(out, file)
-            except UserError as error:
-                say(f"not packed: {error}")
+        if time.monotonic() < due_s:
+            return
+        due_s = time.monotonic() + EVERY_S
+        try:
+            pack_into(out, file)
+        except UserError as error:
+            say(f"not packed: {error}")
 
     try:
         yield keep
@@ -413,37 +598,64 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
 
 
 def pack_into(out: Path, file: Path) -> None:
-    """Write every table and stamp below ``out`` into ``file``. Raises UserError where it is refused."""
+    """Write every table and stamp of a recording into one archive.
 
-    def of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    Parameters
+    ----------
+    out : Path
+        The directory of the recording.
+    file : Path
+        The archive, a .tar.gz file.
+
+    Raises
+    ------
+    UserError
+        If the archive cannot be written.
+    """
+
+    def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
         return member.replace(uid=0, gid=0, uname="", gname="", deep=False)
 
     packed = io.BytesIO()
+    subdirectories = sorted(path for path in out.rglob("*") if path.is_dir())
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=6) as archive:
-        for directory in (
-            out,
-            *sorted(path for path in out.rglob("*") if path.is_dir()),
-        ):
-            with files.writing_in(
-                directory
-            ):  # a table with its own stamp, not with the next one
+        for directory in (out, *subdirectories):
+            # The lock of the directory: a table is packed with its own stamp, and not
+            # with the stamp of a table that is just being written.
+            with files.writing_in(directory):
                 for path in _kept(directory):
                     name = str(path.relative_to(out.parent))
-                    archive.add(path, name, filter=of_nobody)
+                    archive.add(path, name, filter=without_owner)
     files.atomic_write(file, packed.getvalue())
 
 
 def restore(out: Path, file: Path) -> None:
-    """Unpack ``file`` where ``out`` is empty. Raises UserError if it is damaged, another's, or holds more."""
+    """Unpack an archive where a directory holds no table yet.
+
+    Parameters
+    ----------
+    out : Path
+        The directory of the recording.
+    file : Path
+        The archive, which need not exist.
+
+    Raises
+    ------
+    UserError
+        If the archive is damaged, if it is of another recording, or if it holds tables
+        that the directory lacks and that packing would therefore lose.
+    """
     if not file.exists():
         return
     try:
         with tarfile.open(file, "r:gz") as archive:
             members = [Path(name) for name in archive.getnames()]
-            if names := {path.parts[0] for path in members} - {out.name}:
-                theirs = f"{', '.join(sorted(names))}, not of {out.name}"
+            others = {path.parts[0] for path in members} - {out.name}
+            if others:
+                names = ", ".join(sorted(others))
                 raise UserError(
-                    f"{file} holds a recording of {theirs}: name another file"
+                    f"{file} holds a recording of {names}, not of {out.name}: "
+                    "name another file"
                 )
             if not _kept(out):
                 archive.extractall(out.parent, filter="data")
@@ -451,23 +663,38 @@ def restore(out: Path, file: Path) -> None:
         raise UserError(
             f"{file}: no whole archive ({error}): name another file"
         ) from error
-    tables = [path for path in members if ".csv" in path.name]
-    if lost := [path for path in tables if not store.has_table(out.parent / path)]:
+    packed_tables = [path for path in members if ".csv" in path.name]
+    lost = [path for path in packed_tables if not store.has_table(out.parent / path)]
+    if lost:
         raise UserError(
-            f"{file} holds {len(lost)} tables that {out} lacks, such as {lost[0].name}: "
-            "unpack it, or name another file"
+            f"{file} holds {len(lost)} tables that {out} lacks, "
+            f"such as {lost[0].name}: unpack it, or name another file"
         )
 
 
 def with_tables(folder: Path) -> list[Path]:
-    """Return the directory and those below it that hold tables, each to be packed by itself."""
+    """Return a directory and those below it that hold tables.
+
+    Parameters
+    ----------
+    folder : Path
+        The directory.
+
+    Returns
+    -------
+    list of Path
+        The directories in order, without hidden ones. The tables of each are packed on
+        their own.
+    """
     parents = {path.parent for path in folder.rglob("*.csv*")}
     return sorted(path for path in parents if not path.name.startswith("."))
 
 
 def _kept(directory: Path) -> list[Path]:
-    """Return the tables and stamps in a directory; not a lock or half a file."""
-    ends = (".csv", ".csv.gz", ".json", ".jsonl")
+    """Return the tables and stamps of a directory, but no lock or unfinished file."""
+    suffixes = (".csv", ".csv.gz", ".json", ".jsonl")
     return sorted(
-        p for p in directory.iterdir() if p.is_file() and p.name.endswith(ends)
+        path
+        for path in directory.iterdir()
+        if path.is_file() and path.name.endswith(suffixes)
     )

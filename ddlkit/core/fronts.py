@@ -1,0 +1,439 @@
+"""Pareto fronts of partial plans: the best plan if gradients are selected and sent.
+
+To select the largest gradients of a group takes compute time. The selection of a group
+therefore delays everything that is computed after it, and the message of a group delays
+everything that is sent after it. With the groups numbered 1 to K in the order in which
+they are sent, the last message arrives at
+
+    max over k of  selecting[1] + ... + selecting[k]
+                   + ready[k] + sending[k] + ... + sending[K],
+
+where ready[k] is when the last gradient of group k would be ready if nothing were
+selected.
+
+A plan of the first tensors, a *prefix* of the network, influences the rest by two
+numbers only: the seconds that it selects, and the end of its last message. No other
+plan of the prefix should be smaller in both, so each prefix has a Pareto front of such
+points. Read from the last tensor to the first, selecting and sending change places, so
+each *suffix* has a front, too. A prefix with the point (a, b) and a suffix with the
+point (p, q) make an iteration whose last message arrives at max(a + q, b + p). The
+fronts of suffixes therefore bound from below where a point of a prefix can lead to, and
+the reverse. A complete plan bounds the optimum from above.
+
+A front can have more points than memory holds. Points that lie close together are then
+replaced by one. If the front is to be a lower bound, this is their corner, the smallest
+value of each coordinate. If a plan is to be found, it is the most promising point.
+Prefixes and suffixes take turns, with more and more points, until the lower bound meets
+the best plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlkit.core.workload import Floats, Ints
+
+ROUNDING = 1e-12
+"""The relative difference up to which two times count as equal."""
+
+FEWEST_POINTS = 32
+"""The most points of a front in the second pass. The first pass keeps a single one."""
+MORE_POINTS = 4
+"""How many times as many points each later pass keeps."""
+
+PREFIXES = 0
+SUFFIXES = 1
+"""The two sides from which the network is read."""
+
+
+class Groups(NamedTuple):
+    """Every group of contiguous tensors, in arrays of shape (n, n).
+
+    The row of a group is its last tensor, and the column is its first tensor.
+
+    Attributes
+    ----------
+    ready_s : ndarray, shape (n, n)
+        When the last gradient of the group is ready if nothing is selected before, in
+        seconds.
+    selecting_s : ndarray, shape (n, n)
+        Compute time of the selection, in seconds.
+    sending_s : ndarray, shape (n, n)
+        Time of the message, in seconds.
+    """
+
+    ready_s: Floats
+    selecting_s: Floats
+    sending_s: Floats
+
+    def mirrored(self) -> Groups:
+        """Return the groups read from the last tensor to the first.
+
+        Selecting and sending change places: what is selected counts from the first
+        group to k, and what is sent counts from group k to the last.
+        """
+        ready_s, selecting_s, sending_s = (
+            np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
+        )
+        return Groups(ready_s, selecting_s=sending_s, sending_s=selecting_s)
+
+    def end_s(self, ends: tuple[int, ...]) -> float:
+        """Return when the last message of a plan arrives, in seconds."""
+        selected_s = 0.0
+        arrived_s = 0.0
+        first = 0
+        for end in ends:
+            group = (end - 1, first)
+            selected_s += float(self.selecting_s[group])
+            start_s = max(arrived_s, float(self.ready_s[group]) + selected_s)
+            arrived_s = start_s + float(self.sending_s[group])
+            first = end
+        return arrived_s
+
+
+class Front(NamedTuple):
+    """The Pareto front of a prefix: no other point is as small in both coordinates.
+
+    Attributes
+    ----------
+    selected_s : ndarray, shape (m,)
+        Seconds of selection so far, rising. In the mirrored problem this is the time of
+        messages.
+    arrived_s : ndarray, shape (m,)
+        When the last message has arrived, in seconds, falling.
+    """
+
+    selected_s: Floats
+    arrived_s: Floats
+
+    @property
+    def corner(self) -> tuple[float, float]:
+        """Return the smallest value of each coordinate, infinite without a point."""
+        if not len(self.selected_s):
+            return np.inf, np.inf
+        return float(self.selected_s[0]), float(self.arrived_s[-1])
+
+    def earliest_end_s(self, selected_s: Floats, arrived_s: Floats) -> Floats:
+        """Return how early an iteration can end that goes on from given points.
+
+        Parameters
+        ----------
+        selected_s, arrived_s : ndarray, shape (m,)
+            Points (a, b) of a prefix. This front is then one of the mirrored problem.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+            The minimum over the points (p, q) of this front of max(a + q, b + p), in
+            seconds.
+        """
+        # Along this front p rises and q falls. The maximum is a + q before the turn at
+        # which p - q reaches a - b, and b + p from there on. So the minimum is on one
+        # of the two sides of the turn.
+        turn = (self.selected_s - self.arrived_s).searchsorted(selected_s - arrived_s)
+        n_points = len(self.selected_s)
+        from_turn_on = np.empty(n_points + 1)
+        from_turn_on[:-1] = self.selected_s
+        from_turn_on[-1] = np.inf
+        before_turn = np.empty(n_points + 1)
+        before_turn[0] = np.inf
+        before_turn[1:] = self.arrived_s
+        return np.minimum(
+            from_turn_on[turn] + arrived_s, before_turn[turn] + selected_s
+        )
+
+    def runs(self, most: int) -> Ints:
+        """Return where runs of points begin that lie close together, at most ``most``.
+
+        Two neighbours are as far apart as they differ in the coordinate in which they
+        differ less.
+        """
+        steps_s = np.minimum(
+            self.selected_s[1:] - self.selected_s[:-1],
+            self.arrived_s[:-1] - self.arrived_s[1:],
+        )
+        along_s = steps_s.cumsum()
+        run = np.minimum(along_s * (most / along_s[-1]), most - 1).astype(int)
+        begins = np.empty(len(self.selected_s), bool)
+        begins[0] = True
+        begins[1] = run[0] > 0
+        begins[2:] = run[1:] > run[:-1]
+        return begins.nonzero()[0]
+
+
+NOTHING_SENT = Front(selected_s=np.zeros(1), arrived_s=np.full(1, -np.inf))
+"""The front of the empty prefix: nothing is selected, and no message is sent."""
+
+
+def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
+    """Return the plan whose last message arrives first, with a proof.
+
+    Parameters
+    ----------
+    groups : Groups
+        The times of all groups of n tensors.
+
+    Returns
+    -------
+    ends : tuple of int
+        The exclusive end of each group.
+    least_s : float
+        Seconds before which the last message of no plan arrives.
+
+    Examples
+    --------
+    Two tensors, ready after 1 s and 2 s. Each group takes 0.1 s to be selected, and 3 s
+    to be sent:
+
+    >>> ready_s = np.array([[1.0, 0.0], [2.0, 2.0]])
+    >>> groups = Groups(ready_s, np.full((2, 2), 0.1), np.full((2, 2), 3.0))
+    >>> shortest(groups)
+    ((2,), 5.1)
+    """
+    n = len(groups.ready_s)
+    problems = (groups, groups.mirrored())
+    # The loosest bound of any front: nothing is selected, and nothing is sent.
+    bounds = [[NOTHING_SENT] * (n + 1), [NOTHING_SENT] * (n + 1)]
+    best_ends: tuple[int, ...] = ()
+    best_s = np.inf
+    least_s = -np.inf
+    for step in _passes():
+        opposite = 1 - step.side
+        fronts, ends = _fronts(
+            problems[step.side], bounds[step.side], bounds[opposite], best_s, step
+        )
+        if ends and step.side == SUFFIXES:
+            ends = _mirrored_ends(ends)
+        if ends:
+            end_s = groups.end_s(ends)
+            if end_s < best_s:
+                best_ends = ends
+                best_s = end_s
+        if step.bounds:
+            bounds[step.side] = fronts
+            _, arrived_s = fronts[n].corner
+            least_s = max(least_s, arrived_s)
+        if least_s >= best_s * (1 - ROUNDING):
+            break
+    return best_ends, min(least_s, best_s)
+
+
+class _Pass(NamedTuple):
+    """One computation of all fronts of a side.
+
+    ``side`` is PREFIXES or SUFFIXES, and ``most`` how many points a front keeps. With
+    ``bounds`` the points that are replaced by one become their corner, so that the
+    fronts are lower bounds.
+    """
+
+    side: int
+    most: int
+    bounds: bool
+
+
+def _passes() -> Iterator[_Pass]:
+    """Yield passes without end, by prefixes and suffixes in turn."""
+    yield _Pass(PREFIXES, most=1, bounds=True)
+    for turn in count():
+        side = SUFFIXES if turn % 2 == 0 else PREFIXES
+        most = FEWEST_POINTS * MORE_POINTS**turn
+        if side == PREFIXES:
+            yield _Pass(side, most, bounds=False)
+        yield _Pass(side, most, bounds=True)
+
+
+def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the ends of a plan whose tensors are read from the last to the first."""
+    n = ends[-1]
+    cuts = [n - end for end in reversed(ends[:-1])]
+    return (*cuts, n)
+
+
+class _States:
+    """The points of the fronts of all prefixes, and how each was reached.
+
+    ``most`` is the number of points that a front has at most.
+    """
+
+    def __init__(self, n: int, most: int) -> None:
+        capacity = n * most + 1
+        self.selected_s = np.zeros(capacity)
+        self.arrived_s = np.zeros(capacity)
+        self.prefix = np.zeros(capacity, np.int64)
+        self.previous = np.zeros(capacity, np.int64)
+        # Where the points of each prefix begin, and how many there are.
+        self.begin = np.zeros(n + 1, np.int64)
+        self.points = np.zeros(n + 1, np.int64)
+        self.count = 0
+        self.add(0, NOTHING_SENT, np.zeros(1, np.int64))
+
+    def add(self, prefix: int, front: Front, previous: Ints) -> None:
+        """Add the front of a prefix, whose points came from the states ``previous``."""
+        new = slice(self.count, self.count + len(previous))
+        self.selected_s[new] = front.selected_s
+        self.arrived_s[new] = front.arrived_s
+        self.prefix[new] = prefix
+        self.previous[new] = previous
+        self.begin[prefix] = self.count
+        self.points[prefix] = len(previous)
+        self.count = new.stop
+
+    def indices(self, prefixes: Ints) -> Ints:
+        """Return the states of the prefixes, one prefix after the other."""
+        points = self.points[prefixes]
+        # From a position in the result to the state: the block of its prefix is moved.
+        begin_in_result = points.cumsum(dtype=np.int64) - points
+        shift = self.begin[prefixes] - begin_in_result
+        positions = np.arange(points.sum(), dtype=np.int64)
+        return positions + shift.repeat(points)
+
+    def plan(self) -> tuple[int, ...]:
+        """Return the ends of the groups on the way to the state that was added last."""
+        state = self.count - 1
+        ends = []
+        while self.prefix[state]:
+            ends.append(int(self.prefix[state]))
+            state = int(self.previous[state])
+        return tuple(reversed(ends))
+
+
+def _fronts(
+    groups: Groups,
+    prefixes: Sequence[Front],
+    suffixes: Sequence[Front],
+    limit_s: float,
+    step: _Pass,
+) -> tuple[list[Front], tuple[int, ...]]:
+    """Return the fronts of all prefixes, and a plan.
+
+    Parameters
+    ----------
+    groups : Groups
+        The times of all groups of n tensors.
+    prefixes : sequence of Front, length n + 1
+        Bounds of the fronts of all prefixes, by the number of tensors.
+    suffixes : sequence of Front, length n + 1
+        Bounds of the fronts of all suffixes, by the number of tensors.
+    limit_s : float
+        A point is left out if no iteration with it ends by then.
+    step : _Pass
+        How many points a front keeps, and whether the fronts are to be lower bounds.
+
+    Returns
+    -------
+    fronts : list of Front, length n + 1
+        The front of each prefix, by the number of tensors.
+    ends : tuple of int
+        The plan to which the best points lead, empty if no point is left.
+    """
+    n = len(suffixes) - 1
+    useful = _useful(groups, prefixes, suffixes, limit_s)
+    fronts = [NOTHING_SENT]
+    states = _States(n, step.most)
+    for last in range(n):
+        # The last group begins at each tensor in `firsts`, after each point of the
+        # prefix before.
+        firsts = useful[last].nonzero()[0]
+        before = states.indices(firsts)
+        ready_s, selecting_s, sending_s = (
+            times_s[last, firsts].repeat(states.points[firsts]) for times_s in groups
+        )
+        selected_s = states.selected_s[before] + selecting_s
+        arrived_s = np.maximum(states.arrived_s[before], ready_s + selected_s)
+        arrived_s += sending_s
+
+        kept = undominated(selected_s, arrived_s)
+        rest = suffixes[n - last - 1]
+        ends_s = rest.earliest_end_s(selected_s[kept], arrived_s[kept])
+        in_time = ends_s <= limit_s * (1 + ROUNDING)
+        kept = kept[in_time]
+        front = Front(selected_s[kept], arrived_s[kept])
+
+        if len(kept) > step.most:
+            begins = front.runs(step.most)
+            kept = kept[_smallest_of_each(ends_s[in_time], begins)]
+            if step.bounds:
+                lasts = np.append(begins[1:], len(front.selected_s)) - 1
+                front = Front(front.selected_s[begins], front.arrived_s[lasts])
+            else:
+                front = Front(selected_s[kept], arrived_s[kept])
+        fronts.append(front)
+        states.add(last + 1, front, before[kept])
+    if not len(fronts[-1].selected_s):
+        return fronts, ()
+    return fronts, states.plan()
+
+
+def _smallest_of_each(values: Floats, begins: Ints) -> Ints:
+    """Return the index of the smallest value in each run, of equal ones the last."""
+    lengths = np.diff(begins, append=len(values))
+    run = np.repeat(np.arange(len(begins)), lengths)
+    # Points that lead to one and the same plan may differ by rounding.
+    limits = np.minimum.reduceat(values, begins) * (1 + ROUNDING)
+    candidates = (values <= limits[run]).nonzero()[0]
+    # Of several candidates of a run the last one is written last, and remains.
+    smallest = np.empty_like(begins)
+    smallest[run[candidates]] = candidates
+    return smallest
+
+
+def undominated(first: Floats, second: Floats) -> Ints:
+    """Return the Pareto front of points, smaller being better.
+
+    Parameters
+    ----------
+    first, second : ndarray, shape (m,)
+        The two coordinates of each point.
+
+    Returns
+    -------
+    ndarray of int
+        Indices of the points in which no other point is as small in both coordinates,
+        by rising ``first``. Of points that are equal in both, one is kept.
+
+    Examples
+    --------
+    >>> undominated(np.array([1.0, 2.0, 3.0]), np.array([5.0, 6.0, 4.0])).tolist()
+    [0, 2]
+    """
+    ordered = first.argsort()
+    lowest = np.minimum.accumulate(second[ordered])
+    lower_than_all_before = np.ones(len(first), bool)
+    lower_than_all_before[1:] = lowest[1:] < lowest[:-1]
+    ordered = ordered[lower_than_all_before]
+    # Of points with an equal first coordinate, the last one that is left has the lowest
+    # second.
+    rising = first[ordered]
+    last_of_equals = np.ones(len(ordered), bool)
+    last_of_equals[:-1] = rising[1:] > rising[:-1]
+    return np.asarray(ordered[last_of_equals])
+
+
+def _useful(
+    groups: Groups,
+    prefixes: Sequence[Front],
+    suffixes: Sequence[Front],
+    limit_s: float,
+) -> NDArray[np.bool_]:
+    """Return (n, n) whether a plan with this group may end by ``limit_s``.
+
+    A prefix and a suffix are represented by the corners of their fronts.
+    """
+    n = len(suffixes) - 1
+    before = np.array([front.corner for front in prefixes[:n]])
+    # After the group that ends with tensor `last`, n - last - 1 tensors are left.
+    after = np.array([front.corner for front in suffixes[:n]])[::-1]
+    selected_s = before[:, 0] + groups.selecting_s
+    start_s = np.maximum(before[:, 1], groups.ready_s + selected_s)
+    arrived_s = start_s + groups.sending_s
+    # An empty front has an infinite corner, and before the end of the network the other
+    # coordinate is minus infinity. Their sum is no number, and such a group is not
+    # useful.
+    with np.errstate(invalid="ignore"):
+        ends_s = np.maximum(arrived_s + after[:, :1], selected_s + after[:, 1:])
+    return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

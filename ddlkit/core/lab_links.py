@@ -1,0 +1,173 @@
+"""The links of a lab: their names, and how many bytes they carry.
+
+A lab is a set of network namespaces on one machine, with a link between them whose rate
+is limited. The name of a link stands in tables, so that a measurement says under which
+conditions it was made. There are two kinds:
+
+* ``lab:1gbit``: the kernel limits the rate with a token bucket (tbf). *
+``emulated:500mbit-delay2ms-loss0.001``: packets pass through a process that limits the
+rate, delays
+  packets and drops a share of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ddlkit.core.collective import find_collective
+from ddlkit.core.errors import UserError
+from ddlkit.core.units import KIB, parse_bits_per_s, parse_seconds
+
+PACKET_BYTES = 1500
+"""The most bytes of an IP packet in an Ethernet frame."""
+PAYLOAD_BYTES = 1448
+"""The bytes of a message in a full packet, behind the headers of IP and TCP."""
+FRAMING_BYTES = 38
+"""The bytes around each packet on a wire: header, checksum, preamble and gap."""
+TBF_FRAMING_BYTES = 14
+"""The bytes around each packet that the kernel's token bucket counts: the header."""
+FRAMING = PAYLOAD_BYTES / (PACKET_BYTES + TBF_FRAMING_BYTES)
+"""The share of the bytes that a token bucket counts which can be a message's own."""
+
+
+def burst_bytes(rate_bits_per_s: float) -> int:
+    """Return how many bytes the token bucket of a lab's link can save.
+
+    With a smaller bucket the rate of the link is wrong by a factor of two.
+    """
+    return max(16 * KIB, round(128 * KIB / 1e9 * rate_bits_per_s))
+
+
+def wire_s_per_byte(
+    collective: str, ranks: int, rate_bits_per_s: float, framing: float = FRAMING
+) -> float:
+    """Return for how many seconds a byte of a message keeps the link of each rank busy.
+
+    Parameters
+    ----------
+    collective : str
+        The name of the collective.
+    ranks : int
+        Between how many ranks.
+    rate_bits_per_s : float
+        The rate of each rank's link, each way.
+    framing : float, optional
+        The share of the link's bytes that are the message's own.
+
+    Returns
+    -------
+    float
+        Seconds per byte.
+
+    Raises
+    ------
+    UserError
+        If the collective is unknown.
+    """
+    bus_factor = find_collective(collective).bus_factor(ranks)
+    return bus_factor * 8 / (rate_bits_per_s * framing)
+
+
+class Named(NamedTuple):
+    """The conditions that the name of a lab's link states.
+
+    Attributes
+    ----------
+    engine : {"tbf", "emulated"}
+        What limits the rate: the token bucket of the kernel, or a process of ddlkit.
+    rate_bits_per_s : float
+        The rate of each rank's link, each way.
+    delay_s : float
+        The delay of a packet on the link of its sender, and again on the link of its
+        receiver, in seconds.
+    burst_s : float
+        The most tokens that the link saves, in seconds of its rate.
+    framing_bytes : int
+        The bytes around each packet that count towards the rate.
+    """
+
+    engine: str
+    rate_bits_per_s: float
+    delay_s: float
+    burst_s: float
+    framing_bytes: int
+
+    @property
+    def framing(self) -> float:
+        """Return the share of the link's bytes that can be a message's own."""
+        return PAYLOAD_BYTES / (PACKET_BYTES + self.framing_bytes)
+
+
+def is_lab(link: str) -> bool:
+    """Return whether a link is one of a lab, by its name."""
+    return link.startswith(("lab:", "emulated:"))
+
+
+def read_link(link: str) -> Named:
+    """Return the conditions that the name of a lab's link states.
+
+    Parameters
+    ----------
+    link : str
+        The name, as it stands in tables.
+
+    Returns
+    -------
+    Named
+
+    Raises
+    ------
+    UserError
+        If the link does not belong to a lab, or if its rate or a time cannot be read.
+
+    Examples
+    --------
+    >>> read_link("emulated:500mbit-delay2ms-loss0.001")[:3]
+    ('emulated', 500000000.0, 0.002)
+    """
+    if not is_lab(link):
+        raise UserError(
+            f"{link!r} is not a link of a lab: such a link is named as lab:1gbit or "
+            "emulated:1gbit-delay2ms"
+        )
+    kind, _, conditions = link.partition(":")
+    rate_bits_per_s = parse_bits_per_s(conditions.partition("-")[0])
+    if kind == "lab":
+        burst_s = burst_bytes(rate_bits_per_s) * 8 / rate_bits_per_s
+        return Named("tbf", rate_bits_per_s, 0.0, burst_s, TBF_FRAMING_BYTES)
+    return Named(
+        engine=kind,
+        rate_bits_per_s=rate_bits_per_s,
+        delay_s=parse_seconds(_condition(link, "delay", "0s")),
+        burst_s=parse_seconds(_condition(link, "burst", "0s")),
+        framing_bytes=int(_condition(link, "framing", str(FRAMING_BYTES))),
+    )
+
+
+def _condition(link: str, name: str, default: str) -> str:
+    """Return the value that follows a word in a link's name, as 2ms follows delay."""
+    match = re.search(rf"-{name}([0-9][^-]*)", link)
+    return match[1] if match else default
+
+
+def ranks_per_node(link: str) -> int:
+    """Return how many ranks share the link of a node, by the link's name.
+
+    Examples
+    --------
+    >>> ranks_per_node("emulated:200mbit-g4-1gbit"), ranks_per_node("lab:1gbit")
+    (4, 1)
+    """
+    group = re.search(r"-g([0-9]+)-", link)
+    return int(group[1]) if group else 1
+
+
+def way_s(link: str) -> float:
+    """Return the delay of a packet from rank to rank in seconds, by the link's name.
+
+    A packet is delayed on two links. The delay is 0 for links that are not emulated.
+    """
+    if not link.startswith("emulated:"):
+        return 0.0
+    return 2 * read_link(link).delay_s
