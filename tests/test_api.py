@@ -46,7 +46,7 @@ def test_type_checkers_see_the_same_names_as_python() -> None:
         (alias,) = node.names
         assert alias.asname == alias.name, "else it is not exported"
         typed[alias.name] = node.module
-    homes = {}
+    homes: dict[str, str] = {}
     for modules in ddlkit._MODULES.values():
         homes |= modules
     assert typed == homes

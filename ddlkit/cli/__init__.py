@@ -1,6 +1,7 @@
-"""The program ``ddlkit``: parsing, errors in one line, interrupts, and where removed commands went.
+"""The program ``ddlkit``: parsing, errors in one line, and interrupts.
 
-The commands themselves are in the modules of this package. Importing a module registers its commands.
+The commands themselves are in the modules of this package. Importing a module registers
+its commands.
 """
 
 from __future__ import annotations

@@ -444,7 +444,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
             f"--ranks {arguments.ranks}: one rank alone sends nothing: use at least 2"
         )
     usual = of_gradients(sparse=arguments.density is not None)
-    wanted = {
+    required = {
         "collective": arguments.collective or usual,
         "ranks": arguments.ranks,
         "link": arguments.link,
@@ -460,11 +460,11 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     )
     paths = store.expand_tables(arguments.collectives)
     every = pd.concat([read(path) for path in paths]).reset_index(drop=True)
-    rows, chosen = choose(every, tuple(wanted), wanted, Path("--collectives"))
+    rows, chosen = choose(every, tuple(required), required, Path("--collectives"))
     calibrated = Calibration.of(rows).between(
         str(chosen["link"]),
         int(chosen["ranks"]),
-        wanted["collective"],
+        required["collective"],
         in_flight=arguments.in_flight,
     )
     return calibrated, Measured.of(rows["bytes"], *rows["backend"].unique())
@@ -504,9 +504,9 @@ def _with_contention(
     contention = Contention.none()
     if path:
         every = store.load_table(path, "slowdown")
-        wanted = {"ranks": messages.cost.workers, "link": arguments.link}
+        required = {"ranks": messages.cost.workers, "link": arguments.link}
         keys = ("ranks", "link", "network", "batch")
-        rows, chosen = choose(every, keys, wanted, path)
+        rows, chosen = choose(every, keys, required, path)
         contention = Contention.of(rows)
         for name in ("network", "batch"):
             expected = getattr(profile, name)
