@@ -145,6 +145,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- links ----------------------------------------------------------------------------------------
 
 
+def test_the_front_page_has_one_line_on_this_machine_only_if_something_was_run() -> (
+    None
+):
+    assert sources.measured_here({}) == ""
+    line = sources.measured_here(
+        {
+            "training_cases": 8,
+            "training_median_paired_error": 0.017,
+            "replay_cases": 24,
+            "replay_median_error": 0.003,
+        }
+    )
+    assert "1.7% over 8 real trainings and 0.3% over 24 replays" in line
+
+
 def test_every_link_within_the_site_leads_to_a_page_and_to_a_place_on_it(
     site: Site,
 ) -> None:

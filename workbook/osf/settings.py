@@ -105,21 +105,34 @@ def quantities(
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
         "VGG-16 replaced: scaling factor": one[REPLACED][f"sf_{of_fig8[1]}"],
-        "VGG-16: change up to 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"] - 1,
+        "VGG-16: change of the factor with 100 MB": vgg[f"sf_{100 * MB}"] / vgg["sf_0"]
+        - 1,
         "VGG-16: share of one layer": _largest_share(grid),
-        "VGG-16: loss at 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
-        "VGG-16: communication at 1 GB": vgg[f"update_{GB}"] / vgg["update_0"] - 1,
-        "ResNet-101: gain at 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"] - 1,
-        "ResNet-101: gain at 100 MB": resnet[f"sf_{100 * MB}"] / resnet["sf_0"] - 1,
-        "ResNet-101: 100 MB over 1 GB": resnet[f"sf_{100 * MB}"] / resnet[f"sf_{GB}"]
+        "VGG-16: loss of the factor with 1 GB": 1 - vgg[f"sf_{GB}"] / vgg["sf_0"],
+        "VGG-16: growth of communication time with 1 GB": vgg[f"update_{GB}"]
+        / vgg["update_0"]
+        - 1,
+        "ResNet-101: gain of the factor with 1 GB": resnet[f"sf_{GB}"] / resnet["sf_0"]
+        - 1,
+        "ResNet-101: gain of the factor with 100 MB": resnet[f"sf_{100 * MB}"]
+        / resnet["sf_0"]
+        - 1,
+        "ResNet-101: gain of 100 MB over 1 GB": resnet[f"sf_{100 * MB}"]
+        / resnet[f"sf_{GB}"]
         - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
-        "ResNet-101: largest CSF error": np.max(np.abs(np.stack(against)), axis=0),
-        "ResNet-101: CSF above at 1 KB, 1 MB": np.minimum(against[0], against[1]),
-        "ResNet-101: CSF below at 100 MB, 1 GB": np.maximum(against[2], against[3]),
-        "five: smallest CSF error": sizes.min(axis=0),
-        "five: largest CSF error": sizes.max(axis=0),
-        "ResNets: CSF above SF": np.min(np.stack(errors[:3]), axis=0),
+        "ResNet-101: largest size of CSF's error, any buffer": np.max(
+            np.abs(np.stack(against)), axis=0
+        ),
+        "ResNet-101: CSF's error with 1 KB and with 1 MB": np.minimum(
+            against[0], against[1]
+        ),
+        "ResNet-101: CSF's error with 100 MB and with 1 GB": np.maximum(
+            against[2], against[3]
+        ),
+        "five networks: smallest size of CSF's error, no buffer": sizes.min(axis=0),
+        "five networks: largest size of CSF's error, no buffer": sizes.max(axis=0),
+        "three ResNets: CSF's error, no buffer": np.min(np.stack(errors[:3]), axis=0),
     }
 
 

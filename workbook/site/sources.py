@@ -48,6 +48,7 @@ FIRST = (
     "reports/REPRODUCTION",
     "docs/INSTALL",
     "docs/commands",
+    "docs/recipes",
     "docs/background",
     "docs/GLOSSARY",
     "docs/EQUATIONS",
@@ -122,7 +123,7 @@ def assemble(
         "figure": mirror.figure,
         # A notebook that was not run here leaves the numbers of the published report.
         "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],
-        "here": values["summaries"].get("on-this-machine", {}).get("sentence", ""),
+        "here": measured_here(values["summaries"].get("on-this-machine", {})),
     }
     for name, template in GENERATED.items():
         store.atomic_write_text(folder / name, render(template, given))
@@ -130,6 +131,29 @@ def assemble(
         text = render("reference_group.md", {"group": group})
         store.atomic_write_text(folder / "reference" / f"{name}.md", text)
     return folder
+
+
+def measured_here(summary: Mapping[str, Any]) -> str:
+    """Return one line for the front page on what was measured on this machine, "" without any run.
+
+    Parameters
+    ----------
+    summary : mapping
+        The key numbers that notebook 05 keeps under "on-this-machine".
+    """
+    errors = []
+    if summary.get("training_cases"):
+        error = summary["training_median_paired_error"]
+        errors.append(f"{error:.1%} over {summary['training_cases']} real trainings")
+    if summary.get("replay_cases"):
+        error = summary["replay_median_error"]
+        errors.append(f"{error:.1%} over {summary['replay_cases']} replays")
+    if not errors:
+        return ""
+    return (
+        f"Measured on this machine, the median error is {' and '.join(errors)} "
+        "([how it is judged](notebooks/05_is_it_true.ipynb#on-this-machine))."
+    )
 
 
 def write_notebook(
