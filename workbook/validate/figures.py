@@ -123,8 +123,8 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     trivial = tested[["no_overlap_paired_error", "perfect_overlap_paired_error"]]
     plots.title(
         figure,
-        f"In real training our model errs by {_span(ours)}, a model with no overlap or "
-        f"with perfect overlap by {_span(trivial.abs().stack())}",
+        f"On the plans that overlap, our model errs by {_span(ours)}, and a model with no "
+        f"overlap or with perfect overlap by {_span(trivial.abs().stack())}",
     )
     return figure
 
