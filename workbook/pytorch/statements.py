@@ -11,25 +11,25 @@ SENTENCES = {
         "For an all-reduce of 4 MiB, a graph of torch.fx counts 4 MiB."
     ),
     "pytorch-gather-paths": (
-        "For an all-gather, a graph of torch.fx counts 1 times as many bytes as Inductor."
+        "For an all-gather, a graph of torch.fx counts as many bytes as Inductor counts."
     ),
     "pytorch-below-smallest": (
-        "A profile has messages of 1 MiB and more, which take 50 µs and the time of their "
-        "bytes at 10 GB/s. A message of 1 KiB then takes at least the 50 µs, which are "
+        "In a profile, each message takes 50 µs plus the time of its bytes at 10 GB/s, and "
+        "the smallest message has 1 MiB. A message of 1 KiB takes at least 50 µs, which is "
         "0.323 times the time of 1 MiB."
     ),
     "pytorch-first-sample": (
-        "A profile has one message three times, and it took 900, 100 and 100 µs. "
-        "The estimate for this message is at most the mean."
+        "A profile contains the same message three times, with 900, 100 and 100 µs. "
+        "The estimate for this message is at most the mean of these times."
     ),
     "pytorch-beyond-twice": (
-        "A message that is slightly longer than twice the largest size in a profile takes "
-        "at least as long as a message of twice that size, although the profile also has "
-        "an all-gather that is twice as fast."
+        "A profile also contains all-gathers that are twice as fast as its all-reduces. "
+        "An all-reduce of slightly more than twice the largest size still takes at least "
+        "as long as an all-reduce of exactly twice this size."
     ),
     "pytorch-nvlink": (
-        "Inductor assumes the same bandwidth for the NVLink of an H100 as saturation and "
-        "as DTensor."
+        "For the NVLink of an H100, Inductor assumes the same bandwidth as DTensor and the "
+        "same as saturation."
     ),
     "pytorch-roofline": (
         "The roofline lets a product of two 8192 x 8192 matrices in bf16 run on an H100 at "
@@ -37,7 +37,8 @@ SENTENCES = {
     ),
     "pytorch-fp32-peak": "The peak rate of an H100 in fp32 is 67 TFLOP/s.",
     "pytorch-names": (
-        "The roofline finds the peak rates of three GPUs by the names that CUDA gives them."
+        "By the names that CUDA gives to three GPUs, the roofline finds the peak rates of "
+        "all three."
     ),
     "pytorch-more-ranks": (
         "An all-reduce of 100 MiB takes no longer with 16 ranks than with 64 "
@@ -55,13 +56,13 @@ SENTENCES = {
         "bytes shorter."
     ),
     "pytorch-all-to-all": (
-        "By DTensor, an all-to-all takes at least as long as an all-gather, because the "
-        "source adds a penalty to it."
+        "DTensor estimates at least as long a time for an all-to-all as for an all-gather. "
+        "Its source adds a penalty to the all-to-all, so that the all-gather is preferred."
     ),
     "pytorch-gib": "DTensor assumes a bandwidth of 87.7 GB/s in a node.",
     "pytorch-saturation": (
-        "A message of the size by saturation reaches 90% of the bandwidth that a message "
-        "of 1 GiB reaches (V100, A100 and H100)."
+        "An all-gather of the size by which saturation fills buckets reaches 90% of the "
+        "bandwidth that an all-gather of 1 GiB reaches (V100, A100 and H100)."
     ),
 }
 """What each claim of data/papers/pytorch/claims.csv states, by the claim's id."""
