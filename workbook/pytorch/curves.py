@@ -131,12 +131,12 @@ def draw(name: str) -> Figure:
         least, most = off.min().min(), off.max().max()
         plots.heading(
             axes[0],
-            f"{name}: models predict {least:.2g} to\n"
+            f"{name}: models estimate {least:.2g} to\n"
             f"{most:.2g} times the measured time",
         )
         plots.heading(
             axes[1],
-            f"A second node multiplies the time by {step['measured']:.0f},\n"
-            f"Inductor's prediction by {step['Inductor']:.0f}",
+            f"Two nodes take {step['measured']:.0f} times as long as one.\n"
+            f"Inductor estimates {step['Inductor']:.0f} times as long",
         )
     return figure

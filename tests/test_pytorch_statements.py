@@ -1,0 +1,31 @@
+"""The statements about PyTorch's cost models, as readers see them."""
+
+import pytest
+
+from workbook.common.claims import load_claims
+from workbook.pytorch import statements
+from workbook.site import verdicts
+
+
+def about_pytorch():
+    """Return the claims about PyTorch's cost models."""
+    return [claim for claim in load_claims() if claim.paper == "pytorch"]
+
+
+def test_every_claim_has_a_sentence_and_every_sentence_a_claim():
+    assert set(statements.SENTENCES) == {claim.id for claim in about_pytorch()}
+
+
+def test_the_table_has_the_numbers_and_verdicts_of_the_claims():
+    rows = verdicts.shown(verdicts.evaluate(about_pytorch()))
+    table = statements.table(rows)
+    assert table["statement"].is_unique
+    assert table["stated"].tolist() == [row["printed"] for row in rows]
+    assert table["returned"].tolist() == [row["computed"] for row in rows]
+    assert table["verdict"].tolist() == [row["outcome"] for row in rows]
+
+
+def test_a_claim_without_a_sentence_is_refused():
+    row = {"id": "pytorch-unknown", "printed": "1", "computed": "1", "outcome": "open"}
+    with pytest.raises(KeyError, match="pytorch-unknown"):
+        statements.table([row])

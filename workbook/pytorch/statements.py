@@ -1,0 +1,97 @@
+"""pytorch: the statements about its cost models, as sentences for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+SENTENCES = {
+    "pytorch-reduce-bytes": (
+        "For an all-reduce of 4 MiB, a graph of torch.fx counts 4 MiB."
+    ),
+    "pytorch-gather-paths": (
+        "For an all-gather, a graph of torch.fx counts as many bytes as Inductor counts."
+    ),
+    "pytorch-below-smallest": (
+        "In a profile, each message takes 50 µs plus the time of its bytes at 10 GB/s, and "
+        "the smallest message has 1 MiB. A message of 1 KiB takes at least 50 µs, which is "
+        "0.323 times the time of 1 MiB."
+    ),
+    "pytorch-first-sample": (
+        "A profile contains the same message three times, with 900, 100 and 100 µs. "
+        "The estimate for this message is at most the mean of these times."
+    ),
+    "pytorch-beyond-twice": (
+        "A profile also contains all-gathers that are twice as fast as its all-reduces. "
+        "An all-reduce of slightly more than twice the largest size still takes at least "
+        "as long as an all-reduce of exactly twice this size."
+    ),
+    "pytorch-nvlink": (
+        "For the NVLink of an H100, Inductor assumes the same bandwidth as DTensor and the "
+        "same as saturation."
+    ),
+    "pytorch-roofline": (
+        "The roofline lets a product of two 8192 x 8192 matrices in bf16 run on an H100 at "
+        "no more than 75% of the peak rate."
+    ),
+    "pytorch-fp32-peak": "The peak rate of an H100 in fp32 is 67 TFLOP/s.",
+    "pytorch-names": (
+        "By the names that CUDA gives to three GPUs, the roofline finds the peak rates of "
+        "all three."
+    ),
+    "pytorch-more-ranks": (
+        "An all-reduce of 100 MiB takes no longer with 16 ranks than with 64 "
+        "(V100, A100 and H100)."
+    ),
+    "pytorch-point-to-point": (
+        "One of eight H100 sends 1 GiB to another at no more than the rate of the NVLink."
+    ),
+    "pytorch-placement": (
+        "An all-reduce of 100 MiB takes at least 7.4 times as long with eight H100 on "
+        "eight nodes as with eight H100 on one node."
+    ),
+    "pytorch-longer": (
+        "With 64 A100, an all-reduce of 4 MiB takes at least as long as one that is four "
+        "bytes shorter."
+    ),
+    "pytorch-all-to-all": (
+        "DTensor estimates at least as long a time for an all-to-all as for an all-gather. "
+        "Its source adds a penalty to the all-to-all, so that the all-gather is preferred."
+    ),
+    "pytorch-gib": "DTensor assumes a bandwidth of 87.7 GB/s in a node.",
+    "pytorch-saturation": (
+        "An all-gather of the size by which saturation fills buckets reaches 90% of the "
+        "bandwidth that an all-gather of 1 GiB reaches (V100, A100 and H100)."
+    ),
+}
+"""What each claim of data/papers/pytorch/claims.csv states, by the claim's id."""
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
+    """Return the statements about PyTorch's cost models as a table for readers.
+
+    Parameters
+    ----------
+    rows : sequence of mappings
+        The claims about PyTorch, as `workbook.site.verdicts.shown` returns them.
+
+    Returns
+    -------
+    DataFrame
+        One row per statement: ``statement`` in a sentence, the ``stated`` number, the
+        number that PyTorch ``returned``, and the ``verdict``.
+
+    Raises
+    ------
+    KeyError
+        If `SENTENCES` lacks one of the claims.
+    """
+    return pd.DataFrame(
+        {
+            "statement": [SENTENCES[row["id"]] for row in rows],
+            "stated": [row["printed"] for row in rows],
+            "returned": [row["computed"] for row in rows],
+            "verdict": [row["outcome"] for row in rows],
+        }
+    )
